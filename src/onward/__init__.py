@@ -43,7 +43,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need torch are imported at first use, so that `import onward` stays quick."""
+    """Imports names that need torch at first use, so that `import onward` stays fast."""
     if name not in _LATER:
         raise AttributeError(f"module 'onward' has no attribute '{name}'")
     module = importlib.import_module(_LATER[name])

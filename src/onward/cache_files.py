@@ -1,8 +1,7 @@
-"""Files of the caches: bytes by a key, in the folder that `ONWARD_CACHE` names.
+"""The files of both caches: bytes by key, in the folder `graphs` of what `ONWARD_CACHE` names.
 
-A file appears whole or not at all, and is read whole: what its own digest does not vouch for is a
-file that is not there. No error of a disk reaches a step. Any number of processes may read, write
-and clear at once.
+Writes are atomic, and a file whose SHA-256 does not match counts as missing. No disk error reaches
+a step. Any number of processes may read, write and clear at once.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from onward.graph.archive import ArchiveError
 
 log = logging.getLogger("onward")
 
-MOST_BYTES = 512 << 20  # of all files; those that were read longest ago go first
-LARGEST = 64 << 20  # of one
-ABANDONED = 3600.0  # seconds, after which a half written file has no writer any more
+MOST_BYTES = 512 << 20  # all files together; the least recently read are removed first
+LARGEST = 64 << 20  # bytes of one file
+ABANDONED = 3600.0  # seconds after which a partly written file counts as abandoned by its writer
 _MAGIC = b"onward graph 1\n"
 _DIGEST = 32
 _SUFFIX = ".graph"
@@ -35,13 +34,13 @@ T = TypeVar("T")
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """Returns the folder of the files; it need not exist yet."""
     return environment().cache / "graphs"
 
 
 def read(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
-    """What `unpacked` makes of the bytes that are kept under a key; None where nothing is, nothing
-    whole, or where it raises ArchiveError."""
+    """Returns `unpacked(key, bytes)` for the bytes stored under a key; None where the file is
+    missing or damaged, or `unpacked` raises ArchiveError."""
     path = _path(key)
     try:
         found = path.stat()
@@ -56,12 +55,12 @@ def read(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
         log.info("%s is no graph of ours (%s), and is made again", path.name, error)
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # read last now
+        os.utime(path)  # now the most recently read, for `prune`
     return entry
 
 
 def write(key: str, packed: Callable[[], bytes]) -> None:
-    """Keeps the bytes that `packed` makes, where that can be had."""
+    """Stores the bytes that `packed` returns. Where that fails, logs why, once, and goes on."""
     try:
         body = packed()
         data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
@@ -83,19 +82,19 @@ def write(key: str, packed: Callable[[], bytes]) -> None:
 
 
 def size() -> tuple[int, int]:
-    """Files, and their bytes."""
+    """Returns how many files there are, and how many bytes they have."""
     sizes = [found.st_size for _, found in _files()]
     return len(sizes), sum(sizes)
 
 
 def clear() -> tuple[int, int]:
-    """Takes all of them away; how many files and bytes that were."""
+    """Removes all files. Returns how many files and bytes those were."""
     return prune(0)
 
 
 def prune(most: int, keep: str = "") -> tuple[int, int]:
-    """Takes files away, those first that were read longest ago, until at most so many bytes are
-    left, and what other processes left half written; how many files and bytes that were."""
+    """Removes the least recently read files until at most `most` bytes are left, and abandoned
+    partial files; never the file of the key `keep`. Returns how many files and bytes those were."""
     held = sorted(_files(), key=lambda item: item[1].st_mtime)
     total, files, freed = sum(found.st_size for _, found in held), 0, 0
     abandoned = time.time() - ABANDONED
@@ -134,13 +133,13 @@ def _say_once(text: str) -> None:
 
 
 def _vouched(data: bytes) -> bytes:
-    """A file's content. Raises ArchiveError where its digest does not vouch for it."""
+    """Returns a file's content. Raises ArchiveError where its SHA-256 does not match."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or len(body) < 8:
         raise ArchiveError("another format")
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise ArchiveError("its digest is another")
+        raise ArchiveError("its digest does not match")
     return body
 
 

@@ -1,18 +1,19 @@
-"""The capture cache: captures on disk, by all that may decide them.
+"""The capture cache: captures on disk, keyed by everything that may decide them.
 
-What a model's code does cannot be told from its source alone. So a capture is kept only where all
-that its code may ask is told (capture/archive/surroundings.py, model_state/lasting.py), and it is
-read where all of that is the same:
+A model's source alone does not determine what its code does. So a capture is stored only where
+everything that the code may read can be described in a key (capture/archive/surroundings.py,
+model_state/lasting.py), and it is loaded where both keys match:
 
-    first key = SHA-256 of: Onward's sources; versions and what is installed; the process's
-                variables, arguments and flags; the user's files; torch's flags; what stands in the
-                modules of transformers and torch; the call: its arguments but for tensors' numbers
-    its file  = which attributes of plain objects (a configuration) captures have read
-    key       = SHA-256 of: the first key; those attributes' names; the model and its loss function
-                as a walk tells of them, of plain objects those attributes
+    first key = SHA-256 of: Onward's sources; versions and installed packages; the process's
+                environment variables, arguments and flags; the user's files; torch's flags; the
+                contents of transformers' and torch's modules; the call's arguments, without the
+                numbers in tensors
+    its file  = the attributes of plain objects (a configuration, say) that captures have read
+    key       = SHA-256 of: the first key; the names of those attributes; the model and its loss
+                function as `Lasting` describes them, plain objects by those attributes alone
     its file  = the capture (capture/archive/captured.py), and what the forward has set on the model
 
-Everything else is captured as if there were no cache. The files are those of cache_files.py.
+Every other call is captured as if there were no cache. cache_files.py reads and writes the files.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ log = logging.getLogger("onward")
 
 READ = "capture, kept from an earlier run"  # the stage of that name in a journal
 _CACHE = "capture cache"
-_MOST = 8  # sets of attributes that captures under one key have read
-_SET = (bool, int, str, type(None))  # what a forward may have set
-Names = dict[str, list[str] | None]  # read of plain objects, by path; None for all of one
+_MOST = 8  # sets of attribute names in the file of one first key
+_SET = (bool, int, str, type(None))  # types of the values that a forward may have set
+# path of a plain object -> the attributes of it that a capture has read; None for all of them
+Names = dict[str, list[str] | None]
 
 
 def kept(
@@ -62,12 +64,12 @@ def kept(
     capture: Callable[[CaptureRequest], CapturedModule],
     request: CaptureRequest,
 ) -> CapturedModule:
-    """What `capture` makes of a request; read where a run before has kept the same. Only captures
-    of `onward.capture.capture` are kept: another function in its place may do anything."""
+    """Returns `capture(request)`, loaded from disk where an earlier run has stored it. Only what
+    `onward.capture.capture` returns is stored: another function in its place may do anything."""
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
             return capture(request)
-    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches what is looked at
+    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches modules that the key reads
         call = _Call.of(request) if capture is own_capture else None
         found = None if call is None else call.read()
     if found is not None:
@@ -83,7 +85,7 @@ def kept(
 
 
 class _Call:
-    """A call that is to be captured, with what surrounds it before."""
+    """A call to be captured, with its first key. Raises NotKept where it cannot be cached."""
 
     def __init__(self, request: CaptureRequest) -> None:
         self.request = replace(request, gradients=request.differentiated)  # the mode may change
@@ -104,17 +106,17 @@ class _Call:
 
     @classmethod
     def of(cls, request: CaptureRequest) -> _Call | None:
-        """None where a capture of it is not kept."""
+        """Returns the call of a request; None where its capture cannot be cached."""
         try:
             return cls(request)
-        except Exception as error:  # of objects of any kind, none of which is to end a step here
+        except Exception as error:  # raised by any object of the user's; none may end a step here
             log.debug("the capture is not kept: %s", error)
             return None
 
     # ---- reading
 
     def read(self) -> CapturedModule | None:
-        """The capture that a run before has kept of this call."""
+        """Returns the capture of this call that an earlier run has stored; None where none has."""
         try:
             return self._read()
         except Exception as error:  # as above
@@ -156,7 +158,8 @@ class _Call:
     def _unpacked(
         self, body: bytes, walk: Lasting
     ) -> tuple[CapturedModule, list[tuple[dict[str, Any], str, Any]]]:
-        """A capture, and what is to be set: attributes of an object, a name, a value."""
+        """Returns the capture in a file, and the attributes to set on loading it: for each the
+        `__dict__` of an object, a name and a value. Raises ArchiveError."""
         length = 8 + int.from_bytes(body[:8], "little")
         try:
             sets = [
@@ -166,7 +169,7 @@ class _Call:
         except (LookupError, TypeError, ValueError) as error:
             raise ArchiveError(str(error)) from error
         if not all(isinstance(value, _SET) for _, _, value in sets):
-            raise ArchiveError("what is set is no plain value")
+            raise ArchiveError("an attribute to set is no plain value")
         reads = Reads(x for x, names in walk.plain.values() if names is not None)
         for x, names in walk.plain.values():
             for name in names or ():
@@ -178,7 +181,7 @@ class _Call:
     # ---- writing
 
     def write(self, captured: CapturedModule) -> None:
-        """Keeps a capture of this call, where all that decides it is told."""
+        """Stores a capture of this call, unless something that may decide it is in no key."""
         try:
             self._write(captured)
         except Exception as error:  # as above
@@ -207,8 +210,8 @@ class _Call:
         cache_files.write(self._key(names, walk), lambda: packed)
 
     def _sets(self, captured: CapturedModule, walk: Lasting) -> list[tuple[str, str, Any]]:
-        """What the forward has set on plain objects: the path of one, a name, the value. The walk
-        then tells what stood there before. Raises NotKept where that is not all of it."""
+        """Returns what the forward has set on plain objects, as (object's path, name, value), and
+        puts the values from before it into the walk. Raises NotKept where it has set more."""
         assert captured.effects is not None, "as it is written"
         found: list[tuple[str, str, Any]] = []
         for path, (x, _) in walk.plain.items():
@@ -245,23 +248,24 @@ class _Call:
         return _digest([self.key, sorted(names.items()), walk.told])
 
     def _live(self) -> dict[str, torch.Tensor]:
-        """The tensors by the paths that a capture gives them; tied ones by the first."""
+        """Returns parameters and buffers by their paths; a tied one by its first path."""
         spec: Any = None
         flat = FlatCall(self.request, spec, [])
         return {model_path(name): t for name, t in named_tensors(flat)}
 
 
-_BY_THE_WALK = ("model", "loss_fn")  # `Lasting` tells of them; a key tells every other field
+_BY_THE_WALK = ("model", "loss_fn")  # fields that `Lasting` describes; the first key has the others
 _ABSENT = object()
 
 
 def _argument(x: Any, tensors: list[torch.Tensor]) -> Any:
-    """An argument without its numbers; the tensors are put into the list. Raises NotKept."""
+    """Returns an argument as JSON, tensors by dtype, device and form; appends them to `tensors`.
+    Raises NotKept for other values."""
     if isinstance(x, torch.Tensor):
         if type(x) not in (torch.Tensor, torch.nn.Parameter) or vars(x):
-            raise NotKept(f"a {type(x).__qualname__} is given")
+            raise NotKept(f"an argument is a {type(x).__qualname__}")
         if x.layout is not torch.strided or x.is_complex():
-            raise NotKept("a tensor of another layout or of complex numbers is given")
+            raise NotKept("an argument is a complex tensor, or one that is not strided")
         tensors.append(x)
         sizes = [n if n < 2 else "n" for n in x.shape]
         form = [x.requires_grad, x.is_inference(), x.is_contiguous(), x.is_leaf]
@@ -272,7 +276,7 @@ def _argument(x: Any, tensors: list[torch.Tensor]) -> Any:
         return ["dict", *([k, _argument(y, tensors)] for k, y in x.items())]
     if type(x) in ATOMS:
         return [type(x).__name__, x.hex() if isinstance(x, float) else repr(x)]
-    raise NotKept(f"a {type(x).__qualname__} is given")
+    raise NotKept(f"an argument is a {type(x).__qualname__}")
 
 
 def _attributes(x: Any) -> dict[str, Any] | None:

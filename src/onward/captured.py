@@ -1,7 +1,7 @@
-"""Captured: a forward graph, and what ties it to its owner's world. No torch stands in it.
+"""Captured: a forward graph with its owner's tensors; a protocol that needs no torch.
 
-Whatever can say this much can be trained: a module captured by `torch.export`, a graph read from a
-file with the arrays that are its weights, another front end's program.
+Whatever implements it can be trained: a module captured by `torch.export`, a graph read from a file
+with arrays as its weights, another front end's program.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from onward.graph.graph import Graph
 class Captured(Protocol):
     """A captured call.
 
-    graph: its signature names the loss and the results. owned: the tensors of parameters and
-    buffers by graph input; they stay where they are. leaves: from a leaf of the batch to its graph
-    input. reached: parameters that the loss has a gradient by, if only of zeros. frozen: parameters
-    that ask for none. constants: tensors of the owner's that the graph holds as they were. notes:
-    what was presumed, for the user to read. regions: by their site, the parts that the owner runs
-    itself (`kernels.Part`). reads: what was read of plain objects, such as a configuration.
+    graph: the forward; its signature names the loss and the results.
+    owned: graph input -> the owner's tensor, for parameters and buffers; they stay where they are.
+    leaves: index of a leaf of the batch -> graph input.
+    reached: graph inputs of parameters that the loss has a gradient for, if only zeros.
+    frozen: graph inputs of parameters that require no gradient.
+    notes: what was presumed, one line each, for the user to read.
+    constants: the owner's tensors whose numbers the graph holds as constants.
+    regions: the parts that the owner runs itself (`kernels.EagerPart`), by their sites.
+    reads: which attributes of plain objects, such as a configuration, the capture has read.
     """
 
     @property
@@ -51,9 +54,9 @@ class Captured(Protocol):
     def reads(self) -> Any: ...
 
     def dims(self, leaves: list[Any], /) -> dict[str, int] | None:
-        """Size by symbol, of a batch's leaves; None where the capture is not of such a batch."""
+        """Returns symbol -> size for a batch's leaves; None where the graph does not serve it."""
         ...
 
     def suits(self, leaves: list[Any], /) -> bool:
-        """Whether what is presumed beyond sizes holds: numbers, and how they lie in memory."""
+        """Returns whether the presumptions about the leaves' numbers and memory layouts hold."""
         ...

@@ -24,14 +24,14 @@ Config = TypeVar("Config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and gives its exit status: 2 for bad input, 130 when interrupted, 141
-    where the reader of a pipe has gone."""
+    """Runs one command line; returns its exit status: 2 for bad input, 130 when interrupted, 141 if
+    the reader of a pipe is gone."""
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except BrokenPipeError:  # `onward ... | head`
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # what is buffered has no reader
+            with contextlib.suppress(OSError, ValueError):  # buffered output has no reader
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 141
     return status
@@ -137,8 +137,8 @@ def run_doctor(argv: list[str]) -> int:
 
 
 def run_cache(argv: list[str]) -> int:
-    """Runs `onward cache`: where graphs of steps are kept, how many and how large; takes them
-    away."""
+    """Runs `onward cache`: shows where graphs of steps are stored, how many and how large; deletes
+    them on request."""
     clear = _switched(argv, "cache", "clear", "delete all of them")
     if clear is None:
         return 0
@@ -151,7 +151,7 @@ def run_cache(argv: list[str]) -> int:
 
 
 def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
-    """Whether the one switch of a command is given; None after `--help`."""
+    """Whether the only switch of a command is given; None after `--help`."""
     if "-h" in argv or "--help" in argv:
         print(
             f"usage: onward {verb} [--{name}]\n\n{VERBS[verb][0]}.\n\noptions:\n"
@@ -186,8 +186,8 @@ def parse(
 ) -> Config | None:
     """Parses the options of `verb` as a `kind`; None after `--help`. Raises InputError in one line.
 
-    foreign: other programs' switches that are understood; those of training by default. before:
-    what stands before the options.
+    foreign: switches of other programs that are understood; by default those of training. before:
+    text before the options in the usage line.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
@@ -205,7 +205,7 @@ def parse(
             f"--{name}", type=hints[name], default=field.default, help=field.metadata["help"]
         )
     if given is None:
-        print(parser.format_help(), end="")  # its own print swallows the end of a pipe
+        print(parser.format_help(), end="")  # argparse's own print ignores a closed pipe
         return None
     try:
         parsed = parser.parse_args([f"--{name}={value}" for name, value in given.items()])
@@ -225,7 +225,7 @@ def parse(
 def _given(
     argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any], foreign: Foreign
 ) -> dict[str, str] | None:
-    """The option names, in our spelling, with the text given for them; None where help is asked."""
+    """The values given as text, by option name in our spelling; None where help is asked for."""
     given: dict[str, str] = {}
     words = list(argv)
     while words:
@@ -271,7 +271,7 @@ def _suggestion(name: str, known: list[str], prefix: str) -> str:
 
 
 def _words(hint: Any) -> str:
-    """The values that a type hint takes, in words."""
+    """The values that a type hint allows, in words."""
     if isinstance(hint, types.UnionType):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:

@@ -2,16 +2,16 @@
 
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> distribute(mesh)
             -> rewrite(step) -> specialize(dims) -> plan -> execute
-A stage receives a value and returns one, by one verb of `Compiler`:
+Each stage is a method of `Compiler` that takes a value and returns one:
     captured   = compiler.capture(request)                 Captured
     forward    = compiler.forward(captured)                Graph
     packed     = compiler.pack(forward, outputs)           PackedForward; None: every row is read
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-and for other engines `compiler.portable(captured)`, a Graph. Seconds, reports and dumps stand in
-the compiler's journal, by the verbs' names. What `capture` makes is kept on disk
-(capture_cache.py), and what the verbs with `self.cache` make (graph_cache.py).
+`compiler.portable(captured)` makes a Graph for other engines. The compiler's journal records the
+seconds, reports and dumps of each method by its name. Captures are cached on disk
+(capture_cache.py), and so are the graphs of methods that use `self.cache` (graph_cache.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from onward.plan import Budget, Fusible, Plan, make_plan, specialize
 
 
 class Compiler:
-    """The stages, for one target and without some passes. policy: of casts, where precision is
-    mixed. mesh: the ranks that run the step together; one where left out."""
+    """The compilation stages as methods, for one target. disable: names of passes to skip. policy:
+    where mixed precision places casts; None: fp32. mesh: the ranks that run the step together; one
+    rank by default."""
 
     def __init__(
         self,
@@ -55,14 +56,15 @@ class Compiler:
         self.cache = GraphCache(target, self.disable, policy, self.mesh, self.journal)
 
     def capture(self, request: CaptureRequest) -> CapturedModule:
-        """The call of a module as a graph. Raises CaptureError for what no graph can hold."""
+        """Captures the call of a module as a graph. Raises CaptureError for code that no graph can
+        hold."""
         captured = capture_cache.kept(self.journal, capture, request)
         self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def evaluation(self, trained: CapturedModule) -> CapturedModule | None:
-        """The evaluation of a call that was captured in training; None where it may be more than
-        the same without dropout (`onward.capture.evaluation`)."""
+        """Derives the evaluation graph of a call that was captured in training mode. None where
+        evaluation may differ by more than dropout (`onward.capture.evaluation`)."""
         with self.journal.timed("capture"):
             captured = evaluation(trained)
         if captured is not None:
@@ -70,15 +72,17 @@ class Compiler:
         return captured
 
     def quiet(self) -> Compiler:
-        """A compiler alike, for graphs that only look at a batch and are no stage of a step."""
+        """A copy of this compiler with a silent journal, for helper graphs that are no stage of a
+        step."""
         return self.noting(Journal(quiet=True))
 
     def noting(self, journal: Journal) -> Compiler:
-        """A compiler alike, with another journal."""
+        """A copy of this compiler that writes to another journal."""
         return Compiler(self.target, self.disable, journal, self.policy, self.mesh)
 
     def forward(self, captured: Captured) -> Graph:
-        """The captured graph, rewritten, and in the precision that the policy says."""
+        """Rewrites the captured graph into canonical form; in mixed precision, also inserts the
+        policy's casts."""
         policy = rewrite.policy_for(captured.graph, self.policy)
 
         def make() -> Graph:
@@ -90,8 +94,8 @@ class Compiler:
         return self.cache.get_or_make("forward", captured.graph, (), make)
 
     def portable(self, captured: Captured) -> Graph:
-        """The captured graph for any engine: rewritten without fusions, which are for kernels of
-        ours, and with the policy's casts."""
+        """Rewrites the captured graph for any ONNX engine: no fusions, which need Onward's kernels,
+        but with the policy's casts."""
         passes = [*rewrite.FORWARD]
         if self.policy is not None:
             passes += rewrite.in_precision(self.policy)
@@ -100,8 +104,9 @@ class Compiler:
     def pack(
         self, forward: Graph, outputs: Sequence[str], watch: bool = False
     ) -> rewrite.PackedForward | None:
-        """The forward for the rows that these outputs read; None where that is every row. watch:
-        asks for a graph that finds out whether the others are read (`rewrite.row_demand`)."""
+        """Returns the forward on the rows that these outputs read; None where they read every row.
+        watch: the graph also reports whether anything reads the other rows
+        (`rewrite.row_demand`)."""
         if "row_demand" in self.disable:
             return None
 
@@ -121,8 +126,9 @@ class Compiler:
         return self._rewrite(self._differentiate(forward, wrt, zeros), rewrite.STEP, "gradients")
 
     def halves(self, forward: Graph, ends: Sequence[str], wrt: Sequence[str]) -> Graph:
-        """Forward and gradients by these inputs, for cotangents of the outputs `ends` that come
-        after the forward has run. An input that they do not reach has a gradient of zeros."""
+        """Returns forward and gradients with respect to `wrt` as one graph that runs in two halves:
+        the cotangents of the outputs `ends` arrive after the forward has run. An input that `ends`
+        do not depend on gets a gradient of zeros."""
 
         def make() -> Graph:
             graph = self._differentiate(forward, wrt, wrt, ends)
@@ -132,8 +138,8 @@ class Compiler:
         return self.cache.get_or_make("halves", forward, (ends, wrt), make)
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
-        """The whole training step as one graph: that of this rank, where a mesh runs it. Raises
-        OnwardError for a mesh that steps cannot be distributed over."""
+        """Builds the whole training step as one graph, this rank's where a mesh runs it. Raises
+        OnwardError for a mesh that a step cannot be distributed over."""
 
         def make() -> Graph:
             graph = self._differentiate(forward, recipe.parameters, recipe.parameters)
@@ -154,8 +160,8 @@ class Compiler:
         open: Collection[str] = (),
         label: str = "",
     ) -> Plan:
-        """The plan that computes these outputs of `graph` at these sizes, within a budget of bytes.
-        open: sizes that may be smaller when it runs. label: before the names of dumps."""
+        """Plans the computation of these outputs at these sizes, within a budget of bytes. open:
+        sizes that may be smaller at run time. label: prefix of the names of dumps."""
         with self.journal.timed("specialize"):
             specialized = specialize(graph, dims, open, outputs)
         self.journal.note(f"{label}specialize", specialized, Stage.SPECIALIZED)
@@ -170,8 +176,8 @@ class Compiler:
     def bind(
         self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[EagerPart] = ()
     ) -> Executable:
-        """The plan in memory. owned: the tensors that belong to others, by graph input. parts: what
-        its regions run."""
+        """Binds a plan to memory. owned: tensors that the user or the session owns, by graph input.
+        parts: the model parts that the plan's regions run in PyTorch."""
         with self.journal.timed("bind"):
             executable = Executable(plan, memory, owned, parts, self.mesh)
             executable.bind()
@@ -180,7 +186,7 @@ class Compiler:
     def bind_halves(
         self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[EagerPart] = ()
     ) -> ExecutableHalves:
-        """Binds a plan that runs in two halves; each run binds it to a block of memory."""
+        """Returns a plan that runs in two halves; each run binds it to a block of memory."""
         return ExecutableHalves(plan, memory, owned, parts)
 
     def _differentiate(
@@ -200,7 +206,8 @@ class Compiler:
         return graph
 
     def _fit(self, specialized: Graph, plan: Plan, amount: int | float | str) -> Plan:
-        """Plans again with ever more values recomputed until it fits: the one feedback."""
+        """Recomputes more and more values, planning after each, until the plan fits the budget: the
+        only feedback from a later stage to an earlier one."""
         budget = Budget(specialized, plan, amount, self.target)
         for graph, values in budget.proposals():
             again = partial(rewrite.recompute, graph, values)

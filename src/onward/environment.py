@@ -20,8 +20,8 @@ def variable(
 ) -> Any:
     """A dataclass field that an environment variable sets.
 
-    values: all that the variable may be; () takes any text. An empty value is as good as none.
-    folder: whether it names a folder.
+    values: allowed values; () allows any text. An empty value counts as unset. folder: whether it
+    names a folder.
     """
     metadata = {"name": name, "doc": f"{name}: {doc}", "values": tuple(values), "folder": folder}
     return dataclasses.field(default=default, metadata=metadata)
@@ -30,8 +30,8 @@ def variable(
 @documented
 @dataclass(frozen=True)
 class Environment:
-    """The environment variables' values. These are all the variables that Onward reads; a value
-    that cannot be meant raises OnwardError."""
+    """The values of all environment variables that Onward reads. An invalid value raises
+    OnwardError."""
 
     dump: Path | None = variable(
         "ONWARD_DUMP",
@@ -48,10 +48,10 @@ class Environment:
         "1 checks the graph's invariants after every pass, and what it may hold after every stage",
         ("0", "1"),
     )
-    """A batch of which only the rows that are read are computed runs once more too, changing
-    nothing, with NaN in the others; where NaN then arrives in the loss or a gradient, OnwardError
-    names what read them. A model of which a part runs in PyTorch is not asked, since the part's
-    code would run twice. 0 does nothing of it."""
+    """1 also repeats each run of a batch on only the rows that are read, with NaN in the other
+    rows. If NaN arrives in the loss or a gradient, OnwardError names what read them. Models with a
+    part that runs in PyTorch are exempt, since the part's code would run twice. 0 checks
+    nothing."""
 
     native: str = variable(
         "ONWARD_NATIVE",
@@ -94,24 +94,24 @@ VARIABLES: tuple[str, ...] = tuple(field["name"] for field in _FIELDS)
 
 
 def environment() -> Environment:
-    """Reads the environment variables afresh, so that a test or a notebook can change them."""
+    """Reads the environment variables again, so that tests and notebooks can change them."""
     return _meant(tuple([os.environ.get(name, "") for name in _READ]))
 
 
 def checking() -> bool:
-    """`environment().check`, read alone, since each step asks."""
+    """`environment().check`, read alone and quickly, since each step needs it."""
     return os.environ.get("ONWARD_CHECK") == "1"
 
 
 def environment_variables() -> dict[str, str]:
-    """All of the process's variables as they are now: what code that is not ours may read."""
+    """All of the process's variables as they are now, which other code may read."""
     return dict(os.environ)
 
 
 _READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")
 
 
-@lru_cache(maxsize=4)  # kernels ask at every product that they bind
+@lru_cache(maxsize=4)  # kernels call this for every product that they bind
 def _meant(values: tuple[str, ...]) -> Environment:
     given = dict(zip(_READ, values, strict=True))
     for name, allowed in _VALUES.items():
@@ -145,7 +145,7 @@ def _cache(own: str, users: str) -> Path:
         return Path(own) if own else Path(users) / "onward"
     try:
         return Path.home() / ".cache" / "onward"
-    except RuntimeError as error:  # a user id that the system has no name for, and no HOME
+    except RuntimeError as error:  # no HOME, and a user id without a name
         raise OnwardError(
             "the cache has no place, since this user has no home folder; fix: set "
             "ONWARD_CACHE to a folder"
@@ -153,7 +153,7 @@ def _cache(own: str, users: str) -> Path:
 
 
 def check_variables() -> None:
-    """Raises OnwardError for a variable that nothing reads but one of ours resembles."""
+    """Raises OnwardError for an unknown variable whose name resembles one of Onward's."""
     for name in os.environ:
         if name.startswith("ONWARD_") and name not in VARIABLES:
             close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
@@ -164,6 +164,6 @@ def check_variables() -> None:
 
 
 def variables() -> dict[str, str]:
-    """The variables that are set and change what Onward does: its own, and OpenMP's."""
+    """The set variables that affect Onward: its own, and OpenMP's."""
     names = (*VARIABLES, "OMP_NUM_THREADS")
     return {name: os.environ[name] for name in names if os.environ.get(name)}

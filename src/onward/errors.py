@@ -1,4 +1,4 @@
-"""The error types that Onward raises, and how a line of them shows a value or a strange name."""
+"""The error types that Onward raises, and how their lines show a value or an unknown name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from difflib import get_close_matches
 
 
 class OnwardError(ValueError):
-    """A message for the user: what, where, how to fix. Base of all errors that Onward raises."""
+    """Base of all errors that Onward raises: a message for the user with what, where, and how to
+    fix it."""
 
 
 class CaptureError(OnwardError):
-    """The model cannot become a graph; the message lists every reason with its module path.
+    """Raised for a model that cannot become a graph; the message lists every reason with its module
+    path.
 
-    places: paths of the modules that it is about, where these are known. said: the message without
-    its place, where it has one.
+    places: paths of the modules concerned, where known. said: the message without its place, if it
+    has one.
     """
 
     places: tuple[str, ...] = ()
@@ -22,8 +24,8 @@ class CaptureError(OnwardError):
 
 
 class RegionError(CaptureError):
-    """A part of a model that runs in PyTorch within its graph has given something else than the
-    graph was made for."""
+    """Raised if a part of a model that runs in PyTorch within its graph returns something that the
+    graph was not made for."""
 
 
 class CheckpointError(OnwardError):
@@ -31,18 +33,19 @@ class CheckpointError(OnwardError):
 
 
 class EagerWarning(UserWarning):
-    """An accelerated model runs in eager PyTorch where it was to run as a graph; says why."""
+    """Warns that an accelerated model, or a part of one, runs in eager PyTorch instead of as a
+    graph, and why."""
 
 
 class MissingExtraError(OnwardError, ImportError):
-    """An optional dependency is absent; the message names the extra to install."""
+    """Raised for a missing optional dependency; the message names the extra to install."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; fix: pip install 'onward[{extra}]'")
 
 
 def check_names(where: str, kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises one OnwardError for all names that are not known, each with those it resembles."""
+    """Raises one OnwardError for all names that are not known, each with similar known names."""
     strange = [name for name in dict.fromkeys(given) if name not in known]
     if not strange:
         return
@@ -58,11 +61,11 @@ def check_names(where: str, kind: str, given: Iterable[str], known: Collection[s
 
 
 def refused(name: str, value: object, fix: str) -> OnwardError:
-    """Returns the error of an option whose value cannot be meant."""
+    """The error for an option with an invalid value."""
     return OnwardError(f"{name}={shown(value)} is invalid; fix: {fix}")
 
 
 def shown(value: object) -> str:
-    """Returns a value as an error's line shows it: short, and of a large object only its type."""
+    """A value for an error message: short, and for a large object only its type."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{type(value).__name__}(...)"

@@ -1,17 +1,17 @@
-"""The door for others: ops, gradient rules, kernels, translations, optimizers and passes of another
-package. The library's own tables are filled by the same calls, each stage's `register`.
+"""The extension interface: ops, gradient rules, kernels, translations, optimizers and passes of
+other packages. The library fills its own tables by the same calls, `register` of each stage.
 
     from onward import extend
-
     def plugin() -> None:
         extend.op(SQUARED_RELU, gradient=squared_relu_gradient)
         extend.kernel("SquaredRelu", KERNEL)
 
-Called by hand, or by an entry point of the group `onward.plugins`: a callable without arguments,
-called once, before the first Trainer is made. What is registered after a Trainer has compiled a
-batch is for what it compiles later: graphs that are made stay as they are. The same record again
-changes nothing; another of the same name is refused with an OnwardError that names both places.
-A plugin needs no other module of Onward: what its records are written with is here too.
+Call such a function by hand, or as an entry point of the group `onward.plugins`: a callable without
+arguments, called once, before the first Trainer is made. What is registered after a Trainer has
+compiled a batch affects only later compilations: existing graphs stay as they are. Registering the
+same record again does nothing; another record of the same name is refused with an OnwardError that
+names both places. A plugin needs no other module of Onward: everything that records are written
+with is here too.
 """
 
 from __future__ import annotations
@@ -66,20 +66,21 @@ from onward.rewrite.rows.rules.norm import along_a_dim
 GROUP = "onward.plugins"
 log = logging.getLogger("onward")
 
-# Row rule of an op of `f[*S,D]` that treats each row by itself: it works along `Op.axes` of its
-# first input, and of the others reads all.
+# Row rule of an op on `f[*S,D]` that treats each row by itself: it works along `Op.axes` of its
+# first input, and reads all of the others.
 ALONG_ROWS = RowRule(along_a_dim, packed_along_rows)
 
 
-# ---- what is registered
+# ---- registration
 
 
 def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = None) -> None:
-    """An op: its record, with a body in standard ops unless ONNX has the op.
+    """Registers an op: its record, with a body in standard ops unless ONNX has the op.
 
-    gradient: its rule; None: an own op is differentiated through its body, which then stands in
-    its place in training, forward too. rows: how row demand goes through it; None: as its traits
-    say (elementwise), else it reads all rows. Without a kernel an own op runs as its body.
+    gradient: its rule; None: an own op is differentiated through its body, which then also replaces
+    it in training. rows: its rule of row demand; None: by its traits (elementwise), else it reads
+    all rows. Without a kernel an own op runs as its body. Raises OnwardError where the name is
+    taken.
     """
     _expect("op", record, Op)
     with _refused():
@@ -91,13 +92,14 @@ def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = 
 
 
 def gradient(op_name: str, rule: GradientRule) -> None:
-    """The gradient rule `(b, dys, ys, xs, attrs) -> [dx...]` of an op that has none."""
+    """Registers the gradient rule `(b, dys, ys, xs, attrs) -> [dx...]` of an op that has none."""
     with _refused():
         rule_table.register(op_name, rule)
 
 
 def kernel(op_name: str, kernel: Kernel) -> None:
-    """A kernel of an op, asked before those that the op has; they run where it does not apply."""
+    """Registers a kernel of an op. It is tried before the op's other kernels, which run where it
+    does not apply."""
     _expect("kernel", kernel, Kernel)
     if op_name not in OPS:
         raise OnwardError(f"there is no op {op_name}; fix: register the op before its kernel")
@@ -106,14 +108,15 @@ def kernel(op_name: str, kernel: Kernel) -> None:
 
 
 def translation(overload: str, function: Translation) -> None:
-    """The translation of an ATen overload, `softplus.default`, or of an op of another library,
-    `library.op.default`: `(call, *args, **kwargs) -> Value` in the builder's language."""
+    """Registers the translation of an ATen overload, such as `softplus.default`, or of another
+    library's op, `library.op.default`: a function `(call, *args, **kwargs) -> Value`, written with
+    the Builder."""
     with _refused():
         aten.register(overload, function)
 
 
 def optimizer(record: Optimizer) -> None:
-    """An optimizer with its update op; its description is `onward.optim.<name>` from then on."""
+    """Registers an optimizer with its update op; its description becomes `onward.optim.<name>`."""
     _expect("optimizer", record, Optimizer)
     with _refused():
         optimizers.register(record)
@@ -127,9 +130,10 @@ def rewrite_pass(
     after: str = "",
     reason: str,
 ) -> None:
-    """A pass, directly before or after one of the list of the stage, and the reason for its place.
+    """Registers a pass directly before or after another of the stage's list, with the reason for
+    its place.
 
-    Its function's name switches it off (`TrainerOptions(disable=...)`) and stands in reports.
+    Its function's name switches it off (`TrainerOptions(disable=...)`) and appears in reports.
     """
     _expect("pass", item, (Pass, FusionPass))
     if not reason or bool(before) == bool(after):
@@ -154,7 +158,7 @@ def _expect(what: str, given: Any, kind: type | tuple[type, ...]) -> None:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Within it, what a stage's table refuses is the user's error."""
+    """A context that turns a ValueError of a stage's table into an OnwardError."""
     try:
         yield
     except OnwardError:
@@ -163,12 +167,12 @@ def _refused() -> Iterator[None]:
         raise OnwardError(str(error)) from error
 
 
-# ---- what the tables hold
+# ---- the tables' content
 
 
 def records() -> Iterator[tuple[str, str]]:
-    """Every record that decides what a graph becomes, as `(table and name, place of its code)`;
-    where their order matters with their number."""
+    """Every record that affects graphs, as `(table and name, place of its code)`; where order
+    matters, with its number."""
     tables: dict[str, Mapping[str, Any]] = {
         "op": OPS,
         "gradient": rule_table.RULES,
@@ -192,16 +196,16 @@ def records() -> Iterator[tuple[str, str]]:
 
 
 class Plugins:
-    """The installed plugins, loaded once."""
+    """Loads the installed plugins once."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a plugin may make a Trainer itself
+        self._lock = threading.RLock()  # reentrant, since a plugin may make a Trainer
         self._begun = False
         self._failed = ""
 
     def load(self) -> None:
-        """Calls each, in the order of their names; from the second time on nothing. Raises
-        OnwardError, each time, where one failed, naming it."""
+        """Calls all plugins in the order of their names; later calls do nothing. Raises
+        OnwardError, every time, if one failed, and names it."""
         with self._lock:
             if self._failed:
                 raise OnwardError(self._failed)
@@ -218,7 +222,7 @@ class Plugins:
     def _call(self, entry: EntryPoint) -> None:
         try:
             entry.load()()
-        except Exception as error:  # whatever another's code raises
+        except Exception as error:  # a plugin's code may raise anything
             package = entry.dist.name if entry.dist is not None else "its package"
             self._failed = (
                 f"the plugin '{entry.name}' ({entry.value}) failed: {type(error).__name__}: "

@@ -1,15 +1,15 @@
-"""The graph cache: graphs of steps on disk, by all that decides them.
+"""The graph cache: graphs of steps on disk, by everything that decides them.
 
-Captures are kept by other keys (capture_cache.py). What a verb of `Compiler` makes of a graph is
-read instead of made again where a file has it (cache_files.py):
+The results of `Compiler`'s methods are read from files (cache_files.py) if an earlier run has
+stored them. Captures have other keys (capture_cache.py).
 
-    key = SHA-256 of: the graph given, bit by bit; the verb with its arguments (the recipe, the
+    key = SHA-256 of: the graph given, bit by bit; the method with its arguments (the recipe, the
           outputs); passes switched off; the cast policy; the mesh; every op, rule, pass and kernel
           by name; versions of Onward (and its sources), torch, onnx, onnx_ir, numpy and Python; the
           target, the kernel library's bytes, BLAS engines, threads, processor
 
-Where something else could have a say nothing is kept: code of other packages in the tables, checks
-and dumps of each pass, sources that changed since they were loaded.
+Nothing is stored where anything else could affect the result: code of other packages in the tables,
+checks and dumps of each pass, sources that changed since they were loaded.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ log = logging.getLogger("onward")
 _PACKAGE = Path(__file__).parent
 _LOADED = time.time()
 
-Argument: TypeAlias = "Recipe | Sequence[str] | bool"  # what decides a verb's result, by its values
-Result: TypeAlias = "Graph | PackedForward | None"  # None: the verb left the graph as it was
+# arguments that decide a method's result, by value
+Argument: TypeAlias = "Recipe | Sequence[str] | bool"
+Result: TypeAlias = "Graph | PackedForward | None"  # None: the method left the graph as it was
 R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What a verb made, and its passes' reports."""
+    """The result of a Compiler method, and the reports of its passes."""
 
     made: Result
     reports: list[PassReport]
 
 
 class GraphCache:
-    """The graphs that a compiler's verbs make, kept for runs to come.
+    """Stores the graphs that a compiler's methods make, for later runs.
 
-    target, disable, policy, mesh: the compiler's settings, which are in every key. journal: of the
-    compilation, which has the reports of what is read as it has those of what is made.
+    target, disable, policy, mesh: the compiler's settings, part of every key. journal: of the
+    compilation; it gets the reports of graphs that are read, as of those that are made.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class GraphCache:
     def get_or_make(
         self, verb: str, graph: Graph, arguments: Sequence[Argument], make: Callable[[], R]
     ) -> R:
-        """What `make` returns for this verb of a graph, read where a run before has kept it, else
-        made and kept.
+        """Returns the result of `make` for this method and graph: read from disk if an earlier run
+        has stored it, else made and stored.
 
-        arguments: everything but the graph and the compiler's settings that decides the result.
-        `make` depends on nothing else, and leaves its reports in the journal.
+        arguments: all that decides the result, besides the graph and the compiler's settings.
+        `make` must depend on nothing else; it leaves its reports in the journal.
         """
         if not environment().graph_cache or self._journal.looks_at_passes:
             return make()
@@ -92,7 +93,7 @@ class GraphCache:
         if found is not None:
             self._journal.reports += found.reports
             log.debug("%s: read from the cache", verb)
-            return cast("R", found.made)  # the verb is in the key
+            return cast("R", found.made)  # the key includes the method
         before = len(self._journal.reports)
         made = make()
         if key is not None:
@@ -101,7 +102,7 @@ class GraphCache:
         return made
 
     def _key(self, verb: str, graph: Graph, arguments: Sequence[Argument]) -> str | None:
-        """None where not all that decides the result can be named."""
+        """The key of a result; None where something that decides it cannot be identified."""
         try:
             settings = [sorted(self._disable), self._policy, self._mesh]
             what = [verb, digest(graph), arguments, settings, _world(self._target)]
@@ -112,13 +113,15 @@ class GraphCache:
 
 
 def _world(target: Target) -> list[Any]:
-    """All that holds for the process. Raises TypeError where others' code has a say."""
+    """The part of a key that is the same for the whole process. Raises TypeError where code of
+    other packages is registered."""
     held = registered()
     return [held, sources(), _versions(), fingerprint(target)]
 
 
 def registered() -> list[tuple[str, str]]:
-    """Every record of an op, a translation and the like. Raises TypeError for others' code."""
+    """Every record of an op, a translation and the like. Raises TypeError for those of other
+    packages."""
     held = sorted(records())
     foreign = [name for name, place in held if not place.startswith(("onward.", "builtins."))]
     if foreign:
@@ -130,7 +133,7 @@ def registered() -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """A record of ours in JSON's terms."""
+    """One of Onward's records as JSON. Raises TypeError for other values."""
     if isinstance(value, Optimizer):
         if OPTIMIZERS.get(value.name) is not value:
             raise TypeError(f"{value.name} is not the optimizer that is registered")
@@ -141,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def versions() -> list[str]:
-    """The versions of Python and of the packages, beside torch and numpy, that make graphs."""
+    """The versions of Python and of the packages, besides torch and numpy, that affect graphs."""
     return _versions()
 
 
@@ -151,7 +154,7 @@ def _versions() -> list[str]:
     for package in ("onward", "onnx", "onnx-ir"):
         try:
             found.append(version(package))
-        except PackageNotFoundError:  # of the sources alone
+        except PackageNotFoundError:  # sources that are not installed
             found.append("")
     return found
 
@@ -167,7 +170,8 @@ def _digest_of_sources() -> tuple[str, float]:
 
 
 def sources() -> str:
-    """Digest of the library's sources. Raises TypeError where they may not be those that run."""
+    """A digest of the library's sources. Raises TypeError if they may differ from those that
+    run."""
     made, last = _digest_of_sources()
     if last > _LOADED:
         raise TypeError("the library's sources changed after they were loaded")
@@ -178,12 +182,12 @@ def sources() -> str:
 
 
 def read(key: str) -> CacheEntry | None:
-    """What is kept under a key; None where nothing is, or nothing whole."""
+    """Reads the entry of a key; None where there is none, or it is damaged."""
     return cache_files.read(key, _unpacked)
 
 
 def write(key: str, entry: CacheEntry) -> None:
-    """Keeps it, where that can be had: not a line of a step depends on it."""
+    """Stores an entry if possible; failures are ignored, since no result depends on it."""
     cache_files.write(key, lambda: _packed(key, entry))
 
 
@@ -199,7 +203,7 @@ def _packed(key: str, entry: CacheEntry) -> bytes:
 
 
 def _unpacked(key: str, body: bytes) -> CacheEntry:
-    """Raises ArchiveError for other bytes than `_packed` gives."""
+    """Parses the bytes of `_packed`. Raises ArchiveError for others."""
     length = 8 + int.from_bytes(body[:8], "little")
     try:
         head = json.loads(body[8:length])

@@ -1,7 +1,7 @@
 """Journal: seconds, reports and dumps of one compilation.
 
-Each stage is timed and its graph noted: checked where `ONWARD_CHECK` asks for it, written to the
-folder that `ONWARD_DUMP` names, kept where a bisection will want it.
+Each stage is timed. Its graph is checked if `ONWARD_CHECK` asks for it, written to the folder in
+`ONWARD_DUMP`, and kept if a bisection will need it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger("onward")
 class Journal:
     """The journal of the compilation of one captured call.
 
-    seconds: by stage. reports: of each pass, in order. stages: graphs by stage, where they are
-    kept. quiet: for graphs that only look at a batch, and are no stage of a step: nothing of them
-    is dumped or logged.
+    seconds: by stage. reports: of each pass, in order. stages: graphs by stage, if they are kept.
+    quiet: for graphs that only inspect a batch and are no stage of a step; they are not dumped or
+    logged.
     """
 
     def __init__(self, keep_stages: bool = False, quiet: bool = False) -> None:
@@ -42,10 +42,10 @@ class Journal:
         self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
         self.quiet = quiet
         self._dumped = 0
-        self._ops: Counter[str] | None = None  # of the graph that was noted last
+        self._ops: Counter[str] | None = None  # of the last graph noted
 
     def note(self, name: str, graph: Graph, stage: Stage | None = None) -> None:
-        """Notes a graph by a name as a pass, or the end of a stage, has left it."""
+        """Records a graph after a pass, or at the end of a stage, under a name."""
         if environment().check:
             check(graph)
         if stage is not None:
@@ -59,24 +59,24 @@ class Journal:
             stem = folder / f"{self._dumped:02d}-{name.replace(' ', '-')}"
             stem.with_suffix(".txt").write_text(graph_text(graph))
             if not any(OPS[n.op_type].opaque for n in graph if n.op_type in OPS):
-                save(graph, stem.with_suffix(".onnx"))  # others are none of ONNX
+                save(graph, stem.with_suffix(".onnx"))  # opaque ops cannot be saved as ONNX
             self._dumped += 1
 
     def ends(self, stage: Stage, graph: Graph) -> None:
-        """Checks what a graph may hold where a stage ends (`graph/spec.py`)."""
+        """Checks the rules for the graph at the end of a stage (`graph/spec.py`)."""
         if environment().check:
             conform(graph, stage)
 
     @property
     def looks_at_passes(self) -> bool:
-        """Whether each pass is to be seen at work, or the graph is no stage of a step: then nothing
-        may be read from a cache."""
+        """Whether each pass is to be observed, or the graph is no stage of a step; no cache may be
+        read then."""
         asked = environment()
         return self.quiet or self.stages is not None or asked.check or asked.dump is not None
 
     def note_pass(self, stage: str, graph: Graph, report: PassReport) -> None:
-        """Notes a graph as a pass of a stage has left it. At level DEBUG the log has a line of each
-        pass that made edits: `rewrite forward: noop: 5 edits, Reshape -3, Identity -2`."""
+        """Records a graph after a pass of a stage. At level DEBUG, logs each pass that made edits:
+        `rewrite forward: noop: 5 edits, Reshape -3, Identity -2`."""
         before = self._ops
         self.note(f"{stage}-{report.name}", graph)
         if report.edits and before is not None and self._ops is not None:
@@ -84,7 +84,7 @@ class Journal:
             log.debug("rewrite %s: %s: %s", stage, report.name, ", ".join(parts))
 
     def note_plan(self, stage: str, plan: Plan) -> None:
-        """Notes a plan, in its printed form, and checks it (`plan/spec.py`)."""
+        """Records a plan as text, and checks it (`plan/spec.py`)."""
         if environment().check:
             conform_plan(plan)
         folder = self._folder()
@@ -100,7 +100,7 @@ class Journal:
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:
-        """A context in which a stage is at work: it is timed, and its errors name it."""
+        """A context for the work of a stage: it is timed, and errors name the stage."""
         if not self.quiet:
             log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
@@ -120,7 +120,7 @@ class Journal:
 
 
 def op_changes(before: Counter[str], after: Counter[str]) -> list[str]:
-    """Returns the ops whose number of nodes changed, such as `Reshape -3`: the most gone first."""
+    """The ops whose number of nodes changed, such as `Reshape -3`, largest decrease first."""
     by = {op: after[op] - before[op] for op in {*before, *after}}
     moved = sorted((n, op) for op, n in by.items() if n)
     return [f"{op} {n:+d}" for n, op in moved]
@@ -128,8 +128,8 @@ def op_changes(before: Counter[str], after: Counter[str]) -> list[str]:
 
 @contextmanager
 def _uncollected() -> Generator[None]:
-    """A context without Python's cyclic garbage collector. A stage makes many objects that
-    stay, and a full collection looks at all of torch's as well: two were 0.6 s of the 4 s of
+    """A context without Python's cyclic garbage collector. A stage makes many objects that stay
+    alive, and a full collection visits all of torch's too: two of them took 0.6 s of the 4 s for
     BERT-base."""
     enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,5 @@
-"""The options of `onward.Trainer` and `onward.accelerate`. Each stands once, as a field that holds
-its default, its reader, the row of docs/trainer.md and the lines of its command-line switches.
-"""
+"""The options of `onward.Trainer` and `onward.accelerate`. Each is one field, which holds its
+default, its reader, its row in docs/trainer.md and the help lines of its command-line switches."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from onward.errors import OnwardError, check_names, refused, shown
 
 Class = TypeVar("Class", bound=type)
 Reader = Callable[[str, Any], Any]
-"""A function of an option's name and the value given for it. It returns the value as it is meant,
-and raises OnwardError where it cannot be meant."""
+"""A function of an option's name and the value given for it. It returns the value converted, and
+raises OnwardError where it is invalid."""
 
 
 def option(
@@ -29,9 +28,9 @@ def option(
 ) -> Any:
     """A dataclass field that is an option.
 
-    read: checks and converts what is given. doc: what the option does, in one line. example: the
-    value that the table in docs/trainer.md shows with it, as Python. switches: the switches of the
-    command line that set it, each with the line that `--help` shows for it.
+    read: checks and converts a given value. doc: what the option does, in one line. example: the
+    value in the table of docs/trainer.md, as Python. switches: command-line switches that set it,
+    each with its line in `--help`.
     """
     metadata = {"read": read, "doc": doc, "example": example, "switches": switches or {}}
     return dataclasses.field(default=default, metadata=metadata)
@@ -45,17 +44,18 @@ def documented(kind: Class) -> Class:
 
 
 def read_options(options: Any) -> None:
-    """Replaces the value of each field by what its reader returns; raises OnwardError."""
+    """Replaces the value of each field by what its reader returns. Raises OnwardError for an
+    invalid value."""
     for field in dataclasses.fields(options):
         value = field.metadata["read"](field.name, getattr(options, field.name))
         object.__setattr__(options, field.name, value)
 
 
-# ---- readers: what one option may be
+# ---- readers: the allowed values of one option
 
 
 def _whole(value: object) -> int | None:
-    """Reads a whole number, numpy's too, as int; None for all else, booleans among it."""
+    """Reads a whole number, also numpy's, as int; None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value)
@@ -86,7 +86,7 @@ def _norm(name: str, value: object) -> float | None:
 
 
 def _real(value: object) -> float | None:
-    """Reads a finite number, numpy's too, as float; None for all else, booleans among it."""
+    """Reads a finite number, also numpy's, as float; None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None
     return float(value)
@@ -108,7 +108,8 @@ def _switch(name: str, value: object) -> bool:
 
 
 def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...]:
-    """Reads names as a tuple, each once; a string is one name, or with `commas` several."""
+    """Reads names as a tuple without repetitions. A string is one name, or with `commas`
+    several."""
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")] if commas else [value.strip()]
         if commas or all(parts):
@@ -158,7 +159,7 @@ def _loss_scale(name: str, value: object) -> float | LossScale:
 
 
 def _one_of(*values: str) -> Reader:
-    """A reader that takes one of these strings."""
+    """A reader that accepts one of these strings."""
 
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in values:
@@ -185,9 +186,9 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def memory_amount(value: object) -> int | float | None:
-    """Reads a budget as bytes (int) or fraction (float); None where it cannot be meant.
+    """Parses a budget to bytes (int) or a fraction (float); None where it is invalid.
 
-    `1` could be all or one byte, so it is neither.
+    `1` could mean all or one byte, so it is invalid.
     """
     if isinstance(value, str):
         match = _AMOUNT.fullmatch(value)
@@ -205,17 +206,17 @@ def memory_amount(value: object) -> int | float | None:
 
 # ---- the loss scale
 
-LEAST_SCALE = 2.0**-126  # the least normal f32
+LEAST_SCALE = 2.0**-126  # the smallest normal f32
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The rule by which the loss scale of fp16 moves; names and defaults are those of
-    `torch.amp.GradScaler`. A value that cannot be meant raises OnwardError here.
+    """The rule by which the loss scale of fp16 changes; names and defaults are those of
+    `torch.amp.GradScaler`. Raises OnwardError for an invalid value.
 
-    init_scale: what the loss is multiplied by at first. growth_factor: what the scale is multiplied
-    by after `growth_interval` updates in a row whose gradients were finite. backoff_factor: the
-    same after an update that was left out because a gradient was infinite or NaN.
+    init_scale: the first scale. growth_factor: multiplies the scale after `growth_interval` updates
+    in a row with finite gradients. backoff_factor: multiplies it after an update that was skipped
+    because a gradient was infinite or NaN.
     """
 
     init_scale: float = 2.0**16
@@ -248,7 +249,7 @@ class LossScale:
 @documented
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Options of `onward.Trainer`. A value that cannot be meant raises OnwardError here."""
+    """Options of `onward.Trainer`. Raises OnwardError for an invalid value."""
 
     gradient_accumulation_steps: int = option(
         1,
@@ -301,13 +302,13 @@ class TrainerOptions:
             "no limit"
         },
     )
-    """The most that a step's plan may hold beyond the user's parameters. Values are then computed
-    again in backward instead of kept. Bytes (`2_000_000_000`, "2GB", "1.5 GiB"): OnwardError, which
-    names the least that can be had, where they are too few. Or a fraction (float, above 0.0 to 1.0)
-    of what recomputing can spare: 1.0 recomputes nothing, 0.5 takes half of the way to the least
-    that can be had, and near 0.0 is that least. A fraction is never refused: what no recomputing
-    spares (optimizer state, gradients that wait for their update) is not counted in it. None: no
-    limit."""
+    """The most memory that a step's plan may hold beyond the user's parameters; values are
+    recomputed in backward until it fits. In bytes (`2_000_000_000`, "2GB", "1.5 GiB"): too few
+    raise OnwardError, which names the smallest possible. Or as a fraction (float, above 0.0 to 1.0)
+    of what recomputation can save: 1.0 recomputes nothing, 0.5 goes half of the way to the smallest
+    possible, and near 0.0 is the smallest. A fraction is never too small, since memory that
+    recomputation cannot save (optimizer state, gradients that wait for their update) is not counted
+    in it. None: no limit."""
 
     skip_nonfinite: bool = option(
         True,
@@ -316,8 +317,8 @@ class TrainerOptions:
         "an update is left out and the step says `skipped`",
         "False",
     )
-    """Leaves an update out where a gradient is infinite or NaN: weights, optimizer state and counts
-    stay as they are, and the step says `skipped`. False updates all the same, as eager PyTorch
+    """Skips an update with an infinite or NaN gradient: weights, optimizer state and counts stay as
+    they are, and the step's result has `skipped` set. False updates even so, as eager PyTorch
     does."""
 
     strict: bool = option(
@@ -355,10 +356,10 @@ class TrainerOptions:
         "rule other numbers",
         '"dynamic"',
     )
-    """What the loss is multiplied by for backward, of fp16 alone, and gradients divided by before
-    they are clipped and applied, so that small ones do not become 0. "dynamic" goes by the rule and
-    the numbers of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, by the same rule
-    with other numbers; a number stays as it is. Needs `skip_nonfinite`, unless it is a number."""
+    """A factor of the loss in backward, for fp16 only, by which gradients are divided before they
+    are clipped and applied, so that small ones do not become 0. "dynamic" uses the rule and numbers
+    of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, the same rule with other
+    numbers; a number is a fixed factor. Needs `skip_nonfinite`, unless it is a number."""
 
     optimizer_state: str = option(
         "fp32",
@@ -368,10 +369,9 @@ class TrainerOptions:
         "chance, by the seed",
         '"8bit"',
     )
-    """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a weight instead of
-    8. bf16 is rounded up or down by chance, without bias and by the seed. 8 bits are codes in
-    blocks of 256; parameters of fewer than 4096 elements and embeddings stay fp32. "fp32": as the
-    weights."""
+    """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes per weight instead of
+    8. bf16 is rounded stochastically, without bias, by the seed. 8 bits are codes in blocks of 256;
+    parameters of fewer than 4096 elements and embeddings stay fp32. "fp32": like the weights."""
 
     gradient_accumulation_dtype: str = option(
         "fp32",
@@ -379,8 +379,8 @@ class TrainerOptions:
         "keeps the sums of a window's gradients in 2 bytes a weight instead of 4",
         '"bf16"',
     )
-    """"bf16" keeps the sums of a window's gradients in 2 bytes a weight instead of 4, each
-    micro-batch's rounded once; the last sum, which the update reads, is not. "fp32": as the
+    """"bf16" keeps the sums of a window's gradients in 2 bytes per weight instead of 4, rounded
+    once per micro-batch; the last sum, which the update reads, is not rounded. "fp32": like the
     weights."""
 
     keep_in_fp32: Sequence[str] = option(
@@ -422,7 +422,7 @@ class TrainerOptions:
 
     @property
     def scaling(self) -> float | LossScale | None:
-        """The scale of the loss: a rule, or a fixed number; None where nothing does."""
+        """The scale of the loss: a rule, or a fixed number; None where the loss is not scaled."""
         if self.mixed_precision != "fp16":
             return None
         assert isinstance(self.loss_scale, float | LossScale), "as it was read"
@@ -430,7 +430,7 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
-        """The options as given, the options of a mapping, or the defaults for None."""
+        """Converts options given as TrainerOptions, a mapping, or None (the defaults)."""
         if options is None:
             return cls()
         if isinstance(options, cls):
@@ -448,8 +448,8 @@ class TrainerOptions:
 @documented
 @dataclass(frozen=True)
 class ModuleOptions:
-    """Options of `onward.accelerate` and `onward.Module`. A value that cannot be meant raises
-    OnwardError here."""
+    """Options of `onward.accelerate` and `onward.Module`. Raises OnwardError for an invalid
+    value."""
 
     outputs: str = option(
         "auto",
@@ -458,10 +458,10 @@ class ModuleOptions:
         "the loss alone",
         '"auto"',
     )
-    """"auto" computes what the calls before have read, where the outputs' class can wait (a Hugging
-    Face ModelOutput): another one is computed when it is read, by a second run of the forward.
-    "all" computes every output in each call. "loss" computes the loss alone; other outputs are
-    None."""
+    """"auto" computes the outputs that earlier calls have read; another one is computed when it is
+    read, by a second run of the forward. It needs a Hugging Face ModelOutput; for other outputs it
+    means "all". "all" computes every output in each call. "loss" computes only the loss; other
+    outputs are None."""
 
     strict: bool = option(
         False,
@@ -484,7 +484,7 @@ class ModuleOptions:
 
 
 def switch_lines() -> dict[str, str]:
-    """Returns the line that `--help` shows for each switch that sets an option of a Trainer."""
+    """The `--help` line of each switch that sets an option of a Trainer."""
     found: dict[str, str] = {}
     for field in dataclasses.fields(TrainerOptions):
         found |= field.metadata["switches"]

@@ -194,5 +194,5 @@ def test_an_answer_to_another_question_is_seen() -> None:
     model = Net(form)
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
     mask = torch.tensor([[True] * 4, [False] * 4, [True] * 4])
-    with pytest.raises(onward.CaptureError, match="asks other tensors while it is traced; fix"):
+    with pytest.raises(onward.CaptureError, match=r"branches on other tensors in a trace .*; fix"):
         trainer.train_step(torch.randn(3, 4, 5), mask)

@@ -133,7 +133,7 @@ def _against(
     last, said = Moment(state=ours.state()), _sizes(exact)
     owns: dict[str, float] = {}
     by_hand = "loop" in variant  # where a step that fails is the user's own matter
-    spoilt = False
+    spoilt, moved = False, ""
     torch.manual_seed(case["seed"])
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
@@ -143,8 +143,11 @@ def _against(
         if one.error is not None and "to_padded_tensor" in str(one.error):
             # nn.TransformerEncoder's own path cannot leave out every token of a batch
             return Verdict("invalid", f"{one.error!r}", _said(one.error))
-        if spoilt and one.error is None and ".calls" in classes(case):
-            return Verdict()  # eager has counted the call that failed; a step is whole or nothing
+        moved = moved or (one.error is not None and i > 0 and _torn(eager[i - 1].state, one.state))
+        if spoilt and one.error is None and (moved or ".calls" in classes(case)):
+            # eager has counted the call that failed, or moved a buffer: here a step is whole or
+            # nothing
+            return Verdict()
         if one.error is None and two.error is not None:  # a constant that fp64 takes otherwise
             return Verdict("invalid", f"fp64: {two.error!r}", _said(two.error))
         tried = captures.count

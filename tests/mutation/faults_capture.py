@@ -492,7 +492,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: layouts that were asked for are not watched", "capture/stages.py",
-        "if traced.flat.noted.layouts:", "if False:", AS_EAGER,
+        "    if traced.layouts_matter:", "    if False:", AS_EAGER,
     ),
     Fault(
         "capture: a question through the class is not seen", "capture/trace/as_eager.py",
@@ -518,7 +518,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "patches: an interrupt comes before a place is noted", "model_state/patches.py",
-        "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
+        "            before.append((owner, name, own))  # first, in case an interrupt follows\n"
         "            _put(owner, name, visible)\n",
         "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
         PATCHES,
@@ -578,7 +578,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "specialize: sizes asked for late", "plan/specialize.py",
-        "    noop(made)  # which may ask for sizes itself\n"
+        "    noop(made)  # removing no-ops may add new `Shape` nodes\n"
         "    if open:\n        name_sizes(made)\n",
         "    if open:\n        name_sizes(made)\n    noop(made)\n", PLAN,
     ),

@@ -33,7 +33,8 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rule: power with exponent zero", "differentiate/rules/elementwise.py",
-        "        if e == 0:\n            return (None, None)  # not 0 * x^-1, which is NaN at 0\n",
+        "        if e == 0:\n"
+        "            return (None, None)  # x^0 has gradient 0; 0 * x^-1 would be NaN at 0\n",
         "", RULES,
     ),
     Fault(
@@ -225,7 +226,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows: a dim of size 1 where rows lie is one of features", "rewrite/rows/packer.py",
         "        others = [d for d in range(len(shape)) if d not in dims]\n"
-        "        ones = [d for d in dims if d >= 0 and d not in present]  # of size 1\n",
+        "        ones = [d for d in dims if d >= 0 and d not in present]  # dims of size 1\n",
         "        others, ones = [d for d in range(len(shape)) if d not in present], []\n", ROWS,
     ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kernel: no label counts", "kernels/aten/loss.py",
-        "        share.masked_fill_(ignored, 0.0)  # 0/0 where nothing counts\n", "",
+        "        share.masked_fill_(ignored, 0.0)  # 0/0 where no label counts\n", "",
         ("kernels", "capture/test_capture_losses.py"),
     ),
     Fault(

@@ -280,7 +280,8 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda p, h, d: nn.utils.rnn.pack_padded_sequence(
             h, d["last"] + 1, batch_first=True, enforce_sorted=False
         ).data.sum(),
-        "a packed sequence .*, whose rows only the data count; fix: give the layer the padded",
+        "a packed sequence .* has a number of rows that depends on the data; fix: give the layer "
+        "the padded",
     ),
 }  # fmt: skip
 

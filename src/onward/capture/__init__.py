@@ -1,4 +1,8 @@
-"""torch.nn.Module -> forward Graph: trace, translate, guard; `export.py` has the rooms in order."""
+"""Capture: from a call of a `torch.nn.Module` to a forward graph.
+
+In: a `CaptureRequest` (module, arguments, loss). Out: a `CapturedModule` (graph, tensors, guards).
+`export.py` drives it; `stages.py` lists the stages in order.
+"""
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.evaluation import evaluation

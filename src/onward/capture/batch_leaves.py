@@ -1,4 +1,4 @@
-"""The arguments of a call as leaves: names, tensors, and what is baked in."""
+"""The arguments of a call, flattened: the tensors with their names, and the values baked in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onward.graph.names import distinct
 class BatchLeaves:
     """The flattened `(args, kwargs, target)` of a call.
 
-    spec: the tree. fixed: its leaves, with TENSOR in place of each tensor. names: one for each
-    tensor, no two alike. tensors: those of the call, detached from autograd, in the caller's
-    dtypes; a tensor that is given twice is two.
+    spec: the tree. fixed: its leaves, with TENSOR in place of each tensor. tensors: the call's
+    tensors, detached from autograd, in the caller's dtypes; one that is passed twice occurs twice.
+    names: a unique name for each tensor.
     """
 
     spec: pytree.TreeSpec
@@ -30,7 +30,7 @@ class BatchLeaves:
 
     @classmethod
     def of(cls, request: CaptureRequest, keeps_flags: bool) -> BatchLeaves:
-        """keeps_flags: whether tensors that require gradients still do."""
+        """Flattens a request. keeps_flags: whether the detached tensors keep `requires_grad`."""
         tree = (request.args, request.kwargs, request.target)
         paths, spec = pytree.tree_flatten_with_path(tree)
         fixed, names, tensors = list[Any](), list[str](), list[torch.Tensor]()
@@ -43,7 +43,7 @@ class BatchLeaves:
 
 
 def _leaf_name(path: tuple[Any, ...], model: torch.nn.Module) -> str:
-    """A batch leaf's name: its keyword, or the forward parameter at its position."""
+    """Returns a leaf's name: its keyword, or the parameter of `forward` at its position."""
     part, *rest = path
     keys = [str(getattr(k, "key", getattr(k, "idx", k))) for k in rest]
     if part.idx == 0 and keys and keys[0].isdigit():

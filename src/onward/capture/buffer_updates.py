@@ -1,7 +1,7 @@
-"""Buffers that a forward writes in place, such as running statistics: an output is the next value.
+"""Buffers that a forward writes in place (running statistics): the graph outputs their next values.
 
-A step stores them when it stores the parameters, so that one which fails, or is left out for a
-gradient that is not finite, leaves them as they were.
+A step stores these together with the parameters. So a step that fails, or that is skipped for a
+gradient that is not finite, leaves the buffers as they were.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def store_buffers(
     named: Iterable[tuple[str, torch.Tensor]],
     trained: bool,
 ) -> None:
-    """Adds an output for each buffer whose value is another at the end (`Signature.written`).
+    """Adds an output for each buffer that the forward writes, and lists it in `Signature.written`.
 
-    before: the graph's input of each node that stands for a buffer. named: the modules' tensors.
-    trained: whether eager code would keep track of gradients.
-    Raises CaptureError where storing the value would not be what eager code does.
+    before: buffer's placeholder -> graph input. named: path and tensor of everything that model and
+    loss register. trained: whether eager PyTorch would record gradients.
+    Raises CaptureError for a value of another type or with a gradient, and for shared memory.
     """
     graph = result.graph
     tensors = list(named)
@@ -65,7 +65,7 @@ def _problem(
 
 
 def _has_gradient(end: Value, parameters: set[str]) -> bool:
-    """Whether autograd would reach a parameter from a value."""
+    """Returns whether autograd would reach one of these parameters from the value `end`."""
     seen: set[Value] = set()
     stack = [end]
     while stack:

@@ -1,4 +1,4 @@
-"""CapturedModule: what a capture knows of a module, and of the batches that it serves."""
+"""CapturedModule: a module's forward graph, with its tensors and the batches that it serves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onward.graph.types import Size
 from onward.model_state import Reads
 from onward.model_state.effects import Effects
 
-# strides, or True where elements lie one after the other, and the first element's place
+# strides (True for a contiguous tensor), and the storage offset in elements
 Layout: TypeAlias = tuple[bool | tuple[int, ...], int]
 
 
@@ -29,20 +29,23 @@ Layout: TypeAlias = tuple[bool | tuple[int, ...], int]
 class CapturedModule:
     """A forward graph and what ties it to the user's module (`onward.captured.Captured`).
 
-    parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
-    leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
+    parameters, buffers: graph input -> the user's tensor (tied ones appear once).
+    leaves: index among the batch's tensors -> graph input; other arguments are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
-    regions: the parts of the model that run in PyTorch, by their site.
-    reached: parameters that autograd would give a gradient, if only of zeros. frozen: parameters
-    whose `requires_grad` was off.
+    literals: how many of the constants are `torch.tensor(...)` of Python numbers.
+    regions: the parts of the model that run in PyTorch, in the order of their sites.
+    reached: parameters that autograd would give a gradient, if only zeros.
+    frozen: parameters whose `requires_grad` was off.
     reaches: result of a whole call -> graph inputs of the parameters and leaves that autograd
-    reaches from it. parts_reached: result -> (site, number) of each result of a part in PyTorch
-    that autograd reaches from it. tree: how results are put together; None where the call is not
-    captured whole. autocast: what `torch.autocast` casts to around the call. reads: what was read
-    of plain objects, such as a configuration. literals: how many of the constants the forward makes
-    of Python's numbers. effects: what the forward sets and draws besides; None where unknown.
-    asks: why the evaluation of a call with gradients may be more than the same without dropout; ""
-    where it is not (evaluation.py).
+    reaches from it.
+    parts_reached: result -> (site, index) of each output of a PyTorch region that autograd reaches
+    from it.
+    tree: how the results form the model's outputs; None where the call is not captured whole.
+    autocast: the dtype of `torch.autocast` around the call; None where it is off.
+    reads: which attributes of plain objects, such as a configuration, the capture has read.
+    effects: the side effects of the forward; None where unknown.
+    asks: why evaluation may differ from this call in more than dropout; "" where it does not
+    (evaluation.py).
     """
 
     graph: Graph
@@ -63,11 +66,11 @@ class CapturedModule:
     effects: Effects | None = None
     asks: str = "it is made without gradients"
     _guards: list[CodeType] = field(default_factory=list)
-    _conditions: list[str] = field(default_factory=list)  # the guards as they are written
+    _conditions: list[str] = field(default_factory=list)  # the source text of `_guards`
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)
     _pinned: list[Pinned] = field(default_factory=list)  # in the forward's order
-    _layouts: list[Layout] | None = None  # of a batch, where the forward asks
+    _layouts: list[Layout] | None = None  # of the batch's tensors, where they matter
 
     @property
     def owned(self) -> dict[str, torch.Tensor]:
@@ -79,14 +82,14 @@ class CapturedModule:
         return {name: t.detach().cpu().numpy() for name, t in self.owned.items()}
 
     def suits(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether what the capture presumed of a batch besides its sizes holds: of its numbers, and
-        how they lie in memory."""
+        """Returns whether a batch's numbers and memory layouts are what the capture presumes."""
         if self._layouts not in (None, list(map(layout, tensors))):
             return False
         return all(fact.holds(tensors) for fact in (*self._pinned, *self._presumed))
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
-        """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
+        """Returns symbol -> size for a batch's tensors (in leaf order); None where the graph does
+        not serve them."""
         dims: dict[str, int] = {}
         for leaf, dim, size in self._sizes:
             have = tensors[leaf].shape[dim]
@@ -94,17 +97,17 @@ class CapturedModule:
                 if have != size:
                     return None
                 continue
-            name, factor = size.multiple  # above 1 where it is held to be one
+            name, factor = size.multiple  # factor above 1: the size is held to be a multiple of it
             count, rest = divmod(have, factor)
             if rest or count < 2 or dims.setdefault(name, count) != count:
-                return None  # sizes 0 and 1 behave differently (broadcasting): own capture
+                return None  # sizes 0 and 1 broadcast, and have captures of their own
         scope = {"L": {"leaves": tensors}, "math": math, "torch": torch}
         if not all(eval(guard, scope) for guard in self._guards):
             return None
-        return dims if self.suits(tensors) else None  # asked last: it may lean on the sizes
+        return dims if self.suits(tensors) else None  # last, since it may assume these sizes
 
     def smaller(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The first part of a batch: of each size that may vary, one less."""
+        """Returns the batch's tensors with each variable size one smaller, cut at the end."""
         dims = {symbol: max(n - 1, 1) for symbol, n in (self.dims(tensors) or {}).items()}
         cut = list(tensors)
         for leaf, dim, size in self._sizes:
@@ -113,7 +116,8 @@ class CapturedModule:
         return cut
 
     def leading_leaves(self, tensors: list[torch.Tensor]) -> list[int]:
-        """The leaves whose dim 0 is the batch size: that of the first leaf that has dims."""
+        """Returns the leaves whose dim 0 is the batch size, which is dim 0 of the first tensor that
+        has dims."""
         first = {leaf: size for leaf, dim, size in self._sizes if dim == 0}
         if not first:
             return []
@@ -126,8 +130,8 @@ class CapturedModule:
         ]
 
     def leading(self, tensors: list[torch.Tensor]) -> dict[str, int]:
-        """The symbols that the batch size decides: with how many samples one of each is. Empty
-        where the graph is for this batch size alone."""
+        """Returns symbol -> factor, where the batch size is factor * symbol. Empty where the graph
+        is for this batch size alone."""
         sizes = {leaf: size for leaf, dim, size in self._sizes if dim == 0}
         found = [sizes[leaf] for leaf in self.leading_leaves(tensors)]
         dims = [size for size in found if not isinstance(size, int)]
@@ -135,14 +139,14 @@ class CapturedModule:
         return dict(size.multiple for size in dims) if plain else {}
 
     def guard(self, texts: Iterable[str]) -> None:
-        """Takes conditions on a batch's sizes, as Python code over `L["leaves"]`."""
+        """Adds conditions on a batch's sizes, as Python expressions over `L["leaves"]`."""
         given = list(texts)
         self._conditions += given
         self._guards += [compile(text, "<shape guard>", "eval") for text in given]
 
 
 def layout(x: torch.Tensor) -> Layout:
-    """How a tensor lies in memory, as far as a forward may ask."""
+    """Returns a tensor's strides and storage offset, True in place of strides if contiguous."""
     return x.is_contiguous() or x.stride(), int(x.storage_offset())
 
 

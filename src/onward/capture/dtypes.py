@@ -1,4 +1,4 @@
-"""torch's element types as a graph's, and which are refused."""
+"""Converts torch dtypes to a graph's element types, and refuses those that no graph has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DTYPES: dict[torch.dtype, DType] = {
 
 
 def dtype_of(dtype: torch.dtype, what: str, autocast: bool = False) -> DType:
-    """The element type that a captured graph has for torch's. autocast: whether the trace has
-    tensors that autocast made, which are f32 until the policy writes its casts. Raises
-    CaptureError for a dtype that no graph has, naming `what` is of it."""
+    """Returns the element type in a captured graph for a torch dtype. what: names the tensor in a
+    message. autocast: accept 16-bit floats, which are f32 in the graph until the cast policy
+    applies. Raises CaptureError for a dtype that no graph has."""
     if dtype in (torch.float16, torch.bfloat16):
         if autocast:
             return DType.FLOAT
@@ -42,7 +42,7 @@ def _other(dtype: torch.dtype) -> str:
 
 
 def to_type(tensor: torch.Tensor) -> Type:
-    """The type of a concrete tensor."""
+    """Returns the type of a tensor, with its sizes as numbers. Raises CaptureError."""
     return Type(dtype_of(tensor.dtype, "a tensor of the model"), tuple(tensor.shape))
 
 

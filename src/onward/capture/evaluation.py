@@ -1,7 +1,7 @@
-"""The evaluation of a call, made of its capture in training by leaving dropout out.
+"""Derives the graph of a call in evaluation mode from its training capture, by removing dropout.
 
-A forward that asks only for dropout whether it trains (mode_reads.py) computes the same otherwise.
-A capture of the evaluation is then spared, which takes as long as the one in training.
+A forward that reads its mode for dropout alone (mode_reads.py) computes the same in both modes but
+for dropout. This saves a second capture, which would take as long as the first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def asks_more(
     sites: int,
     request: CaptureRequest,
 ) -> str:
-    """Why the call's evaluation may be more than the same without dropout; "" where it is not.
-    sites: how many places of the forward draw random numbers."""
+    """Returns why evaluation may differ from the captured training in more than dropout; "" where
+    it does not. sites: how many nodes of the program draw random numbers."""
     mode = flat.noted.mode
     if mode is None or flat.regions is not None:
         return "it is made without gradients, or in parts"
@@ -45,7 +45,7 @@ def asks_more(
         return "it has gradient code of its own"
     written = _into_dropped(program)
     if written:
-        return f"{written} writes into what dropout has handed on"  # which is its own input then
+        return f"{written} writes into what dropout has handed on"  # else its input
     pointless = cache_is_pointless(request.args, request.kwargs, False)
     if flat.noted.tree is not None and flat.noted.tree.caches and not pointless:
         return "it returns a key/value cache where no gradients are asked for"
@@ -55,12 +55,13 @@ def asks_more(
         while x is not None and (made := x.producer()) is not None and made.op_type == "Dropout":
             x = made.inputs[0]
         if node.outputs[0] in ends and (x is None or x in ends or x.producer() is None):
-            return "it returns what dropout has handed on"  # and that itself
+            return "it returns what dropout has handed on"  # in evaluation, the input itself
     return ""
 
 
 def evaluation(captured: CapturedModule) -> CapturedModule | None:
-    """The call in evaluation, without gradients; None where it may be another."""
+    """Returns the capture in evaluation mode and without gradients; None where `captured.asks`
+    says that it has to be captured anew."""
     if captured.asks:
         return None
     graph = captured.graph.clone()
@@ -82,7 +83,7 @@ def _dropping(graph: Graph) -> list[Node]:
 
 
 def _without(graph: Graph, node: Node) -> Value:
-    """What stands for the node where nothing is dropped."""
+    """Returns the value of a node with dropout when nothing is dropped."""
     if node.op_type == "Dropout":
         assert node.inputs[0] is not None
         return node.inputs[0]
@@ -95,7 +96,8 @@ def _without(graph: Graph, node: Node) -> Value:
 
 
 def _is_random(x: Value) -> bool:
-    """Whether a value is the seed, the number of the first sample or row, or is made of one."""
+    """Returns whether a value is a random input (the seed, the index of the first sample or row) or
+    is computed from one."""
     made = x.producer()
     if made is None:
         return role_of(x) is Role.RANDOM
@@ -103,7 +105,7 @@ def _is_random(x: Value) -> bool:
 
 
 def _undrawn(graph: Graph) -> None:
-    """Takes the inputs that random numbers came of out of the graph."""
+    """Removes the graph's random inputs, which nothing reads any more."""
     graph.sweep()
     for x in graph.inputs_with(Role.RANDOM):
         assert not x.uses(), f"{x.name} is read where nothing is dropped"
@@ -112,8 +114,8 @@ def _undrawn(graph: Graph) -> None:
 
 
 def _into_dropped(program: ExportedProgram) -> str:
-    """The first operator that writes into what a dropout gives or is given, which is one and the
-    same tensor where nothing is dropped; "" where none does."""
+    """Returns the first operator that writes into the input or output of a dropout, which are one
+    tensor where nothing is dropped; "" where none does."""
     graph = program.graph_module.graph
     dropped = [n for n in graph.nodes if "dropout" in str(n.target)]
     bases: set[object] = set()
@@ -130,7 +132,8 @@ def _into_dropped(program: ExportedProgram) -> str:
 
 
 def _base(node: object) -> object:
-    """The node whose own memory a node's tensor shows; what is no node is its own."""
+    """Returns the node that allocated the memory that `node` is a view of; `node` itself where it
+    is no view or no node."""
     while isinstance(node, torch.fx.Node) and (shown := source(node)) is not None:
         node = shown
     return node

@@ -1,8 +1,8 @@
-"""Captures a call: drives the stages, and tries again with more that is held or left in PyTorch.
+"""Captures a call: runs the stages, and tries again with sizes held or parts left in PyTorch.
 
-The whole call is exported (model, then the loss where one is given) as `forward(*leaves)`, with
-all dims symbolic; sizes that are equal in the first batch and sit at the same place are one
-symbol, and that equality is guarded (`CapturedModule.dims`).
+The whole call (the model, then the loss where one is given) is exported as `forward(*leaves)`, with
+sizes above 1 symbolic. Two tensors whose sizes along the same dim are equal in the first batch
+share a symbol there, and the equality is guarded (`CapturedModule.dims`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from onward.model_state.refusals import refuse_model
 
 
 def capture(request: CaptureRequest) -> CapturedModule:
-    """The model's forward (in its present training mode) and loss, as a graph.
+    """Captures the model's forward (in its present training mode) and the loss as a graph.
 
-    Raises CaptureError with the complete list of what could not be captured.
+    Raises CaptureError with everything that is known to prevent it.
     """
     # a try may switch the model's mode for a while
     request = replace(request, gradients=request.differentiated)
@@ -45,7 +45,9 @@ def capture(request: CaptureRequest) -> CapturedModule:
     except BaseException:
         draws.restore()
         raise
-    if captured.regions:  # else a forward that draws has done so in its first run alone: this one
+    # with regions, undo what the search's runs have drawn; without, a forward that draws in every
+    # run is refused, and one that draws in its first run alone has had that run now
+    if captured.regions:
         draws.restore()
     captured.reads = reads
     if request.trains and request.want_loss:
@@ -54,9 +56,9 @@ def capture(request: CaptureRequest) -> CapturedModule:
 
 
 def _first_that_works(request: CaptureRequest) -> CapturedModule:
-    """A capture for all batches; else one for the numbers of this batch that the forward reads into
-    Python; else, where the request allows it, one with parts in PyTorch. Raises what the first of
-    these has raised."""
+    """Tries a capture for all batches; else one for batches with the same numbers where the forward
+    reads them into Python; else, where the request allows it, one with regions in PyTorch. Raises
+    the CaptureError of the first try where all fail."""
     try:
         return _with_sizes_held(request)
     except CaptureError as error:
@@ -74,8 +76,9 @@ def _first_that_works(request: CaptureRequest) -> CapturedModule:
 def _with_sizes_held(
     request: CaptureRequest, values: bool = False, parts: RegionSearch | None = None
 ) -> CapturedModule:
-    """A capture with those sizes held that have to be. values: numbers that the forward reads into
-    Python are those of this batch. parts: what is to run in PyTorch."""
+    """Captures again with more sizes held until the graph can be made. values: whether to bake in
+    the numbers that the forward reads into Python. parts: the submodules that run in PyTorch.
+    Raises CaptureError."""
     apart = [] if parts is None else parts.modules
     refuse_model(request.model, request.loss_fn, request.trains, request.want_loss, apart)
     found = _through_stages(request, {} if parts is None else parts.held, values, parts)
@@ -87,7 +90,8 @@ def _with_sizes_held(
 def _through_stages(
     request: CaptureRequest, held: Held, values: bool, parts: RegionSearch | None
 ) -> CapturedModule | Held:
-    """One try with these sizes held: the capture, or the sizes that the next try is to hold."""
+    """Runs the stages once with these sizes held. Returns the capture, or the sizes that the next
+    try has to hold. Raises CaptureError."""
     with contextlib.nullcontext() if parts is None else parts.recorded():
         traced = Traced.of(request, held, values, parts)
         try:
@@ -99,7 +103,7 @@ def _through_stages(
 
 
 def _eager_call(request: CaptureRequest) -> tuple[FlatCall, list[torch.Tensor]]:
-    """The call to run in eager mode, and the batch's tensors."""
+    """Returns the call to run in eager mode, and the batch's tensors to run it on."""
     leaves = BatchLeaves.of(request, keeps_flags=request.differentiated)
     flat = FlatCall(replace(request, whole=False), leaves.spec, leaves.fixed)
     flat.extra = forward_defaults(request.model, request.kwargs)

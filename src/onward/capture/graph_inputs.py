@@ -1,4 +1,4 @@
-"""A graph's inputs: the user's own parameters by identity, buffers, then the batch."""
+"""Makes a graph's inputs: parameters and buffers by identity, then the batch's tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onward.graph.names import BATCH, BUFFER, PARAM
 from onward.graph.types import DType
 from onward.model_state.refusals import refuse_constant
 
-_LITERAL = torch.ops.aten.lift_fresh_copy.default  # of what `torch.tensor(3)` has just made
+_LITERAL = torch.ops.aten.lift_fresh_copy.default  # the op that reads `torch.tensor(3)`'s constant
 
 
 def batch_nodes(program: ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes that stand for the batch's leaves, in their order."""
+    """Returns the placeholders of the batch's tensors, in the order of the leaves."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     return [
         placeholders[s.arg.name]
@@ -40,10 +40,10 @@ def bind_inputs(
     flat: FlatCall,
     leaves: BatchLeaves,
 ) -> dict[torch.fx.Node, Value]:
-    """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
-    buffers, by node.
+    """Makes the graph's inputs, and records in `result` the tensor or leaf of each. Returns a map
+    from buffers' placeholders to graph inputs.
 
-    Raises CaptureError for what no graph can hold.
+    Raises CaptureError for an input that is no tensor, or a constant tensor that has a gradient.
     """
     inputs = _Inputs(result, translator, program, flat, leaves)
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -61,14 +61,14 @@ def bind_inputs(
             buffers.setdefault(value, []).append(node)
     translator.find_batch_size()
     for nodes in buffers.values():
-        read = [node for node in nodes if node.users]  # a trace knows a tied one by one name
+        read = [node for node in nodes if node.users]  # a trace reads a tied buffer by one name
         if len(read) == 1:
             translator.buffers[read[0]] = ()
     return {node: translator.env[node] for node in translator.buffers}
 
 
 class _Inputs:
-    """The inputs of one graph, each made when its node comes."""
+    """Makes the inputs of one graph, a placeholder at a time."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class _Inputs:
         self._result, self._translator, self._program = result, translator, program
         self._graph, self._leaves = translator.graph, leaves
         self._live = dict(named_tensors(flat))
-        # the name that torch lists, for tied ones
+        # a tied tensor's first name, the one that torch lists
         self._first = {id(t): n for n, t in reversed(self._live.items())}
         self._by_id: dict[int, Value] = {}
-        self._users = 0  # leaves of the batch so far
+        self._users = 0  # how many of the batch's leaves have an input so far
 
     def made(self, spec: InputSpec, node: torch.fx.Node) -> Value | Complex:
-        """What stands in the graph for an input of the program."""
+        """Returns the graph's value for an input of the exported program. Raises CaptureError."""
         if spec.kind is InputKind.USER_INPUT:
             return self._leaf(node)
         target = spec.target or ""
@@ -106,8 +106,8 @@ class _Inputs:
         )
 
     def _leaf(self, node: torch.fx.Node) -> Value:
-        """An input for the next leaf of the batch in the caller's dtype; f32 where that is a 16-bit
-        one, which only autocast takes."""
+        """Returns the value of the batch's next leaf: an input in the caller's dtype, followed by a
+        cast to f32 where that is a 16-bit float (accepted under autocast alone)."""
         kind = self._translator.type_of_fx(node)
         low = LOW_TYPES.get(self._leaves.tensors[self._users].dtype)
         if low is not None:
@@ -120,7 +120,7 @@ class _Inputs:
         return value if low is None else Builder(self._graph).Cast(value, to=DType.FLOAT)
 
     def _owned(self, target: str) -> Value:
-        """An input for a parameter or a buffer; tied ones are one input."""
+        """Returns the input of a parameter or a buffer; tied tensors share one input."""
         program, result = self._program, self._result
         tensor = self._live.get(target)
         if tensor is None:

@@ -1,8 +1,9 @@
-"""Sizes that a capture holds fast, where a graph needs another number of them than a polynomial.
+"""Held sizes: sizes of the batch that a capture fixes to a number, or to multiples of one.
 
-A graph's sizes are polynomials of the batch's. Where a model has `T // 8` of patches or windows,
-the batch's size is captured as `8 * q`, and the other is `q`; a batch whose size is no multiple of
-8 has a capture of its own, with that size as a number. So has what is no quotient at all.
+A graph's sizes are polynomials in the batch's sizes. Where a model has `T // 8` patches or windows,
+`T` is captured as `8 * q`, so that `T // 8` is `q`; a batch whose `T` is no multiple of 8 gets a
+capture of its own, with `T` as a number. A size that is neither a polynomial nor a quotient also
+makes the batch's size a number.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import torch
 from onward.errors import CaptureError
 from onward.model_state.one_line import READ, shortened
 
+_UNKNOWN = re.compile(r"z?u[fi]?\d+$")  # an export's names for unbacked (data-dependent) symbols
 # (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the
-# factor times a size that all of the group have in common
-_UNKNOWN = re.compile(r"z?u[fi]?\d+$")  # how an export calls a number that only data say
+# factor times a symbol that all sizes of the group share
 Held: TypeAlias = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class SizeError(CaptureError):
-    """A size that is no polynomial of the batch's, or has to be a number."""
+    """A size of the model that is no polynomial in the batch's sizes, or has to be a number.
+
+    expr: the size as a sympy expression. as_number: whether the batch's sizes in it are to be held
+    as numbers, not as multiples."""
 
     def __init__(self, expr: Any, as_number: bool = False) -> None:
         self.expr, self.as_number = expr, as_number
@@ -38,9 +42,9 @@ class SizeError(CaptureError):
 
 
 def alike(node: Any) -> Any:
-    """The sum of the open sizes of a node's tensors that are one number in the first batch without
-    being known as one: an op whose tensors do not fit together may need them to be the same. None
-    where there are none."""
+    """Returns the sum of the symbolic sizes of a node's inputs that are equal in the first batch
+    without being known to be equal: an op whose inputs do not fit together may need them to be.
+    None where there are none."""
     by_number: dict[Any, set[Any]] = {}
     for given in node.all_input_nodes:
         for size in getattr(given.meta.get("val"), "shape", ()):
@@ -56,8 +60,9 @@ def alike(node: Any) -> Any:
 def hold(
     error: SizeError, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], held: Held
 ) -> Held | None:
-    """What to hold for the next export, so that the size of `error` is a polynomial; None where no
-    size of the batch is in it. leaves: the nodes that stand for the tensors in the export."""
+    """Returns the sizes to hold in the next export, `held` among them, so that the size of `error`
+    is a polynomial; None where no size of the batch occurs in it. leaves: the export's placeholders
+    of `tensors`."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     group = 1 + max((g for _, g in held.values()), default=0)
     for unknown in sorted(error.expr.free_symbols, key=str):
@@ -81,19 +86,20 @@ def hold(
 
 
 def _symbols(node: Any) -> set[Any]:
-    """The symbols of a size, those that a later trace has settled too."""
+    """Returns the symbols of a size, also those that the trace has replaced since."""
     return node.expr.free_symbols | getattr(node, "_expr", node.expr).free_symbols
 
 
 def all_numbers(held: Held) -> Held | None:
-    """The held sizes with numbers in place of multiples; None where none is held as a multiple."""
+    """Returns the held sizes, all as numbers; None where none is held as a multiple."""
     if not any(factor for factor, _ in held.values()):
         return None
     return {place: (0, group) for place, (_, group) in held.items()}
 
 
 def divisor(expr: Any, unknown: Any) -> int:
-    """The least number that all quotients of the size divide it by; 1 without one."""
+    """Returns the least common multiple of the divisors in `expr` (of `//` and `%`) of terms that
+    contain the symbol `unknown`; 1 where there are none."""
     by = 1
     for part in sympy.preorder_traversal(expr):
         if type(part).__name__ in ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing"):
@@ -105,14 +111,15 @@ def divisor(expr: Any, unknown: Any) -> int:
 
 
 def of_images(t: torch.Tensor) -> bool:
-    """Whether a tensor holds images or videos of three channels, `f[*,3,H,W]`: sizes are numbers
-    from the start, since windows, strides and poolings divide them over and over, and an export
-    that carries all these quotients takes minutes."""
+    """Returns whether a tensor holds RGB images or videos, `f[*,3,H,W]`. Their sizes are numbers
+    from the start: windows, strides and pooling divide them again and again, and an export that
+    carries all these quotients takes minutes."""
     return t.is_floating_point() and t.dim() in (4, 5) and t.shape[-3] == 3
 
 
 def dynamic_shapes(tensors: Sequence[torch.Tensor], held: Held) -> tuple[Any, ...]:
-    """What `torch.export` is told of each tensor's dims: that sizes above 1 may vary."""
+    """Returns `dynamic_shapes` for `torch.export`: for each tensor dim -> `Dim`, for sizes above 1;
+    images' sizes and those held as numbers are static."""
     common: dict[int, Any] = {}
 
     def dim(leaf: int, d: int) -> Any:

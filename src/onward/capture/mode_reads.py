@@ -1,16 +1,16 @@
-"""What a forward asks of its mode: whether it trains, and whether gradients are on.
+"""Records where a forward reads its mode: `self.training`, and whether gradients are on.
 
-A forward that asks for dropout alone computes in evaluation what it computes in training, without
-the dropout: its evaluation need not be traced again (`evaluation.py`). `self.training` of every
-module is an attribute that takes note of its readers while a trace runs. A reader asks for dropout
-alone where its code hands the answer straight on, in one of these spellings, to a function whose
-dropout it switches, and nothing else is called at that place:
+A forward that reads its mode only to switch dropout computes the same in evaluation, without the
+dropout, so that the evaluation need not be traced (`evaluation.py`). While a trace runs,
+`self.training` of every module is a property that records its readers. A read only switches dropout
+where the code passes the value straight on, in one of these spellings, to a call with dropout that
+runs once per read:
 
     F.dropout(x, p, training=self.training)
     attend(..., dropout=0.0 if not self.training else p)
 
-Any other reader (`if self.training:`, a variable, a function of another's) is one that may do
-anything with the answer.
+Any other read (`if self.training:`, into a variable, by another package's function) may decide
+anything.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import torch
 
 from onward.model_state.patches import Patch, patched
 
-Place = tuple[CodeType, int]  # code, and an instruction in it
+Place = tuple[CodeType, int]  # a code object, and the offset of an instruction in it
 
 _TORCH = str(Path(torch.__file__).parent)
 _ONWARD = str(Path(__file__).parents[1])
 _DROPOUT = f"{_TORCH}/nn/modules/dropout.py"
-# torch's code that runs models; the rest of it traces them, and asks for itself
+# the part of torch that models call; the rest traces them, and its reads do not count
 _RUNS = tuple(f"{_TORCH}/{name}" for name in ("nn/", "utils/checkpoint.py"))
 _FUNCTIONAL: Any = torch.nn.functional
-# functions `(x, p, training, ...)` that drop
+# dropout functions with the parameters `(x, p, training, ...)`
 _DROPPING = (
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
 )  # fmt: skip
@@ -50,19 +50,19 @@ _RATIOS = ("p", "dropout", "dropout_p")
 
 
 class ModeReads:
-    """The reads of one trace. other: where the mode was asked for something else; "" where nowhere.
-    dropped: how many of the calls that drop have done so."""
+    """The mode reads of one trace. other: a place that reads the mode for more than dropout; ""
+    where there is none. dropped: how many calls have applied dropout."""
 
     def __init__(self) -> None:
         self.other = ""
         self.dropped = 0
         self._reads: Counter[Place] = Counter()
         self._calls: Counter[Place] = Counter()
-        self._always: set[Place] = set()  # calls that drop, whoever asks
-        self._flagged: set[Place] = set()  # calls that a flag switches, not the ratio alone
+        self._always: set[Place] = set()  # calls with dropout that do not read the mode themselves
+        self._flagged: set[Place] = set()  # calls that take a flag `training`, not a ratio alone
 
     def read(self, frame: FrameType) -> None:
-        """Takes note that code in this frame reads `training` of a module."""
+        """Records that code in this frame reads a module's `training`."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH):
             if file != _DROPOUT and file.startswith(_RUNS):
@@ -71,16 +71,16 @@ class ModeReads:
             self._reads[frame.f_code, frame.f_lasti] += 1
 
     def asked(self, frame: FrameType) -> None:
-        """Takes note that code in this frame asks for the mode, for anything."""
+        """Records that code in this frame reads the mode for more than dropout."""
         if not self.other:
             self.other = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
 
     def called(self, frame: FrameType, drops: bool, flag: bool, asks: bool) -> None:
-        """Takes note of a call, from this frame, of a function that drops where it is told to.
-        flag, asks: see `noted_call`."""
+        """Records a call, from this frame, of a function with dropout. drops: whether it applies
+        dropout. flag, asks: see `noted_call`."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH) and not file.startswith(_RUNS):
-            return  # handed on by a mode
+            return  # torch's function modes call the function again
         self.dropped += drops
         if file == _DROPOUT:
             return
@@ -92,7 +92,7 @@ class ModeReads:
             self._always.add(place)
 
     def settle(self) -> None:
-        """Matches reads with the calls that they were for."""
+        """Matches reads with the calls that they switch; sets `other` where one has none."""
         calls: Counter[tuple[CodeType, Any]] = Counter()
         for (code, at), n in self._calls.items():
             calls[code, _end(code, at)] += n
@@ -115,12 +115,13 @@ class ModeReads:
 
 @contextmanager
 def noting_mode(model: torch.nn.Module) -> Iterator[ModeReads]:
-    """Within it, notes what the forward of `model`, in this thread, asks of its mode."""
+    """A context that records where the forward of `model`, in this thread, reads its mode. Yields
+    the reads; they are settled at the end."""
     reads = ModeReads()
     base = torch.nn.Module
     for m in model.modules():
         if any(map(_has_own_flag, (c for c in type(m).__mro__ if c not in (base, object)))):
-            reads.other = f"{type(m).__qualname__}, which has a way of its own to its flag"
+            reads.other = f"{type(m).__qualname__}, which may read its flag past the attribute"
     with patched(_places(reads)):
         _readers.append((threading.get_ident(), reads))
         try:
@@ -135,7 +136,7 @@ _readers: list[tuple[int, ModeReads]] = []
 
 @functools.lru_cache(maxsize=4096)
 def _has_own_flag(cls: type) -> bool:
-    """Whether the class's code may read a flag past its attribute: `vars(self)["training"]`."""
+    """Returns whether the class's code may bypass the attribute: `vars(self)["training"]`."""
     held = vars(cls)
     found = [getattr(x, "__func__", None) or getattr(x, "fget", None) or x for x in held.values()]
     codes = [x.__code__ for x in found if isinstance(x, FunctionType)]
@@ -149,8 +150,9 @@ def _says_training(code: CodeType) -> bool:
 
 
 def noted_call(drops: bool, flag: bool = False, asks: bool = False) -> None:
-    """Takes note that a stand-in of ours, which drops where it is told to, was called. flag: an
-    argument `training` switches its dropout. asks: it asks the module for its mode."""
+    """Records a call of one of our replacements for a function with dropout. drops: whether it
+    applies dropout. flag: whether it takes an argument `training`. asks: whether it reads the
+    module's mode itself."""
     if _readers and _readers[-1][0] == threading.get_ident():
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith(_ONWARD):
@@ -160,8 +162,8 @@ def noted_call(drops: bool, flag: bool = False, asks: bool = False) -> None:
 
 
 def noted_question(depth: int = 2) -> None:
-    """Takes note that gradients were asked about, by the frame so far up; nobody but the model's
-    code matters."""
+    """Records that the frame `depth` levels up asked whether gradients are on, if it is the
+    model's code."""
     if _readers and _readers[-1][0] == threading.get_ident():
         frame = sys._getframe(depth)
         file = frame.f_code.co_filename
@@ -203,7 +205,7 @@ def _places(reads: ModeReads) -> Iterator[Patch]:
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     default = inspect.signature(plain).parameters["training"].default
 
-    @functools.wraps(plain)  # rows that a mask chooses know functions by their names
+    @functools.wraps(plain)  # masked rows look functions up by their names
     def called(*args: Any, **kwargs: Any) -> Any:
         on = args[2] if len(args) > 2 else kwargs.get("training", default)
         ratio = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -226,20 +228,21 @@ def _noting_attention(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _position(code: CodeType, at: int) -> tuple[int, int, int, int] | None:
-    """Lines and columns of an instruction, as `ast` has them; None where nobody knows."""
+    """Returns an instruction's lines and columns, (first line, last line, first column, last
+    column), as in `ast`; None where the code object does not have them."""
     found = next(islice(code.co_positions(), at // 2, None), None)
     return None if found is None or None in found else found  # type: ignore[return-value]
 
 
 def _end(code: CodeType, at: int) -> Any:
-    """Where the call that an instruction makes ends in the file."""
+    """Returns the line and column where an instruction's call ends; None if unknown."""
     found = _position(code, at)
     return None if found is None else (found[1], found[3])
 
 
 class DropoutSwitch(NamedTuple):
-    """A call whose dropout is switched: where it ends in the file, and whether by its argument
-    `training`, else by its ratio."""
+    """A call whose dropout a read switches. end: line and column of its end. by_flag: whether its
+    argument `training` switches it, or else its ratio."""
 
     end: tuple[int, int]
     by_flag: bool
@@ -247,8 +250,8 @@ class DropoutSwitch(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _switched(code: CodeType, at: int) -> DropoutSwitch | None:
-    """The call whose dropout the read at this instruction switches, and nothing else; None for
-    another read."""
+    """Returns the call whose dropout is all that the read at this instruction switches; None for
+    any other read."""
     position, parents = _position(code, at), _parents(code)
     if position is None or parents is None:
         return None
@@ -300,8 +303,8 @@ def _switch(call: ast.AST, by_flag: bool) -> DropoutSwitch | None:
 
 @functools.lru_cache(maxsize=64)
 def _parents(code: CodeType) -> dict[ast.AST, ast.AST] | None:
-    """For each node of the function's source, at the file's lines and columns, the one around it;
-    None where there is no source, or one that another code was made of."""
+    """Returns AST node -> parent for a function's source, with the file's lines and columns; None
+    without source, or where it is not ASCII or holds no function."""
     linecache.checkcache(code.co_filename)
     try:
         lines, first = inspect.getsourcelines(code)

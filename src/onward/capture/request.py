@@ -1,4 +1,4 @@
-"""CaptureRequest: the call that a capture is of, and what its graph is asked for."""
+"""CaptureRequest: the call to capture, and what its graph has to provide."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ LossFunction: TypeAlias = Callable[..., torch.Tensor]
 class CaptureRequest:
     """One call of a model, and of the loss after it, that is to become a graph.
 
-    model: the module that is called, as it stands: its training flag, its submodules' and its
-    parameters' `requires_grad` are read when it is captured. `refuse_model` validates it, together
-    with the loss function.
-    args, kwargs: what the call passes: tensors of any shape in any tree that pytree knows, numbers,
-    strings, None. Sizes above 1 become symbols; whatever is no tensor is baked in. The trace
-    validates them, and their dtypes are validated before it (`onward.capture.stages`).
-    target: what the loss function takes after the model's outputs; empty where it takes no more.
+    model: the module that is called; its training flags and its parameters' `requires_grad` are
+    read when it is captured. `refuse_model` validates it, together with the loss function.
+    args, kwargs: the call's arguments: tensors of any shape in any tree that pytree knows, numbers,
+    strings, None. Sizes above 1 become symbols; whatever is no tensor is baked in. Dtypes are
+    validated before the trace (`onward.capture.stages`), the rest by it.
+    target: the loss function's arguments after the model's outputs; may be empty.
     loss_fn: `loss_fn(outputs, *target) -> f32[]`; None where the model returns its loss itself, as
     the output `loss` or as the only one. The traced call validates that the loss is a scalar.
     want_loss: whether the graph has the loss as an output. Where it has not, its outputs are the
     model's, and `loss_fn` and `target` are not called.
-    gradients: whether they are asked for; None: where the model is in training mode.
-    whole: whether the model's return value is kept as a tree, so that results can be put together
-    as the model returns them (`CapturedModule.tree`).
+    gradients: whether gradients are asked for; None means as in `model.training`.
+    whole: whether the structure of the model's return value is kept, so that results can be
+    returned as the model returns them (`CapturedModule.tree`).
     regions: whether parts that cannot be captured run in PyTorch, as ops of the graph
     (`CapturedModule.regions`); otherwise they are refused.
     autocast: bfloat16 or float16, to which `torch.autocast` casts around the call; None where it is
-    off. The call is traced within it; the graph is fp32 all the same, and each node says in which
-    precision its products are computed (`graph.precision_said`). Whoever asks validates the type.
+    off. The call is traced under it, but the graph is fp32: each node records the precision of its
+    products (`graph.precision_said`). The caller validates the dtype.
 
-    Nothing is validated when a request is made: each refusal is a CaptureError of `capture`.
+    Nothing is validated when a request is made; `capture` raises CaptureError.
     """
 
     model: torch.nn.Module
@@ -51,12 +50,12 @@ class CaptureRequest:
 
     @property
     def differentiated(self) -> bool:
-        """Whether gradients are asked for, by the model's present mode where that is left open."""
+        """Whether gradients are asked for; where `gradients` is None, whether the model trains."""
         return self.model.training if self.gradients is None else self.gradients
 
     @property
     def trains(self) -> bool:
-        """Whether parameters get gradients: by the loss, or by the results of a whole call."""
+        """Whether parameters get gradients, from the loss or from the results of a whole call."""
         return self.differentiated and (self.want_loss or self.whole)
 
 

@@ -1,9 +1,9 @@
-"""The forward run again in eager mode, where it sets something: does that mean anything to it?
+"""Runs a forward with side effects again in eager mode, to prove that they change no later run.
 
-What a forward sets may be a matter of its own, such as a table that it keeps for the next time, or
-mean something to a later run. So it is run again, with another batch in between, a smaller one and
-other parameters, and has to give the same and to leave the same. Python's and numpy's random
-numbers may not be drawn at all.
+A value that a forward sets may be harmless, such as a table cached for the next call, or may change
+what a later call computes. So the forward runs again after a smaller batch, after another batch and
+after other parameters, and has to return and to leave the same each time. It may not draw from
+Python's or numpy's random numbers at all.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from onward.model_state import Same, Snapshot
 from onward.model_state.effects import Effects, changes, drawn_since, keeping_buffers, random_states
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-_RUNS = 5  # one without a draw shows that it was another thread that drew
-# what is the same object in each run, where it means the same
+_RUNS = 5  # if one of these draws nothing, another thread drew the numbers
+# objects of these types are compared by identity, others by type, as each run may make them anew
 _LASTING = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
 
 
 class Rehearsal:
-    """Runs of the forward (`run`) in eager mode: what they give, and what they leave.
+    """Repeats a forward in eager mode, and compares its results and side effects.
 
-    smaller: makes a part of the batch. No other thread may capture meanwhile.
+    run: batch -> results. smaller: returns the batch with smaller sizes. No other thread may
+    capture meanwhile.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class Rehearsal:
         self._saved = _saved(model)
 
     def judge(self, effects: Effects) -> None:
-        """Raises CaptureError where the forward draws random numbers, and where it sets values that
-        a later run would meet; notes in `effects` what stays set.
+        """Sets `effects.left` and `effects.tensors`. Raises CaptureError where the forward draws
+        random numbers of Python's or numpy's, or sets values that change a later run.
 
-        Numbers and the like that it sets for itself stay set, as in eager code, and tables too;
-        where there are tensors that follow from a batch or a parameter, which would grow old,
-        nothing does.
+        Plain values stay set, as in eager PyTorch, and so do objects that are the same for every
+        batch and all parameters. If any other object, say a tensor, follows from the batch or the
+        parameters, it would be stale in the next step, and everything is put back.
         """
         try:
             self._drawing(effects)
@@ -90,7 +91,7 @@ class Rehearsal:
             steady = steady and (by_others is None or _alike(left, by_others))
             try:
                 again = self._give(self._batch), self._leaves()
-            except Exception:  # sizes that do not fit those of before
+            except Exception:  # say, a stored tensor of the other run's sizes
                 self._refuse(effects)
             if not (_equal(given, again[0]) and _alike(left, again[1])):
                 self._refuse(effects)
@@ -102,14 +103,14 @@ class Rehearsal:
             self._refuse(effects)
 
     def _with_a_smaller_batch(self) -> None:
-        """Runs a batch of other sizes; what that run leaves is not compared, since it may depend on
-        the sizes."""
+        """Runs a smaller batch. Returns None: the side effects may depend on sizes, and are not
+        compared."""
         with suppress(Exception):
             self._give(self._smaller())
 
     def _with_another(self) -> dict[str, Any]:
-        """Runs a batch of other numbers. Returns what it leaves; nothing where the model takes no
-        other batch."""
+        """Runs the batch with other numbers. Returns the side effects by path; none where the model
+        accepts no such batch."""
         for all_differ in (True, False):
             with suppress(Exception):
                 self._give([_another(t, all_differ) for t in self._batch])
@@ -118,11 +119,11 @@ class Rehearsal:
         return {}
 
     def _with_other_parameters(self) -> dict[str, Any]:
-        """Runs the batch with other numbers in parameters and buffers. Returns what it leaves."""
+        """Runs the batch with other parameters and buffers. Returns the side effects by path."""
         roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
         held: list[dict[str, Any]] = []
-        for module in torch.nn.ModuleList(roots).modules():  # what both have, once
-            if not isinstance(module, torch.jit.ScriptModule):  # which holds them elsewhere
+        for module in torch.nn.ModuleList(roots).modules():  # a module that both hold, once
+            if not isinstance(module, torch.jit.ScriptModule):  # which keeps its tensors in C++
                 held += [module._parameters, module._buffers]
         given = [dict(h) for h in held]
         others: dict[int, Any] = {}  # tied ones stay tied
@@ -159,19 +160,20 @@ class Rehearsal:
             return [y.detach().clone() for y in self._run(batch)]
 
     def _leaves(self) -> dict[str, Any]:
-        """What stands there that did not before; of a tensor its numbers."""
+        """Returns path -> value for all that differs from before the runs; a tensor as a copy."""
         found = changes(self._before, Snapshot(self._model, self._loss_fn))
         return {path: _numbers(fact) for path, fact in found.items()}
 
     def _other_mode_is_blind(self) -> bool:
-        """Whether evaluation does not look at what training leaves, or the other way round."""
+        """Returns whether a call in the other mode (evaluation after training, or training after
+        evaluation) gives the same with the side effects as without."""
         given: list[Any] = []
         for _ in range(2):
             flags = [(m, m.training) for m in self._model.modules()]
             self._model.train(not self._model.training)
             try:
                 given.append(self._give(self._batch))
-            except Exception as error:  # a mode that this batch is none for, both times
+            except Exception as error:  # the other mode may not accept this batch at all
                 given.append(type(error))
             finally:
                 for module, flag in flags:
@@ -182,7 +184,7 @@ class Rehearsal:
 
 
 def _told(fact: Any) -> Any:
-    """A fact without the identity of what each run of a forward makes anew."""
+    """Returns a fact without the identity of objects that each run of the forward makes anew."""
     if isinstance(fact, tuple):
         return tuple(map(_told, fact))
     if not isinstance(fact, Same) or isinstance(fact.held, _LASTING):
@@ -193,7 +195,7 @@ def _told(fact: Any) -> Any:
 
 
 def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """The buffers that `state_dict` has."""
+    """Returns path -> persistent buffer, those in `state_dict`."""
     return {
         f"{path}.{name}".lstrip("."): tensor
         for path, module in model.named_modules()
@@ -203,9 +205,10 @@ def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
-    """A tensor of the same form with other numbers; of whole ones those that there are in another
-    order, lest they index nothing, but where they are all one: a device that meets an index out of
-    range serves this process no more, so that a number is then made smaller there, down to 0."""
+    """Returns a tensor like `t` with other numbers. Integers are only put in another order, so that
+    an index stays in range. If all are equal and `all_differ` is set, they become one larger on a
+    CPU, and one smaller (at least 0) elsewhere: a CUDA device does not recover from an index out of
+    range."""
     if t.is_floating_point():
         return t * 0.75 + 0.01
     turned = t.flip(tuple(range(t.dim())))
@@ -221,7 +224,7 @@ def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
 
 def _as_parameter(t: torch.Tensor, like: torch.Tensor) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(t, requires_grad=like.requires_grad)
-    # one dict for both: what a forward sets there is seen
+    # one `__dict__` for both, so that an attribute that a forward sets is seen
     parameter.__dict__ = vars(like)  # type: ignore[reportAttributeAccessIssue]
     return parameter
 
@@ -247,7 +250,7 @@ def _matches(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    """Bitwise, but that a NaN is a NaN."""
+    """Returns whether shapes, dtypes and all numbers are equal; a NaN equals a NaN."""
     return len(a) == len(b) and all(
         x.shape == y.shape
         and x.dtype == y.dtype

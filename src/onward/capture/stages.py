@@ -1,6 +1,6 @@
-"""The stages of one try at a capture, each a function that fills its part of a `Traced`.
+"""The stages of one try at a capture: functions that each fill in some fields of a `Traced`.
 
-`STAGES` has their order, with the reason for each place.
+`STAGES` lists them in order, each with the reason for its place.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ Stage = Callable[[Traced], None]
 
 
 def refuse_dtypes(traced: Traced) -> None:
-    """Raises CaptureError for parameters and tensors of the batch of a dtype that no graph has, for
-    parameters in fp64, and for a mask that eager attention would add as ones and zeros. A call
-    under autocast takes 16-bit tensors of the batch as it takes f32."""
+    """Raises CaptureError for a parameter or a tensor of the batch whose dtype no graph has, for a
+    parameter in fp64, and for a mask that eager attention would add as ones and zeros. Under
+    autocast the batch may have 16-bit floats."""
     model, leaves = traced.request.model, traced.leaves
     autocast = traced.request.autocast is not None
     for name, tensor in zip(leaves.names, leaves.tensors, strict=True):
@@ -67,8 +67,8 @@ def refuse_dtypes(traced: Traced) -> None:
 
 
 def read_numbers(traced: Traced) -> None:
-    """Runs the call once for the numbers that the forward reads into Python, where those are to be
-    answered as in this batch. Raises CaptureError where it reads none."""
+    """Runs the call once in eager mode for the numbers that the forward reads into Python, if this
+    try is to bake them in. Raises CaptureError where it reads none."""
     if traced.flat.values:
         _ask(traced)
         if not traced.flat.noted.read:
@@ -76,8 +76,8 @@ def read_numbers(traced: Traced) -> None:
 
 
 def export_call(traced: Traced) -> None:
-    """Exports the call as `traced.program`. Raises SizesToHold where sizes that are held as
-    multiples cannot be traced: they are to be numbers then."""
+    """Exports the call as `traced.program`. Raises SizesToHold, with all held sizes as numbers,
+    where the trace fails with some held as multiples; else CaptureError."""
     try:
         traced.program = _exported(traced)
     except CaptureError:
@@ -90,9 +90,9 @@ def export_call(traced: Traced) -> None:
 
 
 def compare_layouts(traced: Traced) -> None:
-    """Raises CaptureError where how a tensor lies in memory decides what the forward computes, and
-    the trace has it otherwise than eager PyTorch: fake tensors do not have the strides of
-    `w[index]`, for one, where the index is transposed."""
+    """Raises CaptureError where a tensor's memory layout decides what the forward computes, and is
+    another in the trace than in eager PyTorch: fake tensors have other strides for `w[index]`, for
+    example, where the index is transposed. Sets `traced.layouts_matter`."""
     noted = traced.flat.noted
     traced.layouts_matter = bool(noted.layouts) or bool(noted.sharing.matter())
     if not traced.layouts_matter:
@@ -116,16 +116,16 @@ def compare_layouts(traced: Traced) -> None:
 
 
 def take_presumptions(traced: Traced) -> None:
-    """Takes what is presumed of the batch's numbers out of the program: answers that the forward
-    was given, and masks that attention has in a compact form."""
+    """Removes questions about the batch's numbers from the program's outputs and pins their
+    answers, and chooses the form of each attention mask. Raises CaptureError."""
     program, tensors, flat = traced.program, traced.leaves.tensors, traced.flat
     traced.result._pinned = take(program, flat.noted.asked, tensors, flat.model)
     traced.shown = choose(program, tensors)
 
 
 def fill_graph(traced: Traced) -> None:
-    """Makes the graph of the program: inputs, nodes, outputs, buffers' next values.
-    Raises SizesToHold for sizes without which all others are polynomials of the batch's."""
+    """Makes the graph of the program: inputs, nodes, outputs, buffers' next values. Raises
+    SizesToHold for a size that is no polynomial unless more sizes are held; else CaptureError."""
     result, flat, leaves = traced.result, traced.flat, traced.leaves
     autocast = traced.request.autocast is not None
     traced.translator = Translator(result.graph, traced.program, flat.regions, autocast)
@@ -142,8 +142,8 @@ def fill_graph(traced: Traced) -> None:
 
 
 def cast_results(traced: Traced) -> None:
-    """Casts the results of a whole call to the dtypes that they have in the trace, which under
-    autocast are those of eager mode; before, they are f32."""
+    """Casts the results of a whole call from f32 to their dtypes in the trace, which under autocast
+    are those of eager mode."""
     if not traced.request.whole:
         return
     graph, nodes = traced.result.graph, traced.translator.output_nodes()
@@ -156,8 +156,8 @@ def cast_results(traced: Traced) -> None:
 
 
 def note_presumptions(traced: Traced) -> None:
-    """Notes what later batches are asked besides their sizes. Raises CaptureError where the forward
-    writes into the batch what does not follow from it."""
+    """Records the presumptions to check on later batches besides their sizes. Raises CaptureError
+    where the forward changes numbers of the batch."""
     tensors, written = traced.leaves.tensors, traced.translator.batch
     unchanged = require_unchanged(traced.program, written, tensors, traced.leaves.names)
     traced.result._presumed = [*traced.shown, *unchanged]
@@ -166,8 +166,8 @@ def note_presumptions(traced: Traced) -> None:
 
 
 def reach_of_loss(traced: Traced) -> None:
-    """Notes the parameters that autograd reaches from the loss. Raises CaptureError where it
-    reaches one that neither the model nor the loss function lists."""
+    """Records the parameters that autograd reaches from the loss. Raises CaptureError where it
+    reaches one that is in neither the model's nor the loss function's `parameters()`."""
     if not traced.request.want_loss:
         return
     translator, result, program = traced.translator, traced.result, traced.program
@@ -182,8 +182,8 @@ def reach_of_loss(traced: Traced) -> None:
 
 
 def reach_of_results(traced: Traced) -> None:
-    """Notes, of each result of a whole call, the parameters, leaves of the batch and parts in
-    PyTorch that autograd reaches from it."""
+    """Records, for each result of a whole call, the parameters, leaves of the batch and outputs of
+    PyTorch regions that autograd reaches from it."""
     if not traced.request.whole:
         return
     translator, result = traced.translator, traced.result
@@ -194,7 +194,8 @@ def reach_of_results(traced: Traced) -> None:
     passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
     sources = {name: placeholders(nodes) for name, nodes in passes.items()}
     result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
-    of_batch = {n: result.leaves[i] for i, n in enumerate(traced.batch)}  # may be cast first
+    # not by `env`, where a 16-bit leaf is the cast of its input
+    of_batch = {n: result.leaves[i] for i, n in enumerate(traced.batch)}
     result.reaches = {
         name: _named(nodes, translator) | {of_batch[n] for n in nodes if n in of_batch}
         for name, nodes in sources.items()
@@ -202,26 +203,26 @@ def reach_of_results(traced: Traced) -> None:
 
 
 def note_regions(traced: Traced) -> None:
-    """Notes the parts that run in PyTorch. Raises CaptureError where the program lost one."""
+    """Records the regions that run in PyTorch. Raises CaptureError where the program lost one."""
     if traced.flat.regions is not None:
         traced.result.regions = traced.flat.regions.in_graph(traced.result.graph)
 
 
 def judge_evaluation(traced: Traced) -> None:
-    """Notes why the call's evaluation may be more than the same without dropout."""
+    """Records why evaluation may differ from this call in more than dropout."""
     traced.result.asks = asks_more(
         traced.result, traced.flat, traced.program, traced.translator.sites, traced.request
     )
 
 
 def guard_sizes(traced: Traced) -> None:
-    """Takes the export's conditions on the batch's sizes."""
+    """Records the export's conditions on the batch's sizes as guards."""
     traced.result.guard(getattr(traced.program, "_guards_code", None) or [])
 
 
 def rehearse(traced: Traced) -> None:
-    """Runs a forward that sets values or draws again in eager mode. Raises CaptureError where a
-    graph, which does the same in each step, would do something else."""
+    """Runs the forward again in eager mode if it sets values or draws random numbers. Raises
+    CaptureError where a graph, which does the same in each step, would differ from it."""
     request, flat, result, tensors = (
         traced.request, traced.flat, traced.result, traced.leaves.tensors,
     )  # fmt: skip
@@ -236,11 +237,11 @@ def rehearse(traced: Traced) -> None:
             ).judge(flat.effects)
     result.effects = flat.effects
     if flat.effects.left:
-        result.constants += flat.effects.tensors  # where they are written, eager code reads that
+        result.constants += flat.effects.tensors  # so that guards notice a later write into them
 
 
 def say_notes(traced: Traced) -> None:
-    """Says in one line each what was presumed or left out, for the user to read."""
+    """Adds a line to the notes for each thing that was presumed or left out."""
     noted, effects, notes = traced.flat.noted, traced.flat.effects, traced.result.notes
     caches = traced.tree.caches if traced.tree is not None else ()
     if traced.flat.extra:
@@ -271,38 +272,38 @@ def say_notes(traced: Traced) -> None:
 
 
 STAGES: tuple[Stage, ...] = (
-    refuse_dtypes,  # in the words of who calls, before a trace fails on them
-    read_numbers,  # in eager mode, which alone has them: the trace is given the answers
+    refuse_dtypes,  # before the trace fails on them with a message that does not name the tensor
+    read_numbers,  # before the trace, which has no numbers and is given these
     export_call,
-    take_presumptions,  # questions are outputs of the program until they are taken out
+    take_presumptions,  # before the translation, which would see the questions as outputs
     fill_graph,
-    cast_results,  # 16-bit tensors of the trace are f32 in the graph until here
-    compare_layouts,  # a write that no graph can have is refused in words of its own before
-    note_presumptions,  # the translation says which nodes write into the batch
-    reach_of_loss,  # of the program: passes drop what is multiplied by zero, autograd does not
+    cast_results,  # after the translation, in which 16-bit tensors are f32
+    compare_layouts,  # after the translation, which has a better message for a write it refuses
+    note_presumptions,  # after the translation, which finds the writes into the batch
+    reach_of_loss,  # in the program: graph passes drop what is multiplied by 0, autograd does not
     reach_of_results,
-    note_regions,  # those that stand in the graph
-    judge_evaluation,  # of the graph as it is in the end
+    note_regions,  # of the finished graph
+    judge_evaluation,  # of the finished graph
     guard_sizes,
-    rehearse,  # with a smaller batch too, which the guards tell apart
+    rehearse,  # after the sizes are known: it runs a smaller batch
     say_notes,
 )
 
 
 def _answers(asked: list[tuple[str, Any]], sharing: Sharing) -> list[tuple[str, Any]]:
-    """What a run was answered about memory, where it matters."""
+    """Returns a run's answers about memory layouts, and on shared memory where that matters."""
     calls = sharing.answers()
     return [*asked, *(calls[i] for i in sharing.matter())]
 
 
 def _alike(x: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as the tensor does: its storage, offset and strides."""
+    """Returns a copy with the tensor's memory layout: storage, offset and strides."""
     held = torch.empty(0, dtype=x.dtype, device=x.device)
     return held.set_(x.untyped_storage().clone(), x.storage_offset(), x.size(), x.stride())
 
 
 def _hint(answer: object) -> object:
-    """A size of the trace as the number that it is for this batch."""
+    """Returns a symbolic size or condition of the trace as its value for this batch."""
     return answer.node.hint if isinstance(answer, torch.SymInt | torch.SymBool) else answer
 
 
@@ -311,7 +312,8 @@ def _ask(traced: Traced) -> None:
 
 
 def _exported(traced: Traced) -> ExportedProgram:
-    """The exported program; a forward that asks tensors runs once before, for the answers."""
+    """Returns the exported program. A forward that branches on tensors runs once in eager mode
+    first, for the answers."""
     flat, leaves = traced.flat, traced.leaves
     with contextlib.suppress(Unasked):
         return export(flat, leaves.tensors, leaves.names, traced.held)
@@ -320,14 +322,14 @@ def _exported(traced: Traced) -> ExportedProgram:
 
 
 def _translate(traced: Traced) -> None:
-    """Fills the graph with nodes, and says what its outputs are."""
+    """Adds the program's nodes to the graph, and names its outputs in the signature."""
     translator, want_loss = traced.translator, traced.request.want_loss
     names = traced.flat.noted.names
     outputs = [output_name(n) for n in names]
     if want_loss:
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
-    first = 1 if want_loss else 0  # a result may be called as the loss is
+    first = 1 if want_loss else 0  # by position: a result may also be named "loss"
     results = dict(zip(names[first:], outputs[first:], strict=True))
     loss = outputs[0] if want_loss else None
     graph = traced.result.graph
@@ -335,13 +337,13 @@ def _translate(traced: Traced) -> None:
 
 
 def _named(nodes: Collection[torch.fx.Node], translator: Translator) -> set[str]:
-    """The graph's names of what these placeholders stand for."""
+    """Returns the names of the graph inputs of these placeholders."""
     values = [translator.env[n] for n in nodes]
     return {v.name or "" for v in values if isinstance(v, Value)}  # a complex one is a pair
 
 
 def _held_note(held: Held, names: list[str]) -> str:
-    """Says which sizes may vary less than others."""
+    """Returns the note on held sizes, which are not free to vary."""
     dims = [
         f"{names[leaf]} dim {dim}" + (f" (multiples of {factor})" if factor else "")
         for (leaf, dim), (factor, _) in sorted(held.items())

@@ -1,4 +1,4 @@
-"""Traced: one try at a capture, as it goes from stage to stage."""
+"""Traced: the state of one try at a capture, which goes from stage to stage."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from onward.graph.graph import Graph
 class Traced:
     """What the stages of a capture share (`onward.capture.stages`); each fills a part of it.
 
-    Known from the start: request; leaves, the batch's tensors and names; flat, the call that is
-    exported; held, the sizes that are numbers or multiples of one; result, the capture, with an
-    empty graph.
-    By `export_call`: program, the exported program. batch, its nodes for the batch's tensors, in
-    the order of `leaves.tensors`. tree, how the results are put together.
-    By `take_presumptions`: shown, the masks whose form is presumed.
-    By `fill_graph`: translator, with the graph's value of each node.
-    By `compare_layouts`: layouts_matter, whether the graph is for batches that lie in memory as
-    this one does.
+    Set from the start: request; leaves, the batch's tensors and names; flat, the call to export;
+    held, the sizes that are numbers or multiples of one; result, the capture, with an empty graph.
+    Set by `export_call`: program, the exported program; batch, its placeholders of the batch's
+    tensors, in the order of `leaves.tensors`; tree, how the results form the model's outputs.
+    Set by `take_presumptions`: shown, the presumptions about attention masks.
+    Set by `fill_graph`: translator, with the graph's value of each node.
+    Set by `compare_layouts`: layouts_matter, whether the graph holds only for batches with this
+    one's memory layouts.
     """
 
     request: CaptureRequest
@@ -51,18 +50,18 @@ class Traced:
     def of(
         cls, request: CaptureRequest, held: Held, values: bool, parts: RegionSearch | None
     ) -> Traced:
-        """The beginning of a try. values: whether numbers that the forward reads into Python are
-        those of this batch. parts: the submodules that are one op each."""
+        """Starts a try. values: whether to bake in the numbers that the forward reads into Python.
+        parts: the submodules that run in PyTorch, each as one op."""
         leaves = BatchLeaves.of(request, keeps_flags=request.whole)
         flat = FlatCall(request, leaves.spec, leaves.fixed, values, parts)
-        flat.training = request.model.training  # its own flag alone: submodules keep theirs
+        flat.training = request.model.training  # not `train()`: submodules keep their own flags
         flat.extra = forward_defaults(request.model, request.kwargs)
         result = CapturedModule(Graph("forward"), {}, {}, {}, autocast=request.autocast)
         return cls(request, leaves, flat, held, result)
 
 
 class SizesToHold(Exception):
-    """Ends a try: the next one is to hold these sizes."""
+    """Raised to end a try. held: the sizes that the next try has to hold."""
 
     def __init__(self, held: Held) -> None:
         super().__init__(held)

@@ -41,12 +41,16 @@ class BackgroundWriter:
                 self._thread = threading.Thread(target=self._run, name="onward checkpoint writer")
                 self._thread.start()
 
+    def wait(self) -> None:
+        """Waits until everything is written, or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None)
+
     def finish(self) -> None:
         """Waits until everything is written. Raises what the last write raised, an OSError as a
         CheckpointError."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._thread is None)
-            failed, self._failed = self._failed, None
+        self.wait()
+        failed, self._failed = self._failed, None
         if failed is None:
             return
         path, error = failed

@@ -1,4 +1,8 @@
-"""Forward graph -> step graph: gradients by reverse mode over ONNX ops, then optimizer updates."""
+"""Forward graph -> step graph: gradients by reverse mode over ONNX ops, then optimizer updates.
+
+In: a forward graph and a `Recipe`. Out: a graph with gradients, next parameters and next state.
+Imports: graph.
+"""
 
 from onward.differentiate import rules
 from onward.differentiate.reverse import vjp

@@ -1,8 +1,9 @@
-"""Reverse mode: one walk over the nodes from the outputs back to the inputs.
+"""Reverse-mode differentiation: one walk over the nodes from the outputs back to the inputs.
 
-The mechanism only; what each op's gradient is stands in `rules/`. Broadcasting is undone here,
-once, for every rule: a gradient wider than its value is summed to the value's shape. So are types:
-where gradients meet, those of low precision are added in f32, and a rule gets its value's own.
+This is the mechanism only; the gradient of each op is in `rules/`. Broadcasting is undone here,
+once for all rules: a gradient wider than its value is summed to the value's shape. Types are
+handled here too: gradients of low precision are added in f32, and a rule gets each gradient in its
+value's type.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from onward.graph.types import Shape
 def vjp(
     graph: Graph, outputs: Sequence[str], wrt: Sequence[str], zeros: Collection[str] = ()
 ) -> Graph:
-    """A copy of `graph` with the vector-Jacobian product by each input in `wrt` among its outputs.
+    """Returns a copy of `graph` with the vector-Jacobian product with respect to each input in
+    `wrt` among its outputs.
 
-    The vectors are new inputs of each output's own type: for a scalar loss 1, or 1/N for one of N
-    accumulated micro-batches; the gradients are new outputs (`Signature.cotangents`, `.gradients`).
-    An input that no output reaches gets none, or one of zeros where it is among `zeros`.
-    Raises ValueError naming every op on the way that has no gradient rule, and for an output that
-    is not floating.
+    The vectors are new inputs of each output's own type: 1 for a scalar loss, 1/N for one of N
+    accumulated micro-batches. The gradients are new outputs (`Signature.cotangents`, `.gradients`).
+    An input that no output depends on gets no gradient, or one of zeros if it is in `zeros`. Raises
+    ValueError naming every op on the way that has no gradient rule, and for an output that is not
+    floating.
     """
     graph = graph.clone()
     _inline_composites(graph)
@@ -39,7 +41,7 @@ def vjp(
             raise ValueError(f"output '{name}' is {type_of(end)}, which has no gradient")
         given = graph.input(f"cotangent.{name}", type_of(end), Role.COTANGENT)
         cotangents[name] = given.name or ""
-        held = gradients.get(end)  # one value under two names
+        held = gradients.get(end)  # one value may be an output under two names
         b = Builder(graph, backward=True)
         gradients[end] = given if held is None else b.Add(held, given)
         _require_rules(graph, needed, end)
@@ -48,7 +50,7 @@ def vjp(
         if all(dy is None for dy in dys) or not any(x in needed for x in _ways(node)):
             continue
         if node.op_type in NO_GRADIENT:
-            continue  # an output itself, whose cotangent ends here
+            continue  # the walk ends at an input that is an output itself
         b = Builder(graph, module=where(node), backward=True)
         dys = [
             dy if dy is None or node.op_type == "Cast" else b.cast(dy, type_of(y).dtype)
@@ -76,8 +78,8 @@ def vjp(
 
 
 def _sum(b: Builder, held: Value | None, dx: Value) -> Value:
-    """Adds the gradients that arrive at a value from several readers; those of low precision are
-    added in f32, so that each is rounded once."""
+    """Adds a gradient to the one held for the same value; low precision is added in f32, so that
+    each is rounded once."""
     if held is None:
         return dx
     wide = type_of(dx).accumulated.dtype
@@ -85,7 +87,7 @@ def _sum(b: Builder, held: Value | None, dx: Value) -> Value:
 
 
 def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
-    """The gradients that the op's rule gives; where it refuses, raises its reason with the node's
+    """Applies the op's gradient rule. A ValueError of the rule is raised again with the node's
     place."""
     rule = RULES[node.op_type]
     try:
@@ -97,8 +99,7 @@ def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
 
 
 def _settle_own_gradients(graph: Graph) -> None:
-    """Replaces parts that have a backward of their own, which is written where it is run, by their
-    results."""
+    """Replaces `WithGradient` nodes, which carry a backward of the user's own, by their results."""
     for node in list(graph):
         if node.op_type == "WithGradient":
             for y, x in zip(node.outputs, node.inputs, strict=False):
@@ -108,7 +109,7 @@ def _settle_own_gradients(graph: Graph) -> None:
 
 
 def _ways(node: Node) -> Sequence[Value | None]:
-    """The inputs that a gradient may reach from the node."""
+    """The inputs of a node that a gradient may flow to."""
     own = node.op_type == "WithGradient"
     return node.inputs[-attributes(node)["sources"] :] if own else node.inputs
 
@@ -125,7 +126,7 @@ def unbroadcast(b: Builder, dx: Value, shape: Shape) -> Value:
 
 
 def _inline_composites(graph: Graph) -> None:
-    """Replaces onward ops without a gradient rule by their bodies, which are differentiated."""
+    """Inlines the bodies of own ops without a gradient rule, so that these are differentiated."""
     again = True
     while again:
         again = False
@@ -158,7 +159,7 @@ def _require_rules(graph: Graph, needed: set[Value], end: Value) -> None:
 
 
 def _ancestors(value: Value) -> list[Node]:
-    """The nodes from which a gradient could come to `value`'s producer, and that producer."""
+    """The nodes that a gradient passes on its way back from `value`, its producer included."""
     seen: dict[Node, None] = {}
     stack = [value.producer()]
     while stack:
@@ -166,7 +167,7 @@ def _ancestors(value: Value) -> list[Node]:
         if node is None or node in seen:
             continue
         if node.op_type in NO_GRADIENT:
-            continue  # no gradient passes, so what lies behind needs no rule
+            continue  # no gradient passes, so nodes behind it need no rule
         seen[node] = None
         stack.extend(x.producer() for x in _ways(node) if x is not None)
     return list(seen)

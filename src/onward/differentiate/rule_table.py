@@ -1,9 +1,9 @@
-"""The table of gradient rules: one per op, written in the builder's language (`rules/<family>.py`).
+"""The table of gradient rules, one for each op, written with the Builder (`rules/<family>.py`).
 
-A rule takes `(b, dys, ys, xs, attrs)`: the gradients of the outputs (None where nothing flows),
-the outputs, the inputs, the attributes; it returns one gradient or None per input. Most ops have
-one output and are written `(b, dy, y, *xs)`. Rules ignore broadcasting: the walk undoes it.
-Ops without a gradient are listed, not absent.
+A rule takes `(b, dys, ys, xs, attrs)`: the gradients of the outputs (None where no gradient flows),
+the outputs, the inputs, the attributes. It returns one gradient or None per input. Most ops have
+one output; their rules are written `(b, dy, y, *xs)`. Rules ignore broadcasting, which the walk
+undoes. Ops without a gradient are listed explicitly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule: TypeAlias = Callable[
 ]
 RULES: dict[str, Rule] = {}
 
-# Ops that no gradient passes, by the reason.
+# Ops without a gradient, by reason.
 WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
     "its result is an integer, a bool or a step function": frozenset(
         {
@@ -42,8 +42,8 @@ NO_GRADIENT = frozenset(op for ops in WITHOUT_GRADIENT.values() for op in ops)
 
 
 def register(op_type: str, rule: Rule) -> None:
-    """Enters the rule of an op. Raises ValueError where the op has one, or none on purpose, and
-    where no op has this name."""
+    """Registers the rule of an op. Raises ValueError for an unknown op, and for one that already
+    has a rule or is listed as without a gradient."""
     if op_type not in OPS:
         raise ValueError(f"there is no op {op_type}; fix: register the op before its gradient rule")
     if op_type in NO_GRADIENT:
@@ -54,7 +54,7 @@ def register(op_type: str, rule: Rule) -> None:
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Enters a rule of the full form, for ops with several outputs or with attributes."""
+    """Registers a rule of the full form, for ops with several outputs or with attributes."""
 
     def decorate(function: Rule) -> Rule:
         for op_type in op_types:
@@ -65,7 +65,7 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
 
 
 def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value]) -> None:
-    """Enters the rule `dx` of an elementwise op from `(b, dy, y, x)`."""
+    """Registers the rule `dx` of an elementwise op, a function of `(b, dy, y, x)`."""
 
     def full(
         b: Builder,
@@ -83,7 +83,7 @@ def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value
 def binary(
     op_type: str, function: Callable[[Builder, Value, Value, Value, Value], Gradients]
 ) -> None:
-    """Enters the rule `(da, db)` of an elementwise op from `(b, dy, y, a, b)`."""
+    """Registers the rule `(da, db)` of an elementwise op, a function of `(b, dy, y, a, b)`."""
 
     def full(
         b: Builder,
@@ -101,6 +101,6 @@ def binary(
 
 
 def only(dys: list[Value | None]) -> Value:
-    """The gradient of the first output, where no other has one."""
+    """The gradient of the first output; asserts that no other output has one."""
     assert dys[0] is not None and all(dy is None for dy in dys[1:])
     return dys[0]

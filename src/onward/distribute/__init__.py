@@ -1,7 +1,7 @@
-"""A step's graph and a mesh -> the graph of one of its ranks. One rank is all that there is today.
+"""A step's graph and a mesh -> the graph of one of its ranks. Only one rank is supported today.
 
-In:  the whole step, between its update and its rewriting, and the mesh of ranks that it runs on
-Out: the graph that this process's rank runs; on one rank the graph itself
+In:  the step with its updates, before it is rewritten, and the mesh of ranks that run it Out: the
+graph that this process's rank runs; on one rank the graph itself
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from onward.graph.graph import Graph
 
 
 def distribute(graph: Graph, mesh: Mesh) -> Graph:
-    """The graph that this rank of the mesh runs of a step: the step itself on one rank. Raises
-    OnwardError for more ranks."""
+    """Returns the graph that this rank of the mesh runs. Raises OnwardError for more than one
+    rank."""
     if mesh.ranks > 1:
         raise OnwardError(
             f"a step on {mesh} cannot be distributed yet; fix: a mesh of one rank, "

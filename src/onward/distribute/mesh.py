@@ -7,8 +7,8 @@ from math import prod
 
 from onward.errors import OnwardError
 
-# In torch DeviceMesh's spelling: replicas of the data, shards of the data and of what is held for
-# it, shards of weights, of sequences, and of layers.
+# Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
+# of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 
 
@@ -16,9 +16,8 @@ AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 class Mesh:
     """The ranks that train one model, and which of them this process is; one rank by default.
 
-    axes: the names of the axes, each one of AXES and given once. sizes: the ranks along each axis.
-    coordinates: the place of this process along each axis, counted from 0. Raises OnwardError
-    for other values.
+    axes: names of the axes, each one of AXES and given once. sizes: ranks along each axis.
+    coordinates: this process's place along each axis, from 0. Raises OnwardError for other values.
     """
 
     axes: tuple[str, ...] = ()
@@ -40,11 +39,11 @@ class Mesh:
         return prod(self.sizes)
 
     def agreed(self, value: bool) -> bool:
-        """The value that all ranks go on with: true where it is on every rank.
+        """Whether the value is true on every rank, so that all ranks decide alike.
 
-        A decision that changes which graph runs, or whether it writes, is taken through this
-        function, so that every rank runs the same sequence of collectives. All ranks call it at the
-        same places in the same order. On one rank it is the value itself.
+        A decision that changes which graph runs, or whether it writes, is made through this method,
+        so that every rank runs the same sequence of collectives. All ranks call it at the same
+        points in the same order. On one rank it returns the value.
         """
         return value
 

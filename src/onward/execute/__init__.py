@@ -1,4 +1,8 @@
-"""Plan -> running: regions of memory, launches bound once, the loop."""
+"""Executes a Plan: allocates its memory, binds its launches to it once, and runs them in order.
+
+In: a Plan and tensors that the user or the session owns. Out: results, and these tensors updated.
+Imports: plan and the stages before it.
+"""
 
 from onward.execute.blocks import Block, Blocks, leave_in, left_in
 from onward.execute.executable import Executable

@@ -1,4 +1,4 @@
-"""Binder: binds a plan's launches to memory, and again where memory or sizes have changed."""
+"""Binder: binds a plan's launches to memory, and again when memory or sizes change."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ _address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
 class Binder:
-    """The bound launches of a plan; making one binds nothing.
+    """The bound launches of a plan; none before `bind`.
 
-    `owned` gives the tensors that belong to the user or the session by graph input name:
-    parameters, module buffers, optimizer state. Everything else is placed in `memory`.
-
-    dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
-    the plan's order and by the plan's names. flags: i64[n,2] after `bind`, those of launches that
-    find bad input; None where none does. bindings: grows whenever a launch is bound anew, and
-    binding is another object then. written: owned tensors that launches write. regions: the parts
-    of the model that run in PyTorch (`parts`, by their site), with what their forwards have left.
+    owned: tensors of the user or the session (parameters, module buffers, optimizer state), by
+    graph input. Everything else is placed in `memory`. dims: sizes of the batch that launches are
+    bound for. launches, inputs, outputs: set by `bind`, in the plan's order and by the plan's
+    names. flags: i64[n,2], set by `bind`, for launches that detect bad input; None if there are
+    none. bindings: the number of times that launches were bound; `binding` is a new object each
+    time. written: owned tensors that launches write. regions: runs the model's `parts` in PyTorch,
+    and keeps what their forwards leave for backward.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Binder:
         self.inputs: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, torch.Tensor] = {}
         self.flags: torch.Tensor | None = None
-        self._flagged: dict[int, KernelArguments] = {}  # by launch, in order
+        self._flagged: dict[int, KernelArguments] = {}  # by launch number, in order
         changed = {y.buffer for launch in plan.launches for y in launch.outputs}
         self.written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
@@ -65,28 +64,29 @@ class Binder:
 
     @property
     def lent(self) -> int | None:
-        """The address of the block that launches are bound to; None where it is none."""
+        """The address of the block that launches are bound to; None where there is none."""
         return None if self._bound_at is None else self._bound_at[1]
 
     @property
     def places(self) -> Mapping[str, torch.Tensor]:
-        """The places, by name, that owned tensors with gaps, or out of order, are copied to."""
+        """Contiguous copies of owned tensors that are not contiguous, by name."""
         return self._tensors.places
 
     def tensor(self, layout: Layout) -> torch.Tensor:
-        """The tensor of a layout of the plan, at the sizes bound."""
+        """The tensor of a layout of the plan, at the present sizes."""
         return self._tensors.window(layout)
 
     def nbytes(self) -> dict[MemoryRegion, int]:
-        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        """Bytes allocated for this plan, by region, to compare with the plan's prediction."""
         return self._tensors.nbytes()
 
     def bind(
         self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
     ) -> None:
-        """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
-        with open sizes where these are others. block: `u8[n]`, in place of the arenas. Raises
-        OnwardError for tensors that are no longer what the step was made for."""
+        """Binds launches to memory: all of them if an arena or an owned tensor has moved, else
+        those that depend on open sizes that have changed. block: `u8[n]`, used in place of the
+        arenas. Raises OnwardError for owned tensors that have changed shape or dtype, or
+        overlap."""
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
         lent = None if block is None else block.data_ptr()
@@ -117,11 +117,11 @@ class Binder:
     # ---- a run
 
     def stage(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
-        """Copies inputs, and owned tensors whose elements have gaps, to their places."""
+        """Copies inputs and non-contiguous owned tensors to their places, and clears the flags."""
         for name, content in inputs.items():
             target = self.inputs.get(name)
             if target is None:
-                continue  # pruned: this plan does not need it
+                continue  # the plan does not need this input
             if isinstance(content, torch.Tensor):
                 target.copy_(content)
             else:
@@ -132,8 +132,9 @@ class Binder:
             self.flags.zero_()
 
     def run(self, numbers: range) -> None:
-        """Runs launches by their numbers and raises the error of the first that found bad input; a
-        later one that fails on what that left is not heard."""
+        """Runs the launches with these numbers, then raises the error of the first that found bad
+        input. That error also replaces an exception of a later launch, which the bad input may have
+        caused."""
         try:
             for launch in self.launches[numbers.start : numbers.stop]:
                 launch()
@@ -143,21 +144,21 @@ class Binder:
         self.raise_input_errors(numbers)
 
     def write_back(self) -> None:
-        """Copies what launches wrote for owned tensors with gaps to where these lie."""
+        """Copies what launches wrote for non-contiguous owned tensors back to them."""
         for name, place in self.places.items():
             if any(self.owned[name] is t for t in self.written):
                 self.owned[name].detach().copy_(place)
 
     def release(self) -> None:
-        """Releases the arenas; the next run binds all launches again."""
+        """Drops the arenas; the next `bind` binds all launches again."""
         self._tensors.release()
         self.inputs, self.outputs, self.launches = {}, {}, []
         self.flags, self._flagged = None, {}
         self._bound_at = None
 
     def raise_input_errors(self, launches: range) -> None:
-        """Raises what the first of these launches found bad in its input. The host reads the flags
-        of all of them at once, and waits for what a device has queued."""
+        """Raises the error of the first of these launches that found bad input. Reads all flags at
+        once, which waits for the device."""
         flagged = [i for i in self._flagged if i in launches]
         if not flagged or self.flags is None:
             return
@@ -187,7 +188,7 @@ class Binder:
         return launch.kernel.bind(arguments)
 
     def _spare(self, launch: Planned, x: torch.Tensor) -> int:
-        """The spare rows of a launch (`KernelArguments.spare`)."""
+        """The spare rows of an operand of a launch (`KernelArguments.spare`)."""
         for layout in (*launch.inputs, *launch.outputs):
             if layout is not None and self.tensor(layout) is x:
                 return self._tensors.spare(layout)
@@ -197,17 +198,17 @@ class Binder:
 
     @cached_property
     def _changing(self) -> list[int]:
-        """The launches that open sizes concern."""
+        """The launches whose operands depend on open sizes."""
         return [i for i, launch in enumerate(self.plan.launches) if not launch.is_static]
 
     @cached_property
     def _roomy(self) -> set[int]:
-        """The launches whose temporaries are smaller for smaller batches."""
+        """The launches whose temporaries depend on open sizes."""
         return {i for i in self._changing if self._varies(self.plan.launches[i])}
 
     def _varies(self, launch: Planned) -> bool:
-        """Whether a launch's temporaries follow open sizes. They grow with every size, so that
-        what the smallest and the largest batch have alike all have."""
+        """Whether a launch's temporaries depend on open sizes. Temporaries grow with every size, so
+        that it is enough to compare those of the smallest and the largest batch."""
         if not launch.scratch:
             return False
         least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
@@ -218,8 +219,7 @@ class Binder:
         return small != large
 
     def _scratch(self, launch: Planned) -> list[torch.Tensor]:
-        """The temporaries of a launch as the kernel asks for them at these sizes, in the places
-        planned."""
+        """The temporaries of a launch at the present sizes, in the buffers planned for them."""
         size = self._tensors.size
 
         def at(type: Type) -> Type:

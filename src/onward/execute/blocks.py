@@ -1,9 +1,9 @@
 """Blocks: the memory of one forward, in use until its backward is done and its gradients are freed.
 
-What is handed out of a block is a tensor over a storage of the block's own, which counts who holds
-it; the launches' windows lie over another storage of the same bytes, and do not count. So a block
-is free again when nobody holds any of its tensors, however they went: freed by autograd after the
-backward, dropped with an exception, replaced by `zero_grad`.
+Tensors that leave a block share a storage made for it, whose reference count tells whether any of
+them is still held. The launches' views use another storage over the same bytes, which does not
+count. So a block is free again when nobody holds any of its tensors, whether autograd freed them
+after the backward, an exception dropped them or `zero_grad` replaced them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-LATE, ROOM = 6, 1.2  # blocks asked for, and how much larger than any of them a free one may be
+# the number of recent requests remembered, and how much larger than these a free block may be
+LATE, ROOM = 6, 1.2
 
 
 class Block:
@@ -25,63 +26,63 @@ class Block:
         self._storage: Any = _CORE._construct_storage_from_data_pointer(
             base.data_ptr(), base.device, base.nbytes
         )
-        # whoever lends the block may be gone before those who hold its tensors
+        # tensors of the block may outlive the Blocks that lent it
         self._storage.base = base
         self._binding: object = None
-        self._patterns: list[torch.Tensor] = []  # of the windows of that binding, not handed out
+        self._patterns: list[torch.Tensor] = []  # windows made for that binding, never handed out
 
     @property
     def nbytes(self) -> int:
         return self.base.nbytes
 
     def forget(self) -> None:
-        """Drops what `leave_in` has noted."""
+        """Drops the value stored by `leave_in`."""
         self._storage.left = None
 
     @property
     def is_held(self) -> bool:
-        """Whether the caller still holds a tensor that lies in the block."""
+        """Whether the caller still holds a tensor of the block."""
         return _CORE._storage_Use_Count(self._storage._cdata) > 1 + len(self._patterns)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the tensors given to the caller still lie in the block: `share_memory_` on any of
-        them moves all."""
+        """Whether the tensors handed out still lie in the block; `share_memory_` on any of them
+        moves all."""
         return self._storage.data_ptr() == self.base.data_ptr()
 
     def whole(self) -> torch.Tensor:
-        """The bytes of the block, `u8[n]`, to be held by whoever needs their content."""
+        """The bytes of the block, `u8[n]`, as a tensor that holds the block."""
         return self.window(self.base)
 
     def window(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor over the bytes of x, a window on `base`, that holds the block."""
+        """A tensor over the same bytes as x, which is a view of `base`; it holds the block."""
         offset = (x.data_ptr() - self.base.data_ptr()) // x.itemsize if x.numel() else 0
         empty = torch.empty(0, dtype=x.dtype, device=x.device)
         return empty.set_(self._storage, offset, x.shape, x.stride())
 
     def windows(self, binding: object, at: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Makes the `window` of each tensor, from patterns, which is eight times as fast. binding:
-        stands for what `at` gives, as long as it is this object."""
+        """Makes the `window` of each tensor from cached ones, which is eight times as fast.
+        binding: the cache is valid as long as this is the same object."""
         if self._binding is not binding:
             self._patterns = [self.window(x) for x in at()]
             self._binding = binding
-        return [x.data for x in self._patterns]  # each with a version of its own
+        return [x.data for x in self._patterns]  # `.data`, so that each has its own version counter
 
 
 def leave_in(content: torch.Tensor, value: Any) -> None:
-    """Notes something in the block that the tensor shows, until it is lent again. It must not lead
-    to tensors that were handed out of the block: they would keep each other."""
+    """Stores a value with the block that `content` lies in, until the block is lent again. The
+    value must not refer to tensors of the block: such a cycle would never be freed."""
     content.untyped_storage().left = value  # type: ignore[attr-defined]
 
 
 def left_in(content: torch.Tensor) -> Any:
-    """The value that was noted in the block that the tensor shows; None where nothing was."""
+    """The value stored with the block that `content` lies in; None where there is none."""
     return getattr(content.untyped_storage(), "left", None)
 
 
 class Blocks:
-    """The blocks of one memory. make: a tensor `u8[n]`. dropped: told of those that go, by their
-    addresses, before one is made: whose launches lie there keep their bytes."""
+    """The blocks of one Memory. make: allocates `u8[n]`. dropped: called with the addresses of
+    blocks to be freed before another is allocated, so that whoever is bound to them lets go."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class Blocks:
         self._make, self._dropped = make, dropped
         self._free: list[Block] = []
         self._lent: list[Block] = []
-        self._late: list[int] = []  # bytes asked for
+        self._late: list[int] = []  # bytes of recent requests
 
     def lend(self, nbytes: int) -> Block:
         """Returns a block of at least `nbytes` that no caller holds: the smallest free one, so that
-        a loop gets the same one each time. Where none is large enough all free ones are released,
-        and so are those much larger than recent requests."""
+        a loop gets the same one each time. If none is large enough, all free ones are released
+        first. Free ones much larger than recent requests are released too."""
         self._sweep()
         self._late = [*self._late[1 - LATE :], nbytes]
         most = max(self._late) * ROOM
@@ -112,7 +113,7 @@ class Blocks:
         return found
 
     def holding(self, content: torch.Tensor) -> Block | None:
-        """The lent block whose bytes these are; None where they are a copy."""
+        """The lent block that `content` lies in; None where it is a copy."""
         at = content.data_ptr()
         return next((block for block in self._lent if block.base.data_ptr() == at), None)
 
@@ -135,7 +136,7 @@ class Blocks:
             self._dropped(gone)
 
     def _sweep(self) -> None:
-        """Finds the blocks that are free by now."""
+        """Moves blocks that nobody holds any more from lent to free."""
         self._free += [block for block in self._lent if not block.is_held and block.is_in_place]
         self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
         self._lent = [block for block in self._lent if block.is_held]

@@ -1,4 +1,4 @@
-"""Executable: a plan bound to memory. It decides nothing; it calls launches in order."""
+"""Executable: a plan bound to memory. It makes no decisions; it calls launches in order."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class KernelTime:
 
 
 class Executable:
-    """A plan, the tensors it reads and writes in place, and its launches, bound at the first run.
+    """A plan with the tensors that it reads and writes, and its launches, which are bound at the
+    first run.
 
-    `owned` gives the tensors that belong to the user or the session by graph input name:
-    parameters, module buffers, optimizer state. Everything else is placed in `memory`. Open sizes
-    of the plan may change from run to run: launches that they concern are then bound anew.
-    Kernels read and write whole rows of memory: an owned tensor whose elements do not lie one after
-    the other is copied to a place of the session's before a run, and back where it was written.
+    owned: tensors of the user or the session (parameters, module buffers, optimizer state), by
+    graph input. Everything else is placed in `memory`. Open sizes of the plan may change from run
+    to run; launches that depend on them are then bound again. Kernels need contiguous tensors: an
+    owned tensor that is not contiguous is copied to persistent memory before a run, and back if it
+    was written.
 
-    The host reads nothing that launches have written until all of the step but its commit is
-    queued: then the flags of kernels that found bad input, at once, and `finite`, which decides
-    whether the commit runs. mesh: the ranks that run the step, which decide that together; one rank
-    where left out.
+    The host reads no results until all launches before the commit are queued. Then it reads at once
+    the flags of kernels that found bad input, and `finite`, which decides whether the commit runs.
+    mesh: the ranks that run the step and make that decision together; one rank by default.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Executable:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The sizes of the batch that the launches are bound for."""
+        """Sizes of the batch that the launches are bound for."""
         return self._binder.dims
 
     @property
     def launches(self) -> list[Launch]:
-        """The launches as they are bound, in the plan's order; none before the first."""
+        """The bound launches, in the plan's order; none before the first run."""
         return self._binder.launches
 
     def bind(self, dims: Mapping[str, int] | None = None) -> None:
@@ -86,13 +86,13 @@ class Executable:
         dims: Mapping[str, int] | None = None,
         done: Callable[[bool], None] | None = None,
     ) -> bool:
-        """Runs the launches once. `inputs` are copied into their staged places first.
+        """Runs the launches once, after copying `inputs` into place.
 
-        dims: sizes of this batch, which the plan serves; those of the plan where left out.
-        Returns whether what outlives the step was written: not where the signature has an output
-        `finite` that is false. Until the first such launch a run may fail or be interrupted and
-        leaves parameters and state as they were; from there on signals wait, also for `done`, which
-        is told the same. Raises what a kernel says of bad input, such as IndexError.
+        dims: sizes of this batch, by default the plan's. Returns whether the commit ran, which
+        writes what outlives the step; it does not run if the output `finite` of the signature is
+        false. A run that fails or is interrupted before the commit leaves parameters and state as
+        they were. Signals wait from the commit on, also during `done`, which gets the same boolean.
+        Raises errors of kernels for bad input, such as IndexError.
         """
         with torch.no_grad():
             self._stage(inputs, dims)
@@ -127,8 +127,8 @@ class Executable:
         self._binder.stage(inputs)
 
     def _require_reached(self) -> None:
-        """Raises OnwardError where eager PyTorch would leave a parameter alone that the update of a
-        graph moves."""
+        """Raises OnwardError if regions have not used a parameter that the step would update, which
+        eager PyTorch would leave alone."""
         left = sorted(unreached(self._in_regions, self._binder.regions))
         if left:
             names = [user_name(name) for name in left[:5]]
@@ -146,12 +146,12 @@ class Executable:
         self._binder.run(range(self.plan.commit, len(self._binder.launches)))
         self._binder.write_back()
         written = self._binder.written
-        if written:  # so that a backward over values saved before raises instead of lying
+        if written:  # so that a backward over saved values raises instead of using changed ones
             torch.autograd.graph.increment_version(written)
 
     @contextmanager
     def _writing(self) -> Generator[None]:
-        """A context that tells the session what an exception leaves half written."""
+        """A context that marks the memory as torn if an exception interrupts it."""
         self.memory.torn = True
         yield
         self.memory.torn = False
@@ -159,20 +159,19 @@ class Executable:
     # ---- what a run left behind
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of an output by name: no returned tensor aliases the session's memory."""
+        """A copy of an output by name; it shares no memory with the session."""
         return self._binder.outputs[name].clone()
 
     def view(self, name: str) -> torch.Tensor:
-        """An output as it lies in memory, until the session's next run."""
+        """An output without a copy, valid until the session's next run."""
         return self._binder.outputs[name]
 
     def tensor(self, layout: Layout) -> torch.Tensor:
-        """Any operand of the plan as it lies in memory, until a launch that shares its bytes
-        writes."""
+        """Any operand of the plan without a copy, valid until a launch writes to the same bytes."""
         return self._binder.tensor(layout)
 
     def nbytes(self) -> dict[MemoryRegion, int]:
-        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        """Bytes allocated for this plan, by region, to compare with the plan's prediction."""
         return self._binder.nbytes()
 
     # ---- timing
@@ -182,8 +181,8 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
     ) -> list[KernelTime]:
-        """Runs the launches and times them one by one. What they write of their owners' tensors is
-        put back."""
+        """Runs the launches one by one and times each. Owned tensors that they write are
+        restored."""
         times: list[KernelTime] = []
         with torch.no_grad(), self._binder.regions.repeating():
             self._stage(inputs, dims)

@@ -1,11 +1,11 @@
-"""A plan in two halves: a forward now, its backward later, others in between.
+"""Runs a plan in two halves: a forward now and its backward later, with other runs in between.
 
 forward(inputs)                       ->  Residuals, which hold a block of memory
 backward(residuals, cotangents)       ->  gradients, in that block
 
-One plan places both halves in one arena, so that gradients take the place of what the backward has
-read; each forward that is outstanding has an arena of its own, a block. A backward leaves nothing
-of the residuals: where they are to serve again (`keep`), it runs on a copy.
+One plan places both halves in one arena, so that gradients reuse the bytes of values that the
+backward has read. Each outstanding forward has an arena of its own, a block. A backward overwrites
+the residuals; with `keep` it runs on a copy, so that they can serve again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from onward.plan import MemoryRegion, Plan
 
 Inputs = Mapping[str, torch.Tensor | float | int]
 _ROWS = torch.contiguous_format
-BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, and that of new ones
+BOUND = 2  # blocks that a plan stays bound to: one with present gradients, one for new ones
 
 
 @dataclass(slots=True)
 class Residuals:
     """The values that one forward has left for its backward.
 
-    content: `u8[n]`, which keeps the block as long as somebody holds it; whoever keeps it elsewhere
-    may put something else here. dims: of its batch. given: its inputs that lie in no block. seen:
-    the marks of the owned tensors that the backward reads. shapes: of the outputs that are
-    differentiated, by name. tapes: of parts that run in PyTorch.
+    content: `u8[n]`; whoever holds it holds the block. A caller that keeps it elsewhere may replace
+    it. dims: sizes of the batch. given: inputs that the backward needs and that lie in no block.
+    seen: marks of the owned tensors that the backward reads. shapes: of the differentiated outputs,
+    by name. tapes: autograd graphs of parts that run in PyTorch.
     """
 
     content: torch.Tensor
@@ -53,9 +53,9 @@ class Residuals:
 class ExecutableHalves:
     """A plan that runs in two halves.
 
-    `owned` gives the tensors that belong to the user or the session by graph input name. Any number
-    of forwards may be outstanding, and their backwards may run in any order. Launches stay bound to
-    the blocks that were met last.
+    owned: tensors of the user or the session, by graph input. Any number of forwards may be
+    outstanding, and their backwards may run in any order. Launches stay bound to the blocks that
+    were used last.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class ExecutableHalves:
         self.plan, self.memory, self.owned = plan, memory, owned
         self._parts = parts
         self._in_regions = read_in_regions(plan, owned) if parts else {}
-        self.unreached: set[str] = set()  # by the last backward, of what regions alone read
+        # names of owned tensors that only regions read, and that the last backward did not reach
+        self.unreached: set[str] = set()
         self._forward, self._backward = plan.stages
-        self._bound: dict[int, Binder] = {}  # by the block's address, the last one last
+        self._bound: dict[int, Binder] = {}  # by the block's address, most recent last
         self._last: Binder | None = None
         late = {x.buffer for i in self._backward for x in plan.launches[i].operands}
         self._again = {
@@ -86,20 +87,20 @@ class ExecutableHalves:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a block."""
+        """The number of bytes of a block."""
         return self.plan.arena_bytes
 
     @property
     def launches(self) -> list[Launch]:
-        """The launches as they were last bound, in the plan's order; none before the first run."""
+        """The last bound launches, in the plan's order; none before the first run."""
         return [] if self._last is None else self._last.launches
 
     def forward(
         self, inputs: Inputs, dims: Mapping[str, int] | None = None, copies: bool = False
     ) -> Residuals:
-        """Runs the forward half; its outputs are read by `output`, before the next run. Buffers of
-        the module that it writes have their next values then. copies: what is left may be moved
-        away, and the block lent to others meanwhile."""
+        """Runs the forward half and writes the module's buffers. Read outputs with `output` before
+        the next run. copies: the caller may copy the residuals away, and the block may be lent to
+        others until the backward."""
         block = self.memory.blocks.lend(self.nbytes)
         binder = self._binder(block, self.plan.dims if dims is None else dims)
         binder.regions.tapes, binder.regions.copies = {}, copies
@@ -134,22 +135,22 @@ class ExecutableHalves:
         content: torch.Tensor | None = None,
         idle: Collection[tuple[int, int]] = (),
     ) -> dict[str, torch.Tensor]:
-        """Runs the backward half: the gradients, by the name of the input that they are by; they
-        lie in the block, which is lent again when nobody holds them any more.
+        """Runs the backward half; returns the gradients by name of the input that each is with
+        respect to. They lie in the block, which is free again when nobody holds any of them.
 
-        cotangents: by output, all that the plan was made for, of the output's shape. keep: the
-        residuals serve a second backward. content: that of the residuals, or its first byte, or a
-        copy of all bytes, where they hold it no longer. idle: as of `kernels.RegionRuns`.
-        Raises OnwardError for cotangents that are missing or of another shape, and where a tensor
-        that the backward reads was changed since.
+        cotangents: one for each output that the plan differentiates, by output, of the output's
+        shape. keep: the residuals must serve a second backward. content: where `residuals` no
+        longer hold their bytes: these bytes, the first of them, or a copy of all. idle: see
+        `kernels.RegionRuns`. Raises OnwardError for cotangents that are missing or of another
+        shape, and where a tensor that the backward reads has changed since the forward.
         """
         self._check(residuals, cotangents)
         blocks, content = self.memory.blocks, residuals.content if content is None else content
         block = blocks.holding(content)
-        if keep or block is None:  # hooks of autograd's may have stored the bytes somewhere else
+        if keep or block is None:  # saved-tensor hooks may have moved the bytes elsewhere
             source, n = content if block is None else block.base, self.nbytes
             block = blocks.lend(n)
-            block.base[:n].copy_(source[:n])  # which may be larger: of those that were free
+            block.base[:n].copy_(source[:n])  # the source may be a larger block that was free
         binder = self._binder(block, residuals.dims)
         signature = self.plan.signature
         named = {name: cotangents[output] for output, name in signature.cotangents.items()}
@@ -175,7 +176,7 @@ class ExecutableHalves:
 
     @property
     def copied(self) -> list[str]:
-        """The inputs whose gradients `backward` gives as copies, beside the block."""
+        """The inputs whose gradients `backward` returns as copies outside of the block."""
         placed = () if self._last is None else self._last.places
         return [n for n in self.plan.signature.gradients if n not in self._alone or n in placed]
 
@@ -222,9 +223,9 @@ class ExecutableHalves:
 
 
 def _alone(plan: Plan) -> dict[str, str]:
-    """The gradients, by their inputs' names, that are whole stretches of the block that no other
-    shares. One that is a constant lies elsewhere, and equal ones may be one, which their owners
-    would change twice."""
+    """The gradients, by their inputs' names, that can be handed out in the block: each has a buffer
+    of its own and is contiguous. A constant gradient lies elsewhere; equal gradients may share a
+    buffer, which their owners would each write to."""
     found: dict[str, str] = {}
     taken: set[int] = set()
     for wrt, name in plan.signature.gradients.items():

@@ -1,9 +1,9 @@
-"""The three regions of a session, and who holds their bytes.
+"""Memory: the three regions of memory of a session, and the allocation of their bytes.
 
-Persistent memory belongs to a name (an optimizer state tensor, a staged scalar) and outlives any
-plan. The residual and scratch arenas are one block each, as large as the largest plan seen, and
-are shared by all plans of the session. A plan that runs in two halves has no part in them: each
-forward is lent a block of its own (`blocks.py`).
+Persistent memory is allocated by name (an optimizer state tensor, a staged scalar) and outlives any
+plan. The residual and the scratch arena are one block each, as large as the largest plan needs, and
+shared by all plans of the session. A plan that runs in two halves uses neither: each forward is
+lent a block of its own (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from onward.plan import MemoryRegion
 
 
 class Tenant(Protocol):
-    """An owner of windows of the arenas, or of a block: `lent` is its address."""
+    """A user of windows of the arenas, or of a block, whose address is `lent`."""
 
     @property
     def lent(self) -> int | None: ...
 
     def release(self) -> None:
-        """Drops the windows; they are made again when needed."""
+        """Drops all windows, to be made again when needed."""
         ...
 
 
 class Memory:
-    """Memory of one session on one device. `version` changes when an arena moves."""
+    """The memory of one session on one device. version: changes when an arena moves."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.version = 0
-        self.torn = False  # whether an update was broken off, so that weights are of two steps
+        self.torn = False  # whether an update was interrupted, so that weights are of two steps
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}
         self.blocks = Blocks(
@@ -50,12 +50,12 @@ class Memory:
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
-        """Registers `tenant`, which is notified when an arena moves."""
+        """Registers a tenant, whose `release` is called when an arena moves."""
         self._tenants.add(tenant)
 
     def named(self, name: str, type: Type, on_host: bool = False) -> torch.Tensor:
-        """The persistent tensor called `name`; made, zeroed, at first use. on_host: in the memory
-        that the host reads, whatever the device."""
+        """The persistent tensor called `name`, made and zeroed at first use. on_host: in CPU
+        memory, whatever the device."""
         device = torch.device("cpu") if on_host else self.device
         key = f"{name}: {type} on {device}"
         tensor = self._named.get(key)
@@ -66,24 +66,25 @@ class Memory:
         return tensor
 
     def reserve(self, sizes: dict[MemoryRegion, int]) -> None:
-        """Makes each arena at least this large (bytes)."""
+        """Makes each arena at least this many bytes large."""
         regions = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
         growing = [
             r for r in regions if r not in self._arenas or self.arena_bytes(r) < sizes[r]
         ]  # fmt: skip
         if not growing:
             return
-        for region in growing:  # all freed before any is made
+        for region in growing:  # free all of them before allocating any
             self._arenas.pop(region, None)
         for tenant in self._tenants:
-            tenant.release()  # a window that is left would keep the old arena beside the new one
+            # a window that is left would keep the old arena alive beside the new one
+            tenant.release()
         _return_freed_heap()
         for region in growing:
             self._arenas[region] = self._block(sizes[region], region)
             self.version += 1
 
     def _dropped(self, blocks: Set[int]) -> None:
-        """Tells tenants that the blocks at these addresses are gone."""
+        """Tells tenants of the blocks at these addresses to release them."""
         for tenant in self._tenants:
             if tenant.lent in blocks:
                 tenant.release()
@@ -92,7 +93,8 @@ class Memory:
     def _block(self, nbytes: int, region: MemoryRegion) -> torch.Tensor:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
+        # torch has no out-of-memory error of its own on the CPU
+        except (MemoryError, RuntimeError) as error:
             raise OnwardError(
                 f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} "
                 "memory, which cannot be allocated; fix: a smaller batch, or memory_budget="
@@ -103,22 +105,22 @@ class Memory:
         return self._arenas[region][offset : offset + nbytes]
 
     def arena_bytes(self, region: MemoryRegion) -> int:
-        """The present bytes of an arena."""
+        """The present size of an arena in bytes."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros, written by all threads: pages that a kernel reads before it writes them
-    cost the system two faults each, and between threads more than twice the time."""
+    """A tensor of zeros, written by all threads. Pages that are first read and then written cost
+    two page faults each, and more than twice the time when threads share them."""
     return torch.empty(tuple(shape), dtype=dtype, device=device).zero_()
 
 
 def overlapping(tensors: Mapping[str, torch.Tensor], written: Set[int]) -> tuple[str, str] | None:
-    """Names of two tensors that share bytes, of which one, by its id, is `written`; or of one
-    such tensor twice, whose own elements do. None where there are none.
+    """Names of two tensors that share bytes, at least one of which is in `written` (by id); the
+    same name twice for a written tensor whose own elements overlap. None where there are none.
 
-    Tensors that interleave in one storage without meeting count as sharing.
+    Tensors that interleave in one storage without sharing elements count as sharing.
     """
     spans: list[tuple[int, int, str, bool]] = []
     for name, tensor in tensors.items():
@@ -130,7 +132,7 @@ def overlapping(tensors: Mapping[str, torch.Tensor], written: Set[int]) -> tuple
         start = tensor.data_ptr()
         spans.append((start, start + reach * tensor.itemsize, name, id(tensor) in written))
     spans.sort()
-    last: dict[bool, tuple[int, str]] = {}  # how far written and other tensors reach so far
+    last: dict[bool, tuple[int, str]] = {}  # the end of the written and of the other tensors so far
     for start, end, name, writes in spans:
         for kind, (reached, other) in last.items():
             if start < reached and (writes or kind):
@@ -141,10 +143,10 @@ def overlapping(tensors: Mapping[str, torch.Tensor], written: Set[int]) -> tuple
 
 
 def _return_freed_heap() -> None:
-    """Gives the pages of freed heap back to the system, where its C library can (glibc).
+    """Returns freed heap pages to the system, if the C library can (glibc).
 
-    Capture, planning and the measurement of products free tens of MiB, which the process would
-    keep beside an arena that is too large to be served from them.
+    Capture, planning and the timing of matrix products free tens of MiB. The process would keep
+    these beside an arena, which is too large to be allocated from them.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):

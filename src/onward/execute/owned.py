@@ -1,4 +1,4 @@
-"""Checks of the tensors that a step reads and writes where their owner keeps them."""
+"""Checks of owned tensors, which a step reads and writes in place."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _address, _version = torch.Tensor.data_ptr, attrgetter("_version")
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Marks:
-    """The address and the version of each tensor, to be compared later: was any written or moved?
-    Tensors of inference mode have no version, only an address."""
+    """The addresses and versions of tensors, to detect later that any was written or moved.
+    Inference tensors have no version, only an address."""
     try:
         return [list(map(_address, tensors)), list(map(_version, tensors))]
     except RuntimeError:
@@ -31,9 +31,9 @@ def marks(tensors: Sequence[torch.Tensor]) -> Marks:
 def check_owned(
     plan: Plan, owned: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
 ) -> None:
-    """Raises OnwardError for tensors that are no longer what the step was made for, and for
-    written ones that share memory with others. owned: by graph input name; written: some of them.
-    """
+    """Raises OnwardError for tensors that have changed shape or dtype since the plan was made, and
+    for written ones that share memory with others. owned: by graph input. written: a subset of
+    them."""
     ids = {id(t) for t in written}
     for name, tensor in owned.items():
         layout = plan.inputs.get(name)

@@ -1,8 +1,8 @@
-"""Recording: launches of a step as one CUDA graph, so that the host queues them in one call.
+"""Recording: the launches of a step as one CUDA graph, which the host queues in one call.
 
-A step of a small model on a GPU is bound by the host, which needs about 10 us per operator. What
-is recorded holds addresses and sizes: it serves while the launches stay bound as they are.
-Source: CUDA Graphs, https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+A step of a small model on a GPU is bound by the host, which needs about 10 us per operator. A
+recording holds addresses and sizes: it is valid while the launches stay bound as they are. Source:
+CUDA Graphs, https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger("onward")
 
 
 class Recording:
-    """The launches before the commit, recorded when the same binding runs for the second time.
+    """The launches before the commit, recorded in the second run of a binding.
 
-    The first run of a binding is plain: libraries set themselves up in it, and kernels are
-    compiled. Where sizes change with every batch nothing is ever recorded.
+    The first run is not recorded: libraries initialize and kernels compile in it. If sizes change
+    with every batch, nothing is ever recorded.
     """
 
     def __init__(self, plan: Plan, binder: Binder, device: torch.device) -> None:
@@ -34,8 +34,8 @@ class Recording:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> bool:
-        """Queues the launches and returns True; False, and nothing is queued, where they have to be
-        run one by one."""
+        """Queues the recorded launches and returns True; or returns False, with nothing queued, if
+        they have to run one by one."""
         if not self._possible:
             return False
         now = self._binder.bindings

@@ -1,7 +1,7 @@
-"""Owned tensors that parts of a model read which run in PyTorch, and that a batch may leave out.
+"""Owned tensors that only regions read: a batch may leave them unused.
 
-In eager PyTorch a parameter that a forward has not used has no gradient, and no optimizer moves it;
-one whose gradient is zero has, and is moved (weight decay, momentum).
+In eager PyTorch a parameter that the forward has not used gets no gradient, and no optimizer
+updates it; one with a zero gradient is updated (weight decay, momentum).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Places = Mapping[str, list[tuple[int, int]]]
 def read_in_regions(
     plan: Plan, owned: Mapping[str, torch.Tensor]
 ) -> dict[str, list[tuple[int, int]]]:
-    """The owned tensors that regions alone read, each with the regions (by site) and the
-    parameter's number there."""
+    """The owned tensors that only regions read, by name; with each, the (site, parameter number)
+    pairs of the regions that read it."""
     names = {plan.inputs[n].buffer: n for n in owned if n in plan.inputs}
     found: dict[str, list[tuple[int, int]]] = {}
     elsewhere: set[str] = set()
@@ -38,13 +38,13 @@ def read_in_regions(
 
 
 def _updates(launch: PlannedLaunch) -> bool:
-    """Whether a launch writes the next value of what it reads, as an optimizer's does."""
+    """Whether a launch overwrites an input with its next value, as an optimizer does."""
     written = {y.buffer for y in launch.outputs}
     return launch.op.endswith("Update") or any(x and x.buffer in written for x in launch.inputs)
 
 
 def unreached(places: Places, regions: RegionRuns) -> set[str]:
-    """The owned tensors that no region has used in the backward that ran last."""
+    """The owned tensors that no region has used in the last backward."""
     found = {
         name: all(i in regions.unreached.get(site, ()) for site, i in held)
         for name, held in places.items()

@@ -1,4 +1,4 @@
-"""Signals that wait: what a handler raises is raised behind a stretch of code, not within it."""
+"""Deferred signals: a handler's exception is raised after a block of code instead of within it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _WAITING = [
 
 @contextmanager
 def signals_wait() -> Generator[None]:
-    """A context in which signal handlers written in Python do not run; those called for run at its
-    end.
+    """A context in which Python signal handlers do not run; pending ones run at its end.
 
-    Only the main thread runs handlers, so that others have nothing to wait for.
+    Only the main thread runs handlers, so this does nothing on other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

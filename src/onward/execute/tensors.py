@@ -1,4 +1,4 @@
-"""Tensors for a plan's layouts: the memory of each buffer, and windows on it at present sizes."""
+"""Tensors for a plan's layouts: the memory of each buffer, and views of it at the present sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onward.plan.arena import aligned
 
 
 class Tensors:
-    """The tensors of one plan. `owned` gives those of the user or the session by graph input name.
+    """The tensors of one plan.
 
-    bases: of each buffer, once they are found. places: by name, where an owned tensor is copied to
-    whose elements do not lie one after the other, for kernels read and write whole rows of memory.
-    dims: the sizes that windows are made for. block: in place of the arenas.
+    owned: those of the user or the session, by graph input. bases: memory of each buffer, set by
+    `find`. places: by name, contiguous copies of owned tensors that are not contiguous, as kernels
+    need. dims: the present sizes. block: used in place of the arenas.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -29,8 +29,8 @@ class Tensors:
         self.bases: dict[int, torch.Tensor] = {}
         self.places: dict[str, torch.Tensor] = {}
         self.block: torch.Tensor | None = None
-        self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
-        self._windows: dict[int, torch.Tensor] = {}  # of a layout by its id, at these dims
+        self._sizes: dict[int, int] = {}  # by the id of a symbolic size, at these dims
+        self._windows: dict[int, torch.Tensor] = {}  # by the id of a layout, at these dims
         self._typed: dict[tuple[int, DType], torch.Tensor] = {}
         self._on_host = {
             x.buffer
@@ -40,7 +40,7 @@ class Tensors:
         }
 
     def find(self, block: torch.Tensor | None = None) -> None:
-        """The memory of every buffer, where arenas and owned tensors lie now."""
+        """Finds the memory of every buffer, where arenas and owned tensors lie now."""
         self.block = block
         self.forget()
         self.places.clear()
@@ -50,7 +50,7 @@ class Tensors:
                 self.bases[buffer.index] = self._base(buffer.index, names.get(buffer.index))
 
     def resize(self, dims: Mapping[str, int]) -> None:
-        """Sets other sizes; windows that they do not concern are kept."""
+        """Changes the sizes, and drops windows that depend on them."""
         self.dims = dict(dims)
         self._sizes.clear()
         for layout in self._open:
@@ -62,7 +62,7 @@ class Tensors:
 
     @cached_property
     def _open(self) -> list[Layout]:
-        """The layouts in which an open size shows."""
+        """The layouts that depend on an open size."""
         layouts = self._plan.layouts() if self._plan.open else []
         return [layout for layout in layouts if not layout.is_static]
 
@@ -79,7 +79,7 @@ class Tensors:
         self._typed.clear()
 
     def size(self, size: Size) -> int:
-        """The size at the present dims."""
+        """A size as a number, at the present dims."""
         if isinstance(size, int):
             return size
         found = self._sizes.get(id(size))
@@ -88,7 +88,7 @@ class Tensors:
         return found
 
     def window(self, layout: Layout) -> torch.Tensor:
-        """The tensor of a layout; made once for all launches that use it, at the present sizes."""
+        """The tensor of a layout at the present sizes, made once for all launches that use it."""
         found = self._windows.get(id(layout))
         if found is None:
             typed = self.typed(layout)
@@ -105,8 +105,8 @@ class Tensors:
         return found
 
     def spare(self, layout: Layout) -> int:
-        """Rows of dim 0 behind those of a window, at the present dims, that belong to nobody: its
-        buffer holds such rows alone, and is planned for more of them."""
+        """The number of unused rows (dim 0) that lie behind a window at the present dims. It is not
+        0 only in a buffer that holds nothing else and was planned for more rows."""
         buffer = self._plan.buffers[layout.buffer]
         if (
             buffer.region in (MemoryRegion.USER, MemoryRegion.PERSISTENT)
@@ -129,7 +129,7 @@ class Tensors:
         return found
 
     def nbytes(self) -> dict[MemoryRegion, int]:
-        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        """Bytes allocated for this plan, by region, to compare with the plan's prediction."""
         held: dict[MemoryRegion, int] = {r: 0 for r in MemoryRegion if r is not MemoryRegion.USER}
         seen: set[int] = set()
         for buffer in self._plan.buffers:
@@ -144,7 +144,8 @@ class Tensors:
         return held
 
     def _base(self, index: int, name: str | None) -> torch.Tensor:
-        """The memory of a buffer: the owner's tensor, a named persistent one, or arena bytes."""
+        """The memory of a buffer: an owned tensor, a named persistent one, a constant, or bytes of
+        an arena."""
         buffer, memory = self._plan.buffers[index], self._memory
         if index in self._plan.constants:
             array = self._plan.constants[index]
@@ -174,7 +175,8 @@ class Tensors:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """A copy of an array as a tensor; numpy knows bf16 by another package, torch by its bits."""
+    """A copy of an array as a tensor. numpy has bf16 only by another package, so its bits are
+    copied."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

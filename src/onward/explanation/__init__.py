@@ -1,6 +1,10 @@
-"""The explanation of a training step: what was captured, what each pass did, which rows are kept,
-where every byte is, and how large a batch fits. Facts apart from how they are shown. A loop
-describes its step as a `Subject`; `explained` makes the explanation of it."""
+"""Explains a training step: what was captured, what each pass did, which rows are kept, where every
+byte is, and how large a batch fits.
+
+In: a `Subject`, by which a loop describes its step. Out: from `explained` a `StepExplanation`:
+facts, separate from how they are shown. Imports: prepare and all that stands before it, nothing of
+train or module.
+"""
 
 from onward.explanation.build import bytes_of, checked_sizes, explained, refused
 from onward.explanation.row_report import RowReport

@@ -1,4 +1,4 @@
-"""The explanation of a subject: its facts, put together."""
+"""Builds the explanation of a subject from its facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onward.options import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
+_REGIONS = ("Region", "RegionGrad")  # ops of regions
 _HEADLINE = "the model cannot be captured"
 
 
@@ -28,7 +28,7 @@ def explained(
     batch_sizes: Sequence[int] = (),
     profile: bool = False,
 ) -> StepExplanation:
-    """Explains a subject, as `onward.explain` says. memory: in bytes."""
+    """Explains a subject, as `onward.explain` describes. memory: in bytes."""
     remade = Remade(subject)
     plan = remade.executable.plan
     times = launch_times(remade) if profile else None
@@ -61,12 +61,12 @@ def explained(
 
 
 def refused(model: Any, loop: str, error: CaptureError | str) -> StepExplanation:
-    """The explanation of a step that does not run as a graph."""
+    """An explanation for a step that does not run as a graph."""
     return StepExplanation(type(model).__name__, loop, captured=False, reasons=reasons(error))
 
 
 def reasons(error: CaptureError | str) -> tuple[str, ...]:
-    """The reasons of an error, each with its place in the model."""
+    """The reasons in a CaptureError, each with its place in the model."""
     headline, *lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines:
         return tuple(line.lstrip("- ") for line in lines if line)
@@ -75,7 +75,7 @@ def reasons(error: CaptureError | str) -> tuple[str, ...]:
 
 
 def bytes_of(memory: int | str | None) -> int | None:
-    """Reads an amount of memory, in bytes. Raises OnwardError for what is none."""
+    """Parses an amount of memory to bytes; None for None. Raises OnwardError for anything else."""
     if memory is None:
         return None
     amount = memory_amount(memory)
@@ -88,7 +88,8 @@ def bytes_of(memory: int | str | None) -> int | None:
 
 
 def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
-    """Checks batch sizes, each of which is taken once. Raises OnwardError for what is none."""
+    """Checks batch sizes, and drops repetitions. Raises OnwardError for values that are not whole
+    numbers of 1 or more."""
     found = tuple(dict.fromkeys(batch_sizes))
     odd = [n for n in found if isinstance(n, bool) or not isinstance(n, int) or n < 1]
     if odd:
@@ -97,14 +98,13 @@ def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def _results(plan: Plan) -> tuple[str, ...]:
-    """The names of the outputs that are handed out; the loss is `loss` where the model has no name
-    for it."""
+    """The names of the outputs returned to the user. An unnamed loss is called `loss`."""
     names = [*plan.signature.results, *(["loss"] if plan.signature.loss else [])]
     return tuple(dict.fromkeys(names))
 
 
 def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunches, ...]:
-    """The launches by op, first the ops that take longest, or that have most launches."""
+    """The launches by op; ops with most time, or else most launches, first."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     seconds: dict[str, float] = defaultdict(float)
     for i, launch in enumerate(plan.launches):
@@ -125,8 +125,8 @@ def _parts(captured: Any) -> Sequence[Any]:
 def _regions(
     captured: Any, plan: Plan, times: Sequence[KernelTime] | None
 ) -> tuple[RegionFacts, ...]:
-    """The parts of the model that run in eager PyTorch, with their share of the launches' time. A
-    launch names its part by the number, `site`."""
+    """The model parts that run in eager PyTorch, with their shares of the launches' time. A launch
+    refers to its part by the number `site`."""
     made: list[RegionFacts] = []
     whole = sum(item.seconds for item in times or ())
     for site, part in enumerate(_parts(captured)):

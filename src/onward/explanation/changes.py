@@ -1,4 +1,4 @@
-"""Changes: the nodes of a step's graph before and after each pass and stage, counted by op."""
+"""Counts the nodes of a step's graph by op, before and after each pass and stage."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onward.journal import Journal
 from onward.rewrite import FORWARD, PRECISION, STEP, FusionPass, PassReport, halves
 from onward.rewrite.lists import ROW_DEMAND
 
-_STAGES = ("differentiate", "updates", "specialize")  # that are no passes
-_OWN = "::"  # in the name of an op outside the standard
-_LOOKS = "rows-"  # before the stages of plans that only count rows
+_STAGES = ("differentiate", "updates", "specialize")  # stages that are not passes
+_OWN = "::"  # in the name of an own op
+_LOOKS = "rows-"  # prefix of the stages of plans that only count rows
 
 
 class CountingJournal(Journal):
-    """The journal of a compilation that is done to be looked at: nothing of it is dumped, logged or
-    read from a cache. counts: nodes by op, of each graph that was noted, by its stage."""
+    """The journal of a compilation made for an explanation, which dumps and logs nothing and reads
+    no cache. counts: nodes by op, for each graph noted, by its stage."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -32,15 +32,14 @@ class CountingJournal(Journal):
             self.counts.append((name, count_ops(graph)))
 
     def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
-        """The changes in the order of the flow, from the graph that was captured on. packed:
-        whether what row demand writes is what runs; if not, the flow goes on from the graph before
-        it."""
+        """The changes in the order of the flow, starting from the captured graph. packed: whether
+        the graph of row demand runs; if not, the flow continues from the graph before it."""
         before, left = count_ops(captured), deque(self.reports)
         made: list[Change] = []
         for stage, after in self.counts:
             part, _, name = stage.partition("-")
             if part in _STAGES:
-                if left and left[0].name == ROW_DEMAND:  # that found every row to be read
+                if left and left[0].name == ROW_DEMAND:  # every row is read
                     made.append(_change("pack", ROW_DEMAND, left.popleft(), before, before))
                 made.append(_change("", part, None, before, after))
                 before = after
@@ -48,7 +47,7 @@ class CountingJournal(Journal):
             for report in _until(left, name or part):
                 if report.name == (name or part):
                     made.append(_change(part if name else "", report.name, report, before, after))
-                else:  # a pass that left no graph of its own, since it changed nothing
+                else:  # the pass changed nothing, and so has no graph of its own
                     made.append(_change(part, report.name, report, before, before))
             if packed or name != ROW_DEMAND:
                 before = after
@@ -57,7 +56,7 @@ class CountingJournal(Journal):
 
 
 def _until(reports: deque[PassReport], name: str) -> Iterator[PassReport]:
-    """Takes the next reports, up to and with the one of this name."""
+    """Takes reports from the front, up to and including the one of this name."""
     while reports:
         yield (report := reports.popleft())
         if report.name == name:

@@ -1,5 +1,6 @@
-"""Facts of one training step: what was captured, rewritten and planned. Data alone: `text.py` and
-`page.py` show them, `as_dict` gives them to JSON; a `StepExplanation` has all three."""
+"""The facts of one training step: what was captured, rewritten and planned. This is data only:
+`text.py` and `page.py` show it, `as_dict` converts it for JSON; a `StepExplanation` offers all
+three."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 from onward.explanation.row_report import RowReport
 
-# Kinds of memory, in the order of the tables. Those of the arena share its bytes.
+# Kinds of memory, in the order of the tables. Kinds in the arena share its bytes.
 KINDS: dict[str, str] = {
     "weights": "the model's parameters and buffers",
     "optimizer": "the optimizer's state",
@@ -24,7 +25,8 @@ KINDS: dict[str, str] = {
     "workspace": "temporary memory allocated inside kernels, at most",
     "row counting": "the kernels that count a batch's rows before the step",
 }
-ARENA = ("gradients", "activations", "scratch", "batch", "results")  # that change within a step
+# kinds that change within a step
+ARENA = ("gradients", "activations", "scratch", "batch", "results")
 NOT_COUNTED = (
     "Python, PyTorch and other libraries, with their own buffers",
     "the batch you pass, and everything else the program holds",
@@ -41,8 +43,8 @@ OWN_GRADIENTS = (
 class RegionFacts:
     """A part of the model that runs in eager PyTorch within the graph.
 
-    operator: where the part is a single one. seconds: of one step; None where nothing was timed.
-    share: of all launches' seconds.
+    operator: its name, if the part is a single operator. seconds: of one step; None if not timed.
+    share: of the seconds of all launches.
     """
 
     path: str
@@ -54,8 +56,8 @@ class RegionFacts:
 
 @dataclass(frozen=True)
 class Change:
-    """The change that one pass or stage made to the graph. edits: None of what is no pass. before,
-    after: nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`.
+    """The change that one pass or stage made to the graph. edits: None for a stage. before, after:
+    numbers of nodes. ops: the change in the number of nodes of each op; own ops are `onward::Name`.
     fused: the own ops that a fusion wrote."""
 
     stage: str
@@ -69,7 +71,7 @@ class Change:
 
 @dataclass(frozen=True)
 class OpLaunches:
-    """The launches of one op. seconds: of one step; None where nothing was timed."""
+    """The numbers of launches of one op. seconds: of one step; None if not timed."""
 
     op: str
     forward: int
@@ -79,9 +81,9 @@ class OpLaunches:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The bytes of a step that is running. kinds: by `KINDS`, at the fullest launch. fullest: its
-    number. alive: bytes of each kind of `ARENA`, launch by launch. arena: bytes of the arena that
-    they lie in. not_counted: what a process holds besides."""
+    """The bytes of a running step. kinds: by `KINDS`, at the launch with most bytes, whose number
+    is `fullest`. alive: bytes of each kind of `ARENA`, for each launch. arena: bytes of the arena
+    that holds them. not_counted: what a process holds besides."""
 
     kinds: Mapping[str, int]
     fullest: int
@@ -94,14 +96,14 @@ class StepMemory:
         return sum(self.kinds.values())
 
     def most(self, kind: str) -> int:
-        """The bytes of this kind at the launch that has most of it."""
+        """The most bytes of this kind at any launch."""
         alive = self.alive.get(kind, ())
         return self.kinds[kind] + (max(alive) - alive[self.fullest] if alive else 0)
 
 
 @dataclass(frozen=True)
 class SizedMemory:
-    """Predicted bytes at another batch size. reason: why there are none."""
+    """The predicted bytes at another batch size. reason: why there is no prediction."""
 
     batch_size: int
     nbytes: int | None
@@ -110,10 +112,10 @@ class SizedMemory:
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The most samples whose step stays within `memory` bytes; 0 where one is too many.
+    """The most samples whose step stays within `memory` bytes; 0 if one sample is too many.
 
-    nbytes: with so many; None for 0. beyond: of the next size. reason: why nothing can be said.
-    planned: how many sizes were planned to find it.
+    nbytes: at that size; None for 0. beyond: at the next size. reason: why there is no answer.
+    planned: the number of sizes planned to find it.
     """
 
     memory: int
@@ -129,10 +131,10 @@ class StepFacts:
     """The facts of one training step.
 
     loop: `trainer` (`onward.Trainer`, the whole step) or `module` (the user's own loop). captured:
-    whether a graph runs; if not, `reasons` says why, and what follows is empty. results: outputs
-    that are computed. no_gradient: parameters that ask for a gradient and get none. frozen: those
-    whose `requires_grad` is off. dims: sizes of the batch. rows: what row demand does with the
-    batch. seconds: of each stage of the compilation.
+    whether a graph runs; if not, `reasons` says why and the fields after it are empty. results:
+    outputs computed. no_gradient: parameters that require a gradient but get none. frozen:
+    parameters with `requires_grad=False`. dims: sizes of the batch. rows: the report of row demand.
+    seconds: by stage of the compilation.
     """
 
     model: str
@@ -160,7 +162,7 @@ class StepFacts:
         return sum(item.forward + item.backward for item in self.launches)
 
     def as_dict(self) -> dict[str, Any]:
-        """The explanation as a dict of values that JSON knows."""
+        """The facts as a dict of JSON-serializable values."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)

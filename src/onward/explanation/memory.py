@@ -1,4 +1,4 @@
-"""Bytes of a step by kind: of its plan, of the model, and of copies that are handed out."""
+"""Bytes of a step by kind: of its plan, of the model, and of copies returned to the user."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ARENAS = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
 
 
 def model_bytes(model: torch.nn.Module, owned: Mapping[str, torch.Tensor]) -> int:
-    """The bytes of parameters and buffers, shared ones once. owned: the graph's; a step has a copy
-    of one whose elements do not lie one after the other."""
+    """The bytes of parameters and buffers, shared ones once. owned: the graph's owned tensors, of
+    which a step holds a copy if they are not contiguous."""
     held = {id(t): t for t in (*model.parameters(), *model.buffers(), *owned.values())}
     copies = [t for t in owned.values() if not t.is_contiguous()]
     return sum(t.numel() * t.itemsize for t in (*held.values(), *copies))
@@ -39,8 +39,8 @@ def step_memory(
 ) -> StepMemory:
     """The memory of a step on this plan.
 
-    looks: plans that run before it, to look at the batch. weights: bytes of the model. optimizer:
-    bytes of state that the plan does not hold, where the loop is the user's own and they are known.
+    looks: plans that inspect the batch before it. weights: bytes of the model. optimizer: bytes of
+    the optimizer's state in a loop of the user's own, where they are known.
     """
     plan = executable.plan
     halves = isinstance(executable, ExecutableHalves)
@@ -71,7 +71,7 @@ def step_memory(
 
 
 def _results(plan: Plan) -> Iterable[str]:
-    """The outputs that are handed out as copies."""
+    """The outputs returned to the user as copies."""
     signature = plan.signature
     named = [*signature.results.values(), signature.loss, signature.grad_norm]
     return dict.fromkeys(name for name in named if name in plan.outputs)
@@ -86,15 +86,15 @@ def _nbytes(layout: Layout) -> int:
 
 
 def _looking(plan: Plan, looks: Sequence[Plan], apart: bool) -> int:
-    """The memory that plans which look at a batch hold beside the step's: constants of their own,
-    and their arena, which is the step's as well unless that one is a block (`apart`)."""
+    """The memory of plans that inspect the batch: their constants and, if the step's arena is a
+    block (`apart`), an arena; otherwise they use the step's."""
     own = sum(look.sizes[MemoryRegion.PERSISTENT] for look in looks)
     largest = max((look.arena_bytes for look in looks), default=0)
     return own + (largest if apart else max(0, largest - plan.arena_bytes))
 
 
 def _alive(plan: Plan) -> dict[str, np.ndarray]:
-    """The bytes of the arena by kind, launch by launch."""
+    """The bytes of the arena by kind, for each launch."""
     count = len(plan.launches)
     change = {kind: np.zeros(count + 1, dtype=np.int64) for kind in ARENA}
     gradients, results = _gradients(plan), {plan.outputs[n].buffer for n in _results(plan)}
@@ -121,8 +121,8 @@ def _accumulators(plan: Plan) -> set[int]:
 
 
 def _gradients(plan: Plan) -> set[int]:
-    """Buffers of gradients by parameters: what halves hand out, what an update reads, and what is
-    added to a sum over micro-batches."""
+    """The buffers of gradients with respect to parameters: those that halves return, updates read,
+    or sums over micro-batches include."""
     found = {plan.outputs[n].buffer for n in plan.signature.gradients.values() if n in plan.outputs}
     updates = {op.name for record in OPTIMIZERS.values() for op in record.updates}
     sums = _accumulators(plan)

@@ -1,4 +1,4 @@
-"""A drawing of a step's memory: bytes by kind, launch by launch, as SVG."""
+"""Draws a step's memory as SVG: bytes by kind, launch by launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from onward.explanation.facts import ARENA, KINDS, StepMemory
 from onward.explanation.text import Unit
 
-WIDTH, HEIGHT = 900, 300  # of the area, in pixels
+WIDTH, HEIGHT = 900, 300  # pixels
 LEFT, TOP, LINE = 90, 16, 18
 COLORS = {
     "weights": "#4b5563", "optimizer": "#7c6f9c", "gradients": "#c2703d", "activations": "#1f6f78",
@@ -18,12 +18,12 @@ _STEADY = ("weights", "optimizer", "constants", "row counting")
 
 
 def svg(memory: StepMemory) -> str:
-    """Draws stacked areas: below what stays as it is, above what comes and goes; a line marks the
+    """Draws stacked areas: constant kinds at the bottom, changing ones above; a line marks the
     predicted peak."""
     count = len(next(iter(memory.alive.values()), ()))
     changing = {k: memory.alive[k] for k in ARENA}
     steady = dict.fromkeys(_STEADY, 0) | {k: memory.kinds[k] for k in _STEADY}
-    # gradients and results that lie outside the arena stay as well
+    # gradients and results outside of the arena are constant
     for kind in ARENA:
         inside = changing[kind][memory.fullest] if count else 0
         steady[kind] = memory.kinds[kind] - inside
@@ -52,7 +52,7 @@ def svg(memory: StepMemory) -> str:
 
 
 def _area(kind: str, below: list[int], above: list[int], top: int) -> str:
-    """An area of steps: a launch is as wide as every other."""
+    """A stepped area; all launches have equal width."""
     upper = _steps(above, top)
     lower = list(reversed(_steps(below, top)))
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *lower])

@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs nothing else: no script, no font, no picture from
+"""Shows an explanation as one self-contained HTML page: no script, font or picture from
 elsewhere."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ svg { max-width: 100%; height: auto; }
 h2 { margin-top: 1.6em; font-size: 1.15em; }
 .quiet { color: #666; }
 """
-Row = Sequence[object]  # numbers stand to the right
+Row = Sequence[object]  # numbers are aligned to the right
 
 
 def page(found: StepFacts) -> str:
@@ -35,7 +35,7 @@ def page(found: StepFacts) -> str:
 
 
 def body(found: StepFacts) -> str:
-    """The content of the document; notebooks show it too."""
+    """The content of the document, which notebooks show too."""
     return "\n".join(_sections(found))
 
 

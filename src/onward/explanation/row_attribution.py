@@ -1,4 +1,4 @@
-"""The analysis behind a RowReport: the rows of one batch, by what computes and keeps them."""
+"""Computes a RowReport: for the rows of one batch, what computes and what keeps them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from onward.prepare.batch import Batch
 from onward.prepare.prepared_step import PreparedStep
 from onward.rewrite import Attribution, attribute
 
-Attribute = Callable[[tuple[str, ...]], Attribution]  # the attribution without some reasons
-Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]  # a graph's b[rows] for the batch
+Attribute = Callable[[tuple[str, ...]], Attribution]  # takes reasons to ignore
+# runs a graph on the batch and returns its masks b[rows]
+Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]
 
 
 def row_report(step: PreparedStep[Any], batch: Batch, results: tuple[str, ...]) -> RowReport:
-    """Reports what row demand does with a batch that a step of these results runs on."""
+    """Reports what row demand does with a batch, for a step that computes these results."""
     dims, staged = step.sizes(batch), step.staged(batch)
     packed, quiet = step.packed(results), step.graphs.compiler.quiet()
 
@@ -41,7 +42,7 @@ def row_report(step: PreparedStep[Any], batch: Batch, results: tuple[str, ...]) 
 def _report(
     attributed: Attribute, conditions: Conditions, dims: Mapping[str, int], packed: bool
 ) -> RowReport:
-    """Reports on the batch that `conditions` runs a graph on."""
+    """Makes the report of the batch that `conditions` runs graphs on."""
     attribution = attributed(())
     found = conditions(attribution.conditions)
     present = _shares(found)
@@ -64,7 +65,7 @@ def _report(
 def _row_sets(
     attribution: Attribution, found: Mapping[str, torch.Tensor], dims: Mapping[str, int]
 ) -> list[RowSet]:
-    """The sets of rows that some module computes; those that are one in this batch together."""
+    """The sets of rows that modules compute; sets that are equal in this batch are merged."""
     users: dict[str, dict[str, None]] = {name: {} for name in found}
     for entry in attribution.entries:
         if entry.rows is not None:
@@ -83,7 +84,7 @@ def _row_sets(
 
 
 def _shares(found: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The share of rows that each `b[rows]` holds."""
+    """The share of rows in each mask `b[rows]`."""
     return {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in found.items()}
 
 

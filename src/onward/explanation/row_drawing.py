@@ -1,4 +1,4 @@
-"""Drawings of the rows that a batch needs: as lines of text, and as SVG.
+"""Draws the rows that a batch needs, as text and as SVG.
 
 A cell is a token, a line a sequence; each set of rows is `b[B,T]`.
 """
@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-SHOWN = 16  # sequences of a batch in the text, at most
-WIDTH = 96  # columns of a sequence in the text, at most
-MARKS = " .:+#"  # for none of the sets, to all of them
-CELL, GAP, LEFT, LINE, LETTER = 5, 34, 12, 15, 6  # of the picture, in pixels
+SHOWN = 16  # most sequences in the text
+WIDTH = 96  # most columns of a sequence in the text
+MARKS = " .:+#"  # from none of the sets to all of them
+CELL, GAP, LEFT, LINE, LETTER = 5, 34, 12, 15, 6  # sizes in the picture, in pixels
 
 
 def text_grid(sets: Sequence[torch.Tensor]) -> list[str]:
-    """A line per sequence: how many sets hold a token, from a blank for none to `#` for all."""
+    """A line per sequence, a character per token: from a blank, if no set has it, to `#`, if all
+    do."""
     if not sets or any(s.shape != sets[0].shape for s in sets):
         return []
     depth = torch.stack([s.long() for s in sets]).sum(0)[:SHOWN, :WIDTH]
@@ -28,8 +29,8 @@ def text_grid(sets: Sequence[torch.Tensor]) -> list[str]:
 
 
 def svg(title: str, grids: Sequence[tuple[str, torch.Tensor]], notes: Sequence[str]) -> str:
-    """A captioned grid per set of rows: dark where a token is computed, light where it is
-    spared."""
+    """A captioned grid for each set of rows: dark for tokens that are computed, light for
+    others."""
     width = max([420, *(LEFT * 2 + CELL * present.shape[1] for _, present in grids)])
     y = LINE + 6
     parts = [_text(LEFT, y, title, bold=True)]
@@ -53,7 +54,7 @@ def svg(title: str, grids: Sequence[tuple[str, torch.Tensor]], notes: Sequence[s
 
 
 def _cells(present: torch.Tensor, top: int) -> list[str]:
-    """Rectangles of one grid: its ground, and a dark one for each run of tokens."""
+    """The rectangles of one grid: its background, and a dark one for each run of tokens."""
     rows, columns = present.shape
     parts = [
         f'<rect x="{LEFT}" y="{top}" width="{columns * CELL}" height="{rows * CELL}" '
@@ -69,7 +70,7 @@ def _cells(present: torch.Tensor, top: int) -> list[str]:
 
 
 def _runs(line: list[bool]) -> list[tuple[int, int]]:
-    """Stretches of true, as `start, end`."""
+    """Runs of true values, as (start, end)."""
     runs: list[tuple[int, int]] = []
     start = None
     for i, on in enumerate([*line, False]):

@@ -14,7 +14,7 @@ from onward.explanation.row_drawing import svg, text_grid
 
 @dataclass(frozen=True)
 class RowSet:
-    """Rows that are computed together. present: b[B,T]. modules: what computes them."""
+    """Rows that are computed together. present: b[B,T]. modules: those that compute them."""
 
     present: torch.Tensor
     modules: tuple[str, ...]
@@ -30,8 +30,8 @@ class RowSet:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Rows that are computed because of one thing. more: of the arithmetic that is done now, what
-    would be spared without it."""
+    """The rows that one cause keeps. more: the share of the present FLOPs that would be avoided
+    without it."""
 
     why: str
     more: float
@@ -39,11 +39,13 @@ class KeptRows:
 
 @dataclass(frozen=True, repr=False)
 class RowReport:
-    """What row demand does with one batch; `print` it, or `save` it as a picture.
+    """What row demand does with one batch; print it, or `save` it as a picture.
 
-    done, everything: FLOPs of the forward products on the rows that are read, and on all. packed:
-    whether the batch runs on the rows that are read; if not, too little could be spared, or the
-    pass is switched off. together: what would be spared without anything of `kept`.
+    sets: rows computed together. whole: modules that compute all rows. kept: causes of rows that no
+    output needs. done, everything: FLOPs of the forward's products on the rows that are read, and
+    on all rows. packed: whether only the rows that are read are computed; not if too little can be
+    saved, or the pass is switched off. together: the share of FLOPs that would be avoided without
+    all of `kept`.
     """
 
     sets: list[RowSet]
@@ -56,11 +58,12 @@ class RowReport:
 
     @property
     def share(self) -> float:
-        """The share of the arithmetic that is done."""
+        """The FLOPs done as a share of those for all rows."""
         return self.done / self.everything if self.everything else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as a dict of values that JSON knows; a set of rows is their number."""
+        """The report as a dict of JSON-serializable values; a set of rows becomes its number of
+        rows."""
         return {
             "arithmetic_done": self.share,
             "packed": self.packed,
@@ -100,13 +103,13 @@ class RowReport:
         return "\n".join([*lines, *(["", *grid] if grid else [])])
 
     def save(self, path: str | Path) -> Path:
-        """Writes the picture as SVG."""
+        """Writes the picture as an SVG file."""
         path = Path(path)
         path.write_text(self.svg(), encoding="utf-8")
         return path
 
     def svg(self) -> str:
-        """The picture: a grid for each set of rows."""
+        """The picture as SVG: a grid for each set of rows."""
         grids = [
             (f"{s.count} of {s.total} rows: {_listed(s.modules)}", s.present)
             for s in self.sets
@@ -117,7 +120,8 @@ class RowReport:
 
 
 def _listed(modules: tuple[str, ...]) -> str:
-    """By layer: `encoder.layer.0: attention.self.query, output.dense; encoder.layer.1: ...`."""
+    """Modules grouped by layer: `encoder.layer.0: attention.self.query, output.dense;
+    encoder.layer.1: ...`."""
     layers: dict[str, list[str]] = {}
     for module in modules:
         parts = module.split(".")
@@ -125,7 +129,7 @@ def _listed(modules: tuple[str, ...]) -> str:
         layer = "" if at is None else ".".join(parts[: at + 1])
         name = "head and loss" if module in ("", "(top)") else module.removeprefix(f"{layer}.")
         layers.setdefault(layer, []).append(name)
-    # layers that compute the same share a line
+    # layers that compute the same modules share a line
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer, names in layers.items():
         alike.setdefault(tuple(names), []).append(layer)

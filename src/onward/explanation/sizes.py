@@ -1,4 +1,5 @@
-"""Memory at other batch sizes, and the largest batch that fits, by plans alone: nothing is run."""
+"""Predicts memory at other batch sizes, and the largest batch that fits, from plans; nothing
+runs."""
 
 from __future__ import annotations
 
@@ -11,35 +12,35 @@ from onward.errors import OnwardError
 from onward.explanation.facts import LargestBatch, SizedMemory
 from onward.explanation.subject import Given, Remade, Subject
 
-MOST = 1 << 24  # samples, past which nobody looks
+MOST = 1 << 24  # samples; larger batches are not tried
 
 
 class Sizes:
-    """Predictions for batches of a subject's kind. A size of 1 is a capture of its own."""
+    """Predictions for batches like a subject's. A batch size of 1 needs a capture of its own."""
 
     def __init__(self, remade: Remade) -> None:
         self._remade = remade
-        self._others: dict[int, Remade] = {}  # by the size of the batch that was captured
+        self._others: dict[int, Remade] = {}  # by the size of the captured batch
         self._known: dict[int, int] = {}
         self.planned = 0
 
     def predict(self, batch_size: int) -> SizedMemory:
-        """The predicted memory of a batch of so many samples."""
+        """The predicted memory of a batch of so many samples, or the reason why there is none."""
         try:
             return SizedMemory(batch_size, self.nbytes(batch_size))
         except OnwardError as error:
             return SizedMemory(batch_size, None, _line(error))
 
     def nbytes(self, batch_size: int) -> int:
-        """The predicted bytes of a batch of so many samples. Raises OnwardError where there is no
-        such batch."""
+        """The predicted bytes of a batch of so many samples. Raises OnwardError where there cannot
+        be one."""
         if batch_size not in self._known:
             self.planned += 1
             self._known[batch_size] = self._for(batch_size).memory_at(batch_size).total
         return self._known[batch_size]
 
     def largest(self, memory: int) -> LargestBatch:
-        """The most samples that fit into so many bytes."""
+        """Finds the most samples that fit into so many bytes."""
         try:
             many = self._for(max(2, self._remade.batch_size))
             if not many.is_sized:
@@ -60,7 +61,7 @@ class Sizes:
         except OnwardError:
             if self._remade.subject.memory_budget is None:
                 raise
-            return None  # its own budget cannot be kept
+            return None  # its memory budget is too small
 
     def _for(self, batch_size: int) -> Remade:
         """The step whose graph serves so many samples."""
@@ -76,8 +77,8 @@ class Sizes:
 
 
 def largest(nbytes: Callable[[int], int | None], memory: int, start: int) -> int:
-    """The largest n, up to MOST, with nbytes(n) <= memory; 0 where 1 is too many. `nbytes` grows
-    with n, nearly as a line does, which is why few n are asked for; None is too many."""
+    """The largest n, up to MOST, with nbytes(n) <= memory; 0 if 1 is too many. `nbytes` must grow
+    with n; it is nearly linear, so that a few calls suffice. None counts as too many."""
     fits, beyond = 0, MOST + 1
     known: list[tuple[int, int]] = []
     n = max(1, start)
@@ -92,14 +93,14 @@ def largest(nbytes: Callable[[int], int | None], memory: int, start: int) -> int
         if beyond - fits <= 1:
             break
         n = _guess(known, memory)
-        if asked % 4 == 3 or n is None:  # where it is no line, halve
+        if asked % 4 == 3 or n is None:  # bisect sometimes, in case it is not linear
             n = fits * 2 if beyond > MOST else (fits + beyond) // 2
         n = min(max(n, fits + 1), beyond - 1, max(16 * fits, 2 * start))
     return fits
 
 
 def _guess(known: list[tuple[int, int]], memory: int) -> int | None:
-    """The batch size at which the line through the last two predictions meets the memory."""
+    """The batch size at which the line through the last two predictions reaches the memory."""
     if len(known) < 2:
         return None
     (a, low), (b, high) = sorted(known)
@@ -108,8 +109,7 @@ def _guess(known: list[tuple[int, int]], memory: int) -> int | None:
 
 
 def resized(subject: Subject, batch_size: int) -> Given:
-    """The arguments of a batch of so many samples: those of the example, from the first on, again
-    and again."""
+    """The arguments of a batch of so many samples: the example's samples, repeated in order."""
     batch = subject.batch
     leading = {id(batch.tensors[i]) for i in subject.captured.leading_leaves(batch.tensors)}
     rows = torch.arange(batch_size) % batch.batch_size

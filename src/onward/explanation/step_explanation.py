@@ -1,4 +1,4 @@
-"""StepExplanation: the facts of one training step, with the ways to show them."""
+"""StepExplanation: the facts of one training step, and ways to show them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onward.explanation.text import text
 
 
 class StepExplanation(StepFacts):
-    """One training step, explained; `print` it, or take `as_dict()`, or `save` it as a page.
+    """The explanation of one training step: print it, take `as_dict()`, or `save` it as a page.
 
-    What `rows`, a `RowReport`, says of the batch can be read here as well: `sets`, `whole`, `kept`,
-    `done`, `everything`, `packed`, `together`, `share` and `svg()`. Each raises CaptureError, with
-    the reasons, where no graph runs.
+    The content of `rows`, a `RowReport`, is available here too: `sets`, `whole`, `kept`, `done`,
+    `everything`, `packed`, `together`, `share` and `svg()`. Each raises CaptureError, with the
+    reasons, where no graph runs.
     """
 
-    # ---- what is said of rows
+    # ---- rows
 
     @property
     def sets(self) -> list[RowSet]:
@@ -33,36 +33,36 @@ class StepExplanation(StepFacts):
 
     @property
     def kept(self) -> list[KeptRows]:
-        """What keeps rows that no output needs, each with its share of the arithmetic."""
+        """The causes of rows that no output needs, each with its share of the FLOPs."""
         return self._rows().kept
 
     @property
     def done(self) -> float:
-        """FLOPs of the forward products on the rows that are read."""
+        """FLOPs of the forward's products on the rows that are read."""
         return self._rows().done
 
     @property
     def everything(self) -> float:
-        """FLOPs of the forward products on all rows."""
+        """FLOPs of the forward's products on all rows."""
         return self._rows().everything
 
     @property
     def packed(self) -> bool:
-        """Whether the batch runs on the rows that are read."""
+        """Whether only the rows that are read are computed."""
         return self._rows().packed
 
     @property
     def together(self) -> float:
-        """The share of the arithmetic that would be spared without anything of `kept`."""
+        """The share of FLOPs that would be avoided without all of `kept`."""
         return self._rows().together
 
     @property
     def share(self) -> float:
-        """The share of the arithmetic that is done."""
+        """The FLOPs done as a share of those for all rows."""
         return self._rows().share
 
     def svg(self) -> str:
-        """Draws the rows: a grid for each set."""
+        """Draws the rows as SVG: a grid for each set."""
         return self._rows().svg()
 
     def _rows(self) -> RowReport:
@@ -71,10 +71,11 @@ class StepExplanation(StepFacts):
             raise CaptureError(f"no graph runs, so that no rows are known: {why}")
         return self.rows
 
-    # ---- shown
+    # ---- output
 
     def save(self, path: str | Path) -> Path:
-        """Writes a file: the page where its name ends in `.html`, else the rows' drawing as SVG."""
+        """Writes a file: an HTML page if its name ends in `.html`, else the drawing of rows as
+        SVG."""
         path = Path(path)
         if path.suffix.lower() in (".html", ".htm"):
             path.write_text(page.page(self), encoding="utf-8")

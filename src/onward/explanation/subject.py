@@ -1,8 +1,7 @@
-"""Subject: a step that is to be explained, and the same step made anew to be looked at.
+"""Subject: a step to be explained; Remade: the same step, compiled again for inspection.
 
-Nothing of the user's is touched: graphs are made of the capture by a compiler of their own, plans
-are placed and not bound, and what has to run (the count of a batch's rows, timed launches) runs in
-a memory of its own.
+Nothing of the user's changes: a separate compiler makes the graphs from the capture, plans are not
+bound, and what has to run (counting a batch's rows, timing launches) runs in memory of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from onward.prepare.session import PlanCache, Session
 from onward.prepare.without_gradient import WithoutGradient
 
 AnyExecutable = Executable | ExecutableHalves
-Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs, target
+Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # (args, kwargs, target)
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class Subject:
     """A step of a loop on one batch.
 
     loop: `trainer` or `module`. compiler, memory_budget: the loop's; the compiler's journal has the
-    seconds of each stage. graphs: the step's graphs by another compiler. halves: whether the
-    step runs as two. still: the parameters without a gradient. optimizer: bytes of state that no
-    plan holds, None where they are not known. again: the subject for a batch that another capture
-    serves. ran: what ran it, where it has run.
+    seconds of each stage. graphs: makes the step's graphs with another compiler. halves: whether
+    the step runs in two halves. still: parameters without a gradient. optimizer: bytes of state
+    that no plan holds; None where unknown. again: makes the subject for a batch that needs another
+    capture. ran: the executable and inputs of the last run, if it has run.
     """
 
     model: torch.nn.Module
@@ -56,13 +55,13 @@ class Subject:
     request: OutputRequest
     halves: bool
     still: WithoutGradient
-    again: Callable[..., Subject]  # of (args, kwargs, target)
+    again: Callable[..., Subject]  # takes (args, kwargs, target)
     optimizer: int | None = None
     ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None
 
 
 class Remade:
-    """A subject's step, made anew."""
+    """A subject's step, compiled again."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -71,28 +70,29 @@ class Remade:
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
         self._graphs = subject.graphs(subject.compiler.noting(self.journal))
         kind = subject.batch.kind
-        # the type of a step is one of two, as its executable's is
+        # a step's type depends on the kind of executable
         self._step = PreparedStep(kind, self._graphs, self._session, self.unbound)  # type: ignore
         packed = self._step.packed(subject.request.results)
         if packed is not None and subject.ran is not None:
-            packed.running = bool(subject.ran.counts)  # near the bound the form that ran stays
+            # near the threshold the form that ran is kept
+            packed.running = bool(subject.ran.counts)
         self.prepared = self._step.prepare(subject.batch, subject.request)
         self._weights = model_bytes(subject.model, subject.captured.owned)
 
     def unbound(self, plan: Plan) -> AnyExecutable:
-        """The executable of a plan, which holds no memory yet."""
+        """An executable for a plan, not bound to memory."""
         kind = ExecutableHalves if self.subject.halves else Executable
         return kind(plan, self.memory, {})
 
     @property
     def executable(self) -> AnyExecutable:
-        """The executable that ran, or would run, the batch."""
+        """The executable that runs the batch."""
         found = self.subject.ran or self.prepared
         return found.executable
 
     @cached_property
     def rows(self) -> RowReport:
-        """The report of what row demand does with the batch."""
+        """The report of row demand for the batch."""
         return row_report(self._step, self.subject.batch, self.subject.request.results)
 
     def step_memory(self) -> StepMemory:
@@ -107,7 +107,8 @@ class Remade:
 
     @cached_property
     def _leading(self) -> dict[str, int]:
-        """The symbols that the batch size decides, with how many samples one of each is."""
+        """The symbols that depend on the batch size, with the number of samples for each unit of
+        them."""
         return self.subject.captured.leading(self.subject.batch.tensors)
 
     @property
@@ -117,12 +118,13 @@ class Remade:
 
     @property
     def multiple(self) -> int:
-        """The number that batch sizes are multiples of."""
+        """The number that batch sizes must be multiples of."""
         return max(self._leading.values(), default=1)
 
     def memory_at(self, batch_size: int) -> StepMemory:
-        """The memory of a step on so many samples like the batch's, which are not run. Raises
-        OnwardError where a memory budget cannot be kept."""
+        """The memory of a step on so many samples like the batch's, without running it. Raises
+        CaptureError for a size that the graph cannot have, and OnwardError where the memory budget
+        is too small."""
         if batch_size == self.batch_size:
             return self.step_memory()
         if batch_size % self.multiple:
@@ -155,8 +157,8 @@ class Remade:
         return cache.serving(graph, request.outputs(graph), dims | counts, counts).plan
 
     def _memory_of(self, executable: AnyExecutable, share: float) -> StepMemory:
-        """The memory of a step. share: the batch size as a share of the example's, for plans that
-        count rows."""
+        """The memory of a step. share: the batch size as a share of the example's, used by plans
+        that count rows."""
         looks = self._step.looks
         found = step_memory(executable, looks, self._weights, self.subject.optimizer)
         counting = int(found.kinds["row counting"] * share)

@@ -1,4 +1,4 @@
-"""An explanation as text, for a terminal."""
+"""Shows an explanation as text, for a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onward.prepare.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
 ALIKE = "equally long, with an equal share of padding"
-_SHOWN = 6  # ops of a pass, reasons and modules of a line
+_SHOWN = 6  # most ops of a pass, reasons or modules on a line
 
 
 def text(found: StepFacts) -> str:
-    """The whole explanation as text, part by part."""
+    """The whole explanation as text, section by section."""
     parts = [headline(found), *map("\n".join, filter(None, map(list, _parts(found))))]
     return "\n\n".join(parts)
 
@@ -44,7 +44,7 @@ def _parts(found: StepFacts) -> Iterator[Iterable[str]]:
 
 
 def capture_lines(found: StepFacts) -> Iterator[str]:
-    """The lines about the capture: whether a graph runs, and what does not."""
+    """Lines about the capture: whether a graph runs, and which parts do not."""
     if not found.captured:
         yield "captured: no, it runs in eager PyTorch"
         yield from (f"  because {reason}" for reason in found.reasons)
@@ -77,7 +77,7 @@ def memory_lines(memory: StepMemory | None) -> Iterator[str]:
 
 
 def size_lines(sizes: Sequence[SizedMemory], largest: LargestBatch | None) -> Iterator[str]:
-    """The table of memory by batch size, and the largest that fits."""
+    """A table of memory by batch size, and the largest batch that fits."""
     if sizes:
         unit = Unit.of(max(item.nbytes or 0 for item in sizes))
         yield f"{'batch size':<16}{unit.name:>12}"
@@ -109,7 +109,7 @@ def row_lines(found: StepFacts) -> Iterator[str]:
 
 
 def change_lines(changes: Sequence[Change]) -> Iterator[str]:
-    """The table of what each pass did, those left out that changed nothing."""
+    """A table of what each pass did; passes that changed nothing are only named."""
     shown = [c for c in changes if c.ops or c.edits]
     if not shown:
         return
@@ -128,7 +128,7 @@ def change_lines(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def ops_text(change: Change) -> str:
-    """A change of ops in words: `+2 onward::FlashAttention, -2 Softmax`."""
+    """A change of ops as text: `+2 onward::FlashAttention, -2 Softmax`."""
     items = [f"{n:+d} {op}" for op, n in change.ops.items()]
     more = [f"{len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
     return ", ".join([*items[:_SHOWN], *more])
@@ -163,7 +163,7 @@ class Unit:
 
     @classmethod
     def of(cls, largest: int) -> Unit:
-        """The unit for a table whose largest number is this: MiB, or KiB where all is small."""
+        """The unit for a table with this largest number: MiB, or KiB if it is small."""
         return cls("MiB", 2**20) if largest >= 4 * 2**20 else cls("KiB", 2**10)
 
     def text(self, nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Seconds of a step's launches, of one run on copies: nothing of the user's is written."""
+"""Times a step's launches in one run on copies; nothing of the user's is written."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from onward.execute import Executable, Memory
 from onward.execute.executable import KernelTime
 from onward.explanation.subject import Remade
 
-_SETTING = 0.1  # of learning rate, betas and the like, which no launch's time depends on
+_SETTING = 0.1  # learning rate, betas and the like, which do not affect times
 
 
 def launch_times(remade: Remade) -> list[KernelTime]:
-    """The seconds of every launch of the plan, in order. Both halves of a plan run one after the
-    other.
+    """The seconds of every launch of the plan, in order; halves run one after the other.
 
-    Takes as much memory as the step, and copies of the weights.
+    Needs as much memory as the step, and copies of the weights.
     """
     prepared = remade.prepared
     plan, signature = remade.executable.plan, remade.executable.plan.signature
@@ -33,7 +32,7 @@ def launch_times(remade: Remade) -> list[KernelTime]:
         inputs[signature.seed] = torch.zeros(2, dtype=torch.int64)
     if signature.sample_offset is not None:
         inputs[signature.sample_offset] = 0
-    parts = getattr(captured, "regions", ())  # that run in PyTorch
+    parts = getattr(captured, "regions", ())  # parts that run in PyTorch
     memory = Memory(remade.memory.device)
     executable = Executable(plan, memory, copies, *([parts] if parts else []))
     with torch.random.fork_rng(devices=[]):

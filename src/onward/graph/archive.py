@@ -1,10 +1,9 @@
-"""Serialises a graph to bytes and back without loss: for the cache on disk, and for a digest that
-identifies a graph.
+"""Serializes a graph to bytes and back without loss, for the cache on disk and for a digest.
 
-A file of ONNX is for other engines: there own ops are calls of functions, attributes have 32 bits,
-and roles and signature are names. What is written here is the graph as the stages see it, as JSON
-and the bytes of its constants behind it. Reading runs no code and trusts nothing: bytes that do not
-make a graph raise ArchiveError.
+An ONNX file is meant for other engines: in it own ops are calls of functions, attributes have 32
+bits, and roles and signature are lost but for names. These bytes hold the graph as the stages see
+it: JSON, followed by the bytes of its constants. Reading runs no code and trusts nothing: invalid
+bytes raise ArchiveError.
 
     bytes = length of the JSON (8 bytes, little endian), JSON, constants one after the other
 """
@@ -24,7 +23,7 @@ from onward.graph.signature import Hyperparameter, Signature, Slot
 from onward.graph.types import Dim, DType, Size, Type
 
 _HEAD = 8
-_KEPT = (bool, int, str, Dim)  # what the stages note at a node
+_KEPT = (bool, int, str, Dim)  # types of values that a stage may store in a node's `meta`
 _ATTRIBUTES = {
     ir.AttributeType.INT: ir.AttrInt64,
     ir.AttributeType.FLOAT: ir.AttrFloat32,
@@ -36,19 +35,19 @@ _KINDS = {kind.name: make for kind, make in _ATTRIBUTES.items()}
 
 
 class ArchiveError(ValueError):
-    """A graph that cannot be written, or bytes that are none."""
+    """Raised for a graph that cannot be written, and for bytes that are not a graph."""
 
 
 def to_bytes(graph: Graph) -> bytes:
     """Serializes a whole graph. Equal graphs give equal bytes, in other processes too.
 
-    Raises ArchiveError for what only this process could know again.
+    Raises ArchiveError for a graph with metadata that only this process can interpret.
     """
     return _Writer(graph).bytes()
 
 
 def from_bytes(data: bytes) -> Graph:
-    """Reads the graph that `to_bytes` has written. Raises ArchiveError for other bytes."""
+    """Reads bytes written by `to_bytes`. Raises ArchiveError for other bytes."""
     try:
         length = int.from_bytes(data[:_HEAD], "little")
         text = json.loads(data[_HEAD : _HEAD + length].decode())
@@ -67,8 +66,8 @@ def _cannot(what: str) -> NoReturn:
 
 
 class _Writer:
-    """Writes one graph. Values are numbered in order: inputs, constants, outputs of nodes; types
-    likewise."""
+    """Writes one graph. Values are numbered in order: inputs, constants, outputs of nodes. Types
+    are numbered in order of appearance."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -94,7 +93,7 @@ class _Writer:
         return b"".join((len(text).to_bytes(_HEAD, "little"), text, *self.blobs))
 
     def _value(self, value: Value) -> list[Any]:
-        """Writes a value: its name, its type, and the integers it is known to hold."""
+        """Writes a value: its name, its type, and its known integers."""
         if value.meta.keys() - NOTES.keys():
             _cannot(f"the metadata of {value.name}")
         self.numbers[value] = len(self.numbers) - 1
@@ -108,7 +107,8 @@ class _Writer:
             _cannot(f"the constant {value.name}")
         flat = np.ascontiguousarray(array).reshape(-1)
         rows = flat.view(np.uint8).reshape(-1, array.itemsize)
-        alike = len(rows) > 1 and bool((rows == rows[0]).all())  # zeros as wide as a table
+        # equal rows are stored once, such as a table of zeros
+        alike = len(rows) > 1 and bool((rows == rows[0]).all())
         self.blobs.append((rows[:1] if alike else rows).tobytes())
         return [*self._value(value), list(array.shape), len(self.blobs[-1])]
 
@@ -208,7 +208,7 @@ class _Reader:
 
 
 def plain_size(size: Size) -> Any:
-    """A size in JSON's terms. Raises ArchiveError for one that is settled."""
+    """A size as JSON. Raises ArchiveError for a size with a settled number."""
     if not isinstance(size, Dim):
         return int(size)
     if size.at is not None:
@@ -217,13 +217,13 @@ def plain_size(size: Size) -> Any:
 
 
 def size_of(size: Any) -> Size:
-    """The size that `plain_size` has written."""
+    """Reads a size written by `plain_size`."""
     if isinstance(size, int):
         return size
     return Dim(tuple((tuple(names), int(factor)) for names, factor in size))
 
 
-# ---- signatures: keys that are no strings have a form of their own
+# ---- signatures: keys that are not strings are written as lists
 
 
 def _signature(signature: Signature) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Builder: writes nodes into a graph in the style of numpy. The only maker of nodes.
+"""Builder: writes nodes into a graph in the style of numpy. Nodes are made nowhere else.
 
     b = Builder(graph)
     y = b.Add(b.MatMul(x, w), bias)      # any ONNX or onward op by its name
     z = b.reshape(y, (B * T, 8))         # sizes may be ints or Dims
 
-Each node's output types are settled as it is made (the op's record in `graph/ops`).
+The output types of a node are inferred when it is made (the op's record in `graph/ops`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ToValue = Value | int | float | bool | np.ndarray
 
 
 class Builder:
-    """Appends to the graph, or inserts before a node.
+    """Appends nodes to the graph, or inserts them before a node.
 
-    `module`, `backward` (the half of the step a node belongs to) and `precision` (that of the
-    model's own autocast block) are written on every node made.
+    module, backward (whether a node is in the backward half) and precision (of the model's own
+    autocast block) are recorded on every node made.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Builder:
 
     @classmethod
     def at(cls, graph: Graph, node: Node, before: Node | None = None) -> Builder:
-        """A Builder that inserts before `node`, or before `before`, what is to stand for it: same
-        module, same half of the step, same precision."""
+        """A Builder that inserts before `node`, or before `before`, and gives new nodes the module,
+        half and precision of `node`."""
         backward = bool(node.meta.get("backward"))
         return cls(graph, before or node, where(node), backward, precision_said(node))
 
@@ -74,10 +74,10 @@ class Builder:
     def node(
         self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]
     ) -> Value | tuple[Value, ...]:
-        """Appends one node and returns its output, or a tuple where the op has several.
+        """Adds one node and returns its output, or a tuple where the op has several.
 
-        Python numbers among the inputs become constants of the first floating input's type
-        (of the first input's type where none floats).
+        Python numbers among the inputs become constants of the first floating input's type, or of
+        the first input's type if none is floating. Raises ValueError for an unknown op.
         """
         values = self._values(inputs)
         attrs = {k: v for k, v in attrs.items() if v is not None}
@@ -112,7 +112,7 @@ class Builder:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def one(self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]) -> Value:
-        """Appends a node of an op with one output, which is returned."""
+        """Adds a node of an op with one output, and returns that."""
         y = self.node(op_type, inputs, attrs)
         assert isinstance(y, Value), f"{op_type} has several outputs where one was expected"
         return y
@@ -149,7 +149,8 @@ class Builder:
     # ---- sizes
 
     def size(self, size: Size) -> Value:
-        """A size as `i64[1]`; symbolic ones are read off an input's shape at run time."""
+        """A size as `i64[1]`; a symbolic size is read from an input's shape at run time. Raises
+        ValueError where no input has the symbol."""
         if not isinstance(size, Dim):
             return self.ints([size])
         whole = self.graph.symbol_source(str(size))
@@ -191,11 +192,12 @@ class Builder:
     # ---- shorthands whose spelling in ONNX is longer
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """Reshape, spelled with 0 (copy a dim) and one -1: no shape arithmetic is left."""
+        """Reshapes x. The shape is written with 0 (copy a dim) and one -1 where possible, so that
+        no shape arithmetic is needed at run time."""
         have = type_of(x).shape
         if have == tuple(shape):
             return x
-        if 0 in shape:  # where nothing is left, -1 could be any number
+        if 0 in shape:  # in an empty tensor, -1 could be any number
             return self.Reshape(x, self.sizes(shape), allowzero=1)
         spelled: list[int] = []
         unknown = 0
@@ -225,7 +227,7 @@ class Builder:
 
     def reduce_sum(self, x: Value, dims: Sequence[int], keepdims: bool) -> Value:
         if not dims:
-            return x  # to ONNX an empty list of axes means all of them
+            return x  # ONNX reads an empty list of axes as all axes
         return self.ReduceSum(x, self.ints(dims), keepdims=int(keepdims))
 
     def unsqueeze(self, x: Value, dims: Sequence[int]) -> Value:
@@ -256,10 +258,10 @@ class Builder:
 
 
 def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[Value]:
-    """Writes the body of an onward node, in standard ops of these inputs, and returns its results.
+    """Writes the body of an onward node, in standard ops on these inputs, and returns its results.
 
-    Where a tensor has less precision than f32 a body that computes does so in f32, between casts:
-    inputs to f32, results to the types that the node's outputs have.
+    If inputs have less precision than f32, a body that computes does so in f32: inputs are cast to
+    f32, and results to the types of the node's outputs.
     """
     op, types = OPS[node.op_type], [type_of(y) for y in node.outputs]
     assert op.body is not None, f"{node.op_type} has no body"
@@ -275,7 +277,7 @@ def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[V
 
 
 def inline(graph: Graph, node: Node) -> None:
-    """Replaces an onward node by its body, in place."""
+    """Replaces an onward node by its body."""
     results = write_body(Builder.at(graph, node), node, node.inputs)
     for old, new in zip(node.outputs, results, strict=True):
         graph.replace(old, new)
@@ -283,7 +285,8 @@ def inline(graph: Graph, node: Node) -> None:
 
 
 def settle_stops(graph: Graph) -> None:
-    """Replaces each StopGradient by its input, in a graph that has its gradients or gets none."""
+    """Replaces each StopGradient by its input, in a graph that is differentiated already or never
+    will be."""
     for node in list(graph):
         if node.op_type == "StopGradient":
             assert node.inputs[0] is not None
@@ -292,7 +295,7 @@ def settle_stops(graph: Graph) -> None:
 
 
 def is_zero(value: Value) -> bool:
-    """Whether the value is a constant of zeros (also an expanded one)."""
+    """Whether the value is a constant of zeros, possibly expanded."""
     array = array_of(value)
     if array is None:
         node = value.producer()

@@ -1,4 +1,4 @@
-"""Executable invariants: what must hold of a graph between two passes."""
+"""Invariants that every graph satisfies between two passes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Einstein's summation, two operands at a time: a product of matrices where dims are summed.
+"""Einsum, computed two operands at a time: a matrix product where dims are summed.
 
-Source: `torch.einsum`, https://onnx.ai/onnx/operators/onnx__Einsum.html. Dims of 1 broadcast.
+Source: `torch.einsum`, https://onnx.ai/onnx/operators/onnx__Einsum.html. Dims of size 1 broadcast.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from onward.graph.types import Size, product
 
 
 def einsum(b: Builder, equation: str, values: Sequence[Value]) -> Value:
-    """The tensor that an equation computes from its operands. Raises ValueError for one that does
-    not fit them."""
+    """Computes an equation from its operands. Raises ValueError where it does not fit them."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(values):
@@ -47,7 +46,7 @@ def einsum(b: Builder, equation: str, values: Sequence[Value]) -> Value:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """A value and the letter of each of its dims, no letter twice."""
+    """A value with the letter of each of its dims, all different."""
 
     value: Value
     labels: list[str]
@@ -57,7 +56,8 @@ class _Labelled:
 
 
 def _labels(term: str, depth: int) -> list[str]:
-    """The letters of a term's dims; those of an ellipsis are called 0, 1, ... from the last."""
+    """The letters of a term's dims; those of an ellipsis are called 0, 1, ..., counted from the
+    last."""
     head, dots, tail = term.partition("...")
     return [*head, *([str(i) for i in reversed(range(depth))] if dots else []), *tail]
 
@@ -73,7 +73,8 @@ def _labelled(b: Builder, value: Value, labels: list[str]) -> _Labelled:
 
 
 def _diagonal(b: Builder, x: Value, i: int, j: int) -> Value:
-    """The diagonal of x, where the indices of dims i and j are equal; dim j goes."""
+    """The diagonal of x over dims i and j; dim j is removed. Raises ValueError for a size that is
+    not a number."""
     shape = type_of(x).shape
     if shape[i] != shape[j]:
         raise ValueError(
@@ -93,7 +94,8 @@ def _summed(b: Builder, x: _Labelled, kept: Collection[str]) -> _Labelled:
 
 
 def _contracted(b: Builder, x: _Labelled, y: _Labelled, later: set[str]) -> _Labelled:
-    """The product of x and y, summed over the letters that no later operand nor the result has."""
+    """The product of x and y, summed over letters that neither a later operand nor the result
+    has."""
     x, y = _summed(b, x, later | {*y.labels}), _summed(b, y, later | {*x.labels})
     shared = [label for label in x.labels if label in y.labels]
     batch = [label for label in shared if label in later]
@@ -111,7 +113,7 @@ def _contracted(b: Builder, x: _Labelled, y: _Labelled, later: set[str]) -> _Lab
 
 
 def _spread(b: Builder, x: _Labelled, labels: list[str]) -> Value:
-    """x with its dims in the order of these labels, and a dim of 1 for each that it lacks."""
+    """Transposes x to the order of these labels, with size 1 for each label that it lacks."""
     own = [label for label in labels if label in x.labels]
     y = b.transpose(x.value, [x.labels.index(label) for label in own])
     return b.reshape(y, tuple(x.size(label) for label in labels))
@@ -120,8 +122,8 @@ def _spread(b: Builder, x: _Labelled, labels: list[str]) -> Value:
 def _matrices(
     b: Builder, x: _Labelled, batch: list[str], groups: list[list[str]], sizes: dict[str, Size]
 ) -> Value:
-    """x as matrices `[*batch, rows, columns]`, each group's dims as one; a dim of 1 that is wide
-    elsewhere is repeated."""
+    """Reshapes x to matrices `[*batch, rows, columns]`, merging the dims of each group. Dims of
+    size 1 that are larger in the other operand are expanded."""
     order = [*batch, *groups[0], *groups[1]]
     y = b.transpose(x.value, [x.labels.index(label) for label in order])
     y = b.expand(y, tuple(sizes[label] for label in order))

@@ -1,4 +1,4 @@
-"""The oracle inside the house: runs a graph on onnx's reference evaluator (numpy, slow, exact)."""
+"""Evaluates a graph with onnx's reference evaluator (numpy; slow and exact), as an oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.graph.graph import Graph, Node, Role, array_of, attributes, type_of
 
 
 class GatherElements(OpRun):
-    """GatherElements of any size: onnx's evaluator takes at most 64 elements along the axis."""
+    """GatherElements of any size; onnx's evaluator takes at most 64 elements along the axis."""
 
     def _run(
         self, data: np.ndarray, indices: np.ndarray, axis: int | None = None
@@ -25,7 +25,7 @@ class GatherElements(OpRun):
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Evaluates a graph: its outputs by name. `feeds` gives every input by its name."""
+    """Evaluates a graph; returns its outputs by name. feeds: every input by name."""
     session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements])
     names = list(graph.outputs)
     wanted = {v.name or "": feeds[v.name or ""] for v in graph.inputs}
@@ -35,7 +35,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def evaluate_constant(node: Node) -> list[np.ndarray]:
-    """The values of a node whose inputs are all constants."""
+    """Evaluates a node whose inputs are all constants; returns its outputs."""
     single = Graph("constant")
     inputs = [
         None if v is None else single.input(f"x{i}", type_of(v), Role.BATCH)

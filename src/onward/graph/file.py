@@ -1,8 +1,8 @@
-"""Graph <-> ONNX files: every stage can be saved, opened in a viewer, and run by another engine.
+"""Graph -> ONNX file: every stage can be saved, opened in a viewer, and run by another engine.
 
-Each use of an `onward` op becomes a call of a monomorphic ONNX function whose body is the op's
-own; the variant (attributes and types) is in the function's *name*, because engines disagree on
-overloads. Nothing about the machine or the source files is written.
+Each call of an `onward` op becomes a call of an ONNX function for its attributes and types, with
+the op's body. Attributes and types are part of the function's *name*, since engines disagree about
+overloads. The file says nothing about the machine or the source files.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from onward.graph.graph import (
 
 
 def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir.Model:
-    """The graph as an ONNX model. `weights` (by input name) turn inputs into initializers.
+    """Converts a graph to an ONNX model. weights: arrays for inputs that become initializers, by
+    name.
 
-    The arrays are referred to, not copied, until the model is serialised.
+    The arrays are not copied until the model is serialized.
     """
     copy = graph.clone()
     for value in list(copy.ir.inputs):
@@ -58,7 +59,7 @@ def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir
 
 
 def save(graph: Graph, path: Path, weights: Mapping[str, np.ndarray] | None = None) -> None:
-    """Writes `path` (and `path.data` beside it where the weights pass 1.5 GB)."""
+    """Writes the graph to `path`, and to `path.data` beside it where the weights exceed 1.5 GB."""
     model = to_onnx(graph, weights)
     nbytes = sum(a.nbytes for a in (weights or {}).values())
     ir.save(model, path, external_data=f"{path.name}.data" if nbytes > 1_500_000_000 else None)
@@ -75,7 +76,8 @@ def _write_type(value: Value) -> None:
 
 
 def _name_outputs(graph: Graph) -> None:
-    """Each output gets its own name; an input or a value already named passes an Identity."""
+    """Gives each output its own name, through an Identity for inputs and values that are named
+    already."""
     b = Builder(graph)
     done: set[Value] = set()
     for name, value in graph.outputs.items():

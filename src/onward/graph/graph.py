@@ -1,9 +1,9 @@
-"""Graph: a pure, typed, topologically ordered program of ONNX nodes; a thin face over `onnx_ir`.
+"""Graph: a pure, typed, topologically ordered program of ONNX nodes; a thin layer over `onnx_ir`.
 
-What `onnx_ir` gives: nodes, use-def chains, safe edits while iterating, serialisation.
-What this face adds: a `Type` on every value, a `Role` on every input, outputs by name, the
-state pairs (which output is the next value of which input), and known integer contents of
-shape vectors. Nothing here knows torch or a device.
+`onnx_ir` provides nodes, use-def chains, edits during iteration and serialization. This layer adds
+a `Type` to every value, a `Role` to every input, outputs by name, state pairs (which output is the
+next value of which input), and known integers in shape vectors. It knows neither torch nor a
+device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Node = ir.Node
 
 OPSET = 23
 IR_VERSION = 10
-ONWARD = "onward"  # the domain of the ops that the standard lacks
+ONWARD = "onward"  # the domain of ops that the ONNX standard lacks
 
-# What `node.meta` may hold, and why no number changes where it is lost: what a node means stands in
-# its op, inputs, attributes and types, which whoever makes a node has to give.
+# Keys of `node.meta`, each with its use. Losing one changes no result: the meaning of a node is in
+# its op, inputs, attributes and types.
 MARKS = {
     "backward": "in which half of a step a node was written: an order and a report of bytes; what "
     "waits for a cotangent shows by its inputs",
@@ -36,7 +36,7 @@ MARKS = {
     "sequences": "how many sequences packed rows are of: counts of FLOPs",
     "unfused": "why no attention was found here: a message",
 }
-# What `value.meta` may hold; only `type` carries meaning, and `check` asks it of every value.
+# Keys of `value.meta`. Only `type` is part of the meaning; `check` requires it of every value.
 NOTES = {
     "type": "a value without one is refused",
     "role": "an input without one is refused",
@@ -45,20 +45,20 @@ NOTES = {
 
 
 class Role(enum.Enum):
-    """Why a graph input exists, hence who owns its memory."""
+    """Why a graph input exists, which decides who owns its memory."""
 
     PARAM = "param"  # the user's parameter; the session never copies it
     BUFFER = "buffer"  # a non-trained tensor of the user's module
     BATCH = "batch"  # one leaf of the batch
     RANDOM = "random"  # the step's seed words and the batch's first sample index
     HYPER = "hyper"  # learning rates, step count: scalars set before each step
-    COTANGENT = "cotangent"  # what an output weighs in the gradients, of its own type
+    COTANGENT = "cotangent"  # the weight of an output in the gradients, of the output's type
     STATE = "state"  # optimizer state and gradient accumulators, kept between steps
     SIZE = "size"  # integers that follow from the sizes of a batch; their content is known
 
 
 def type_of(value: Value | None) -> Type:
-    """The value's type. Every value made by a Builder or Graph.input has one."""
+    """The value's type, which every value of a Builder or of Graph.input has."""
     assert value is not None, "an absent optional input has no type"
     return value.meta["type"]
 
@@ -68,7 +68,7 @@ def role_of(value: Value) -> Role | None:
 
 
 def content_of(value: Value | None) -> tuple[Size, ...] | None:
-    """The integers a shape-like value (`i64[n]` or `i64[]`) holds, where they are known."""
+    """The integers in a shape vector (`i64[n]` or `i64[]`), if they are known; else None."""
     if value is None:
         return None
     known = value.meta.get("content")
@@ -87,7 +87,7 @@ def array_of(value: Value | None) -> np.ndarray | None:
 
 
 def needed(graph: Graph, outputs: Iterable[str]) -> set[Node]:
-    """The nodes that compute these outputs, directly or not."""
+    """The nodes that these outputs depend on."""
     stack = [graph.outputs[name].producer() for name in outputs]
     found: set[Node] = set()
     while stack:
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def make_attributes(values: Mapping[str, Any]) -> list[ir.Attr]:
-    """Makes ONNX attributes of Python values; None means absent."""
+    """Converts Python values to ONNX attributes; None omits an attribute."""
     out: list[ir.Attr] = []
     for name, value in values.items():
         match value:
@@ -132,13 +132,13 @@ def make_attributes(values: Mapping[str, Any]) -> list[ir.Attr]:
 
 
 def where(node: Node) -> str:
-    """The module path a node came from, for messages: `transformer.h.0.attn`."""
+    """The module path of a node, for messages: `transformer.h.0.attn`."""
     return node.metadata_props.get("module", "")
 
 
 def precision_said(node: Node) -> str:
-    """The type, by name, that the model's own autocast block gives an op's products: f32 where the
-    block switches autocast off, empty outside of such a block."""
+    """The name of the type that the model's own autocast block gives to the products of a node: f32
+    where the block turns autocast off; "" outside of such blocks."""
     return node.metadata_props.get("precision", "")
 
 
@@ -148,13 +148,13 @@ def precisions_said(graph: Graph) -> set[str]:
 
 
 class Inputs(NamedTuple):
-    """An index of a graph's inputs by name: there are thousands, most of them parameters and
+    """An index of a graph's inputs by name, since there are thousands, mostly parameters and
     state."""
 
     number: int
     last: Value | None
     named: dict[str | None, Value]
-    sized: list[Value]  # those with a dim that is not fixed
+    sized: list[Value]  # inputs with a symbolic dim
 
     @classmethod
     def of(cls, values: Sequence[Value]) -> Inputs:
@@ -163,22 +163,19 @@ class Inputs(NamedTuple):
 
 
 class Graph:
-    """A program. `outputs` maps names to values, `state` output names to the inputs they update;
-    `signature` says what inputs and outputs mean.
-
-    Example (text form): `loss = f(params, batch)` after capture, `state', loss = step(state,
-    batch)` after differentiate.
-    """
+    """A program. outputs: values by name. state: for an output's name, the input that it updates.
+    signature: what inputs and outputs mean. After capture a graph is `loss = f(params, batch)`,
+    after differentiation `state', loss = step(state, batch)`."""
 
     def __init__(self, name: str = "graph") -> None:
         self.ir = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name)
         self.outputs: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
         self.signature = Signature()
-        self.counts: set[str] = set()  # names of sizes that are counted in the batch
+        self.counts: set[str] = set()  # names of sizes that are counted for each batch
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._count = 0
-        self._taken: set[str] = set()  # names of inputs
+        self._taken: set[str] = set()  # names of inputs so far
         self._inputs = Inputs.of([])
 
     # ---- making
@@ -192,7 +189,7 @@ class Graph:
         return list(self.ir.inputs)
 
     def input(self, name: str, type: Type, role: Role) -> Value:
-        """Adds an input. Where the name is taken it gets another: `value.name` is the one."""
+        """Adds an input. A name that is taken is changed: read it from `value.name`."""
         name = distinct(name, self._taken)
         self._taken.add(name)
         value = Value(name=name)
@@ -202,8 +199,8 @@ class Graph:
         return value
 
     def output(self, name: str, value: Value, source: Value | None = None) -> str:
-        """Adds an output, the next value of the input `source` where there is one. Where the name
-        is taken it gets another, which is returned."""
+        """Adds an output; source: the input that it is the next value of. Returns the output's
+        name, which is changed where it was taken."""
         name = distinct(name, self.outputs)
         self.outputs[name] = value
         if source is not None:
@@ -215,12 +212,12 @@ class Graph:
 
     def find_input(self, name: str) -> Value:
         value = self._found().named.get(name)
-        if value is None or value.name != name:  # it was renamed
+        if value is None or value.name != name:  # the input was renamed
             value = next(v for v in self.ir.inputs if v.name == name)
         return value
 
     def constant(self, array: np.ndarray) -> Value:
-        """The constant's value; equal arrays (bits, shape and dtype) share one."""
+        """Adds a constant; arrays equal in bits, shape and dtype share one value."""
         array = np.ascontiguousarray(array).reshape(np.shape(array))
         key = (array.dtype.str, array.shape, array.tobytes())
         value = self._constants.get(key)
@@ -233,17 +230,17 @@ class Graph:
         return value
 
     def fresh(self, stem: str) -> str:
-        """A new name. Names are made here and nowhere else."""
+        """Makes a new name of a value or node; names are made nowhere else."""
         self._count += 1
         return f"{stem}_{self._count}"
 
     @property
     def names_made(self) -> int:
-        """The number of names that `fresh` has made."""
+        """The number of names made by `fresh`."""
         return self._count
 
     def settle(self, names_made: int) -> None:
-        """Indexes a copy's inputs by name and its constants by bits, once all of them are there."""
+        """Indexes a copy's inputs by name and its constants by bits, after all have been added."""
         self._count = names_made
         self._taken = {v.name or "" for v in self.ir.inputs}
         for value in self.ir.initializers.values():
@@ -266,8 +263,8 @@ class Graph:
         return set(self.outputs.values())
 
     def symbol_source(self, name: str) -> tuple[Value, int] | None:
-        """A value and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`): an input, or
-        rows that are counted."""
+        """A value and a dim of it whose size is exactly `name` (`"B"`, or `"B*T"`): an input, or
+        counted rows."""
         counted = self._counted() if name in self.counts else ()
         for value in itertools.chain(self._found().sized, counted):
             for i, size in enumerate(type_of(value).shape):
@@ -276,7 +273,7 @@ class Graph:
         return None
 
     def symbol_multiple(self, name: str) -> tuple[Value, int] | None:
-        """An input and the dim of it whose size is a multiple of `name`, such as `8*T`."""
+        """An input and a dim of it whose size is a multiple of `name`, such as `8*T`."""
         for value in self._found().sized:
             for i, size in enumerate(type_of(value).shape):
                 if isinstance(size, Dim) and [names for names, _ in size.terms] == [(name,)]:
@@ -284,8 +281,8 @@ class Graph:
         return None
 
     def _found(self) -> Inputs:
-        """The index of inputs, made again after a change: inputs are only appended or removed, so
-        that their count and the last one show it."""
+        """The index of inputs, rebuilt after changes. Inputs are only appended or removed, so their
+        number and the last one tell whether there were any."""
         inputs = self.ir.inputs
         last = inputs[-1] if inputs else None
         if self._inputs.number != len(inputs) or self._inputs.last is not last:
@@ -293,12 +290,12 @@ class Graph:
         return self._inputs
 
     def _counted(self) -> Iterator[Value]:
-        """The lists of rows whose lengths the batch decides."""
+        """The lists of row indices whose lengths depend on the batch."""
         return (node.outputs[0] for node in self.ir if node.op_type == "Rows")
 
     @property
     def symbols(self) -> list[str]:
-        """Names of the sizes that are not fixed, in order of first appearance."""
+        """Names of symbolic sizes, in order of first appearance."""
         seen: dict[str, None] = {}
         for value in self._found().sized:
             for size in type_of(value).shape:
@@ -309,18 +306,17 @@ class Graph:
     # ---- editing
 
     def replace(self, old: Value, new: Value) -> None:
-        """Every use of `old`, outputs too, becomes `new`."""
+        """Replaces every use of `old`, including outputs, by `new`."""
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if old in self.outputs.values():
             self.outputs.update({name: new for name, v in self.outputs.items() if v is old})
 
     def remove(self, nodes: Iterable[Node]) -> None:
-        """Removes nodes whose outputs nobody uses any more."""
+        """Removes nodes whose outputs are no longer used."""
         self.ir.remove(list(nodes), safe=True)
 
     def sweep(self) -> int:
-        """Removes nodes that nobody reads, whose number it returns, and constants left without a
-        reader."""
+        """Removes nodes and constants without readers; returns the number of nodes."""
         kept = self.output_values()
         edits = 0
         for node in reversed(list(self)):
@@ -334,7 +330,7 @@ class Graph:
         return edits
 
     def clone(self, dims: Mapping[str, Size] | None = None) -> Graph:
-        """A copy that shares no node or value. With `dims`, sizes are substituted on the way."""
+        """A copy that shares no nodes or values. dims: sizes to substitute for symbols."""
         sizes = dims or {}
         out = Graph(self.name)
         out.counts = set(self.counts)

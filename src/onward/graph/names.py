@@ -1,12 +1,12 @@
-"""Names of a graph's inputs and outputs, for readers: in files, dumps and messages.
+"""Names of a graph's inputs and outputs, for readers of files, dumps and messages.
 
-What the user has named stands behind a word of ours, and `Graph.input` gives no name twice, so
-that no module path, keyword or output name, whatever its characters, is one of a step's own:
+A user's name gets a prefix, and `Graph.input` uses no name twice, so that no module path, keyword
+or output name can collide with a name of Onward's own:
 
     param.<path>   buffer.<path>   batch.<leaf>          inputs
     output.<name>                                        outputs of the model
 
-The names say nothing to the stages; the graph's `Signature` does.
+Stages do not interpret names; they use the graph's `Signature`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "batch.", "output."
-_NAMED = 5  # in a message
+_NAMED = 5  # names listed in a message
 _USER = (PARAM, BUFFER, BATCH, OUTPUT)
 
 
 def parameter_name(path: str) -> str:
-    """The input that is the model's parameter."""
+    """The input name of a model's parameter."""
     return PARAM + path
 
 
 def output_name(name: str) -> str:
-    """The output that is the model's own of this name."""
+    """The output name of a model's result."""
     return OUTPUT + name
 
 
 def user_name(name: str) -> str:
-    """What the user calls an input or output: `w` for `param.w`; other names stay."""
+    """The user's name of an input or output: `w` for `param.w`; other names are unchanged."""
     return next((name[len(p) :] for p in _USER if name.startswith(p)), name)
 
 
 def distinct(name: str, taken: Collection[str]) -> str:
-    """The name, with a number appended where it is taken."""
+    """The name, with a number appended if it is taken."""
     found, count = name, 1
     while found in taken:
         count += 1
@@ -43,7 +43,7 @@ def distinct(name: str, taken: Collection[str]) -> str:
 
 
 def some(names: Iterable[str]) -> str:
-    """Parameters in a message: at most five by name, and how many they are."""
+    """Parameters for a message: their number, and at most five names."""
     found = list(names)
     more = ", ..." if len(found) > _NAMED else ""
     count = f"{len(found)} parameter{'s' if len(found) > 1 else ''}"

@@ -1,4 +1,4 @@
-"""The printed form of a graph: one line a node, with types, as a person reads it.
+"""Prints a graph, one line per node, with types.
 
 graph step(%input_ids: i64[B,T] batch, %w: f32[100,8] param)
   %gather_1: f32[B,T,8] = Gather(%w, %input_ids) {axis=0}   # transformer.wte
@@ -25,7 +25,7 @@ def name_of(value: Value | None) -> str:
 
 
 def node_text(node: Node) -> str:
-    """One node with its output types, attributes and module path."""
+    """A node with its output types, attributes and module path."""
     outputs = ", ".join(f"%{v.name}: {type_of(v)}" for v in node.outputs)
     inputs = ", ".join(name_of(v) for v in node.inputs)
     domain = f"{node.domain}." if node.domain else ""
@@ -37,7 +37,7 @@ def node_text(node: Node) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """The whole graph; equal graphs print alike."""
+    """A whole graph as text; equal graphs print alike."""
     lines = [f"graph {graph.name}("]
     for value in graph.inputs:
         role = role_of(value)
@@ -58,5 +58,5 @@ def count_ops(graph: Graph) -> Counter[str]:
 
 
 def op_name(domain: str, op: str) -> str:
-    """Returns an op's name with its domain, where that is not the standard's."""
+    """An op's name, with its domain unless that is the ONNX standard's."""
     return f"{domain}::{op}" if domain else op

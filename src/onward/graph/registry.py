@@ -1,4 +1,4 @@
-"""Fills a table with the records that the files of a package define; each name occurs once."""
+"""Fills tables with records that the files of a package define; each name occurs once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def files_of(package: str, path: Iterable[str]) -> list[ModuleType]:
-    """Imports the modules of a package, in the order of names: a new file is found by itself. path:
-    its `__path__`."""
+    """Imports all modules of a package, sorted by name, so that new files are found automatically.
+    path: the package's `__path__`."""
     names = sorted(found.name for found in pkgutil.iter_modules(path))
     return [import_module(f"{package}.{name}") for name in names]
 
 
 def place_of(function: Any) -> str:
-    """Module and name of a function or class, for messages about what it was registered for."""
+    """Module and name of a function or class, for messages about double registration."""
     while isinstance(function, partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -28,7 +28,7 @@ def place_of(function: Any) -> str:
 
 
 def meeting(what: str, held: Any, new: Any) -> ValueError:
-    """The error of two functions or classes registered for the same thing."""
+    """The error for two functions or classes registered for the same thing."""
     return ValueError(
         f"{what} is registered twice, by {place_of(held)} and by {place_of(new)}; fix: remove "
         "one, or rename it"
@@ -38,10 +38,10 @@ def meeting(what: str, held: Any, new: Any) -> ValueError:
 def enter(
     table: dict[str, T], kind: str, name: str, new: T, written_in: Callable[[T], Any] = lambda x: x
 ) -> None:
-    """Puts `new` into the table; the very same again changes nothing.
+    """Adds `new` to the table; adding the same record again does nothing.
 
-    written_in: the function or class that a record stands for, by which messages name its place.
-    Raises ValueError, with both places, where the name has another record.
+    written_in: returns the function or class of a record, whose place messages name. Raises
+    ValueError, with both places, where the name has another record.
     """
     held = table.get(name)
     if held is not None and held is not new:

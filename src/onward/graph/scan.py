@@ -14,7 +14,7 @@ from onward.graph.types import DType
 if TYPE_CHECKING:
     from onward.graph.build import Builder
 
-# (builder, constant values, what is carried on, this step's parts) -> carried on, made
+# (builder, constants, carried values, this step's rows) -> (carried values, this step's results)
 Step: TypeAlias = (
     "Callable[[Builder, list[Value], list[Value], list[Value]], tuple[list[Value], list[Value]]]"
 )
@@ -28,10 +28,10 @@ def scan(
     parted: Sequence[Value],
     backwards: bool = False,
 ) -> tuple[list[Value], list[Value]]:
-    """Runs a loop: what is carried on behind the last step, and what the steps have made, one below
-    the other.
+    """Runs a loop. Returns the carried values after the last step, and the results of all steps,
+    stacked.
 
-    Each step takes a row of each of `parted`, f[T,...]; `backwards` the last one first.
+    Each step gets one row of each of `parted`, f[T,...]. backwards: the last row comes first.
     """
     count = type_of(parted[0]).shape[0]
     if isinstance(count, int):
@@ -57,7 +57,7 @@ def _unrolled(
 
 
 def _turned(b: Builder, x: Value) -> Value:
-    """x with its rows in reverse order."""
+    """Reverses the rows of x."""
     count = type_of(x).shape[0]
     last = b.squeeze(b.size(count - 1), [0])
     y: Value = b.Gather(x, b.Sub(last, b.arange(count)), axis=0)
@@ -68,8 +68,8 @@ def _as_node(
     b: Builder, step: Step, fixed: Sequence[Value], carried: Sequence[Value],
     parted: Sequence[Value],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """A Scan node of the step. The step reads nothing from outside of its graph: constant values
-    are carried on too."""
+    """Writes the loop as a Scan node. The step's graph reads nothing from outside, so that
+    constants are carried too."""
     inner = Graph("step")
     rows = [type_of(x).with_shape(type_of(x).shape[1:]) for x in parted]
     types = [*map(type_of, (*fixed, *carried)), *rows]
@@ -81,7 +81,7 @@ def _as_node(
     ends, made = step(body, held, on, parts)
     for value in (*held, *ends, *made):
         inner.ir.outputs.append(body.Identity(value))
-    for value in list(inner.ir.initializers.values()):  # a function holds none
+    for value in list(inner.ir.initializers.values()):  # functions may not hold initializers
         tensor = value.const_value
         assert tensor is not None
         constant = Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
@@ -89,7 +89,7 @@ def _as_node(
         inner.ir.insert_before(next(iter(inner.ir)), constant)
         inner.replace(value, constant.outputs[0])
         del inner.ir.initializers[value.name]  # type: ignore[arg-type]
-    prefix = b.graph.fresh("step")  # names within are none of those outside
+    prefix = b.graph.fresh("step")  # names inside must differ from those outside
     for value in (*given, *(y for node in inner for y in node.outputs)):
         value.name = f"{prefix}_{value.name}"
     for value, held_type in zip(given, types, strict=True):

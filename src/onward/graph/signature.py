@@ -1,8 +1,8 @@
-"""Signature: the meaning of a graph's inputs and outputs to the stages that follow.
+"""Signature: the meaning of a graph's inputs and outputs, for later stages.
 
-A name exists so that a graph can be saved, printed and read; it says nothing to a program. What an
-input is for, and which output is the next value of which input, stands here, by typed keys, and no
-stage takes a name apart. So a parameter may have any name, that of another's state too.
+Names serve files, printing and readers; programs do not interpret them. What an input is for, and
+which output is its next value, is recorded here under typed keys. So a parameter may have any name,
+even that of another parameter's state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, order=True)
 class Hyperparameter:
-    """A scalar that a schedule may move: `lr` of an optimizer's param_group."""
+    """A scalar that a schedule may change, such as `lr` of an optimizer's param_group."""
 
     group: int
     name: str
@@ -22,7 +22,8 @@ class Hyperparameter:
 
 @dataclass(frozen=True, order=True)
 class Slot:
-    """A state tensor that an optimizer keeps for a parameter: `exp_avg` of a graph input."""
+    """A state tensor that an optimizer keeps for a parameter, such as `exp_avg`. parameter: a graph
+    input."""
 
     parameter: str
     name: str
@@ -30,29 +31,28 @@ class Slot:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a graph by what they mean; every value is a name in the graph.
+    """The inputs and outputs of a graph by meaning; every value below is a name in the graph.
 
-    Inputs. seed: i64[2], two words of 32 bits, of the step's generator. sample_offset: i64[], the
-    first sample's number in the accumulation window. rows: the numbers `i64[R]` of the rows that
-    are read, by the name of R. cotangents: the weight of an output in the gradients, by output.
-    hyperparameters: f64[]. clocks: i64[], the number of the update, by clock (parameters that have
-    always moved together share one). slots: optimizer state. accumulators: sums of gradients, by
-    parameter. loss_scale: f32[], what the cotangents are multiplied by and gradients divided by.
-    growth_tracker: i64[], updates in a row that the scale has stayed as it is.
+    Inputs. seed: i64[2], two words of 32 bits. sample_offset: i64[], the number of the first sample
+    in the accumulation window. rows: the row indices `i64[R]` of each set of rows, by the name of
+    R. cotangents: the weight of an output in the gradients, by output. hyperparameters: f64[].
+    clocks: i64[], the number of the update, by clock (parameters that have always moved together
+    share one). slots: optimizer state. accumulators: sums of gradients, by parameter. loss_scale:
+    f32[], a factor of the cotangents, by which gradients are divided. growth_tracker: i64[], the
+    number of updates since the scale last changed.
 
     Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input. parts:
-    by its place in the model, what a part that runs in PyTorch returns and no loss reads: its code
-    runs in every call all the same.
-    grad_norm: f[], of all gradients before clipping. finite: b[], whether all gradients are; where
-    it is false nothing that outlives the step may be written.
+    results of regions that no loss depends on, by the region's path; its code runs in every call
+    all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
+    all gradients are finite; if not, nothing that outlives the step may be written.
 
-    Both. updated, accumulated: the output that is the next value of an input: of parameters and
-    slots, and of accumulators. written: the same of buffers that the forward writes, such as
-    running statistics. rescaled: the same of the loss scale and its tracker, which move whether
-    gradients are finite or not: whoever runs the graph hands them on to the next run.
+    Both. updated, accumulated: for an input, the output that is its next value: of parameters and
+    slots, and of accumulators. written: the same for buffers that the forward writes, such as
+    running statistics. rescaled: the same for the loss scale and its tracker; they change even if
+    gradients are not finite, and the caller passes them to the next run.
 
-    split_halves: whether what the model's own outputs need runs first, by itself, and the gradients
-    later, for cotangents that nobody knows before.
+    split_halves: whether the model's own outputs are computed first, and gradients later, for
+    cotangents that are unknown until then.
     """
 
     seed: str | None = None
@@ -79,14 +79,13 @@ class Signature:
 
     @property
     def differentiated_outputs(self) -> list[str]:
-        """The outputs that a step differentiates: the loss. Raises ValueError without one."""
+        """The outputs that a step differentiates: the loss. Raises ValueError if there is none."""
         if self.loss is None:
             raise ValueError("a forward without a loss has no gradients")
         return [self.loss]
 
     def but(self, **entries: Any) -> Signature:
-        """A signature with other entries: a single name in the place of one, a mapping added to
-        what there is."""
+        """A copy with other entries: names are replaced, mappings are merged."""
         merged = {
             name: {**getattr(self, name), **value} if isinstance(value, dict) else value
             for name, value in entries.items()
@@ -94,7 +93,7 @@ class Signature:
         return replace(self, **merged)
 
     def within(self, inputs: Collection[str], outputs: Collection[str]) -> Signature:
-        """The part of a signature that concerns these inputs and outputs."""
+        """The part of the signature about these inputs and outputs."""
         kept: dict[str, Any] = {}
         for item in fields(self):
             held = getattr(self, item.name)
@@ -108,10 +107,9 @@ class Signature:
         return Signature(**kept)
 
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
-        """The outputs of a run: the loss, results of these names, and what it does besides: next
-        values of buffers that the forward writes, parts that run in PyTorch, and the update of
-        parameters and state; where `update` is false the sums of gradients instead, where it is
-        None neither."""
+        """The outputs of a run: the loss, these results, and in any case next values of buffers
+        that the forward writes, and results of regions. update: True adds next parameters and
+        state, False the sums of gradients, None neither."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
         names += [*self.written.values(), *self.parts.values()]

@@ -1,7 +1,7 @@
-"""What a graph may hold at each stage: literal tables, each line with its reason.
+"""Rules for the graph at the end of each stage: literal tables, each line with its reason.
 
-`check.py` holds what is true of every graph. Here stands what a stage adds to that: it may rely on
-it, and `ONWARD_CHECK=1` checks it where the stage ends.
+`check.py` has the invariants of all graphs. A later stage may rely on these additional rules;
+`ONWARD_CHECK=1` checks them where the stage ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onward.graph.types import DType, Type
 
 
 class Stage(enum.Enum):
-    """A stage that ends with a graph, by the name that dumps and reports give it."""
+    """A stage that ends with a graph; the value is its name in dumps and reports."""
 
     CAPTURED = "capture"
     FORWARD = "forward"
@@ -36,19 +36,19 @@ FORWARDS = (Stage.CAPTURED, Stage.FORWARD, Stage.PRECISION, Stage.PORTABLE, Stag
 DIFFERENTIATED = (Stage.GRADIENTS, Stage.HALVES, Stage.STEP)
 ALL = tuple(Stage)
 
-# Roles of inputs, and the first stages that have them; a specialized graph may be of any stage.
+# The stages after which inputs of each role may exist; a specialized graph may be of any stage.
 ROLES: dict[Role, tuple[Stage, ...]] = {
     Role.PARAM: ALL,
     Role.BUFFER: ALL,
     Role.BATCH: ALL,
     Role.RANDOM: ALL,
-    Role.COTANGENT: (*DIFFERENTIATED, Stage.SPECIALIZED),  # differentiation asks for them
-    Role.HYPER: (Stage.STEP, Stage.SPECIALIZED),  # the update asks for them
+    Role.COTANGENT: (*DIFFERENTIATED, Stage.SPECIALIZED),  # added by differentiation
+    Role.HYPER: (Stage.STEP, Stage.SPECIALIZED),  # added by the update
     Role.STATE: (Stage.STEP, Stage.SPECIALIZED),
     Role.SIZE: (Stage.SPECIALIZED,),  # before that, sizes are symbols
 }
 
-# Entries of the signature, likewise.
+# The stages after which each entry of the signature may exist.
 ENTRIES: dict[str, tuple[Stage, ...]] = {
     "seed": ALL,
     "sample_offset": ALL,
@@ -56,9 +56,9 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
     "results": ALL,
     "parts": ALL,
     "written": ALL,
-    "rows": (Stage.PACKED, *DIFFERENTIATED, Stage.SPECIALIZED),  # row demand gives them
+    "rows": (Stage.PACKED, *DIFFERENTIATED, Stage.SPECIALIZED),  # added by row demand
     "cotangents": (*DIFFERENTIATED, Stage.SPECIALIZED),
-    # a step's are read by its update and go
+    # the update of a step consumes them
     "gradients": (Stage.GRADIENTS, Stage.HALVES, Stage.SPECIALIZED),
     "split_halves": (Stage.HALVES, Stage.SPECIALIZED),
     **dict.fromkeys(
@@ -70,7 +70,7 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
     ),
 }  # fmt: skip
 
-# The role of an input, by the signature's entry that names it.
+# The role of an input that an entry of the signature names.
 ROLE_OF_ENTRY = {
     "seed": Role.RANDOM,
     "sample_offset": Role.RANDOM,
@@ -81,10 +81,10 @@ ROLE_OF_ENTRY = {
     "accumulators": Role.STATE,
 }
 
-# Outputs that are written where an input lies, by the signature's entry that pairs them.
+# Entries that pair an input with its next value.
 NEXT_VALUES = ("updated", "accumulated", "written")
 
-# Types of single inputs and outputs, by their entry; None: any element type.
+# Types of single inputs and outputs, by entry; None: any element type.
 SCALARS: dict[str, tuple[DType | None, tuple[int, ...]]] = {
     "seed": (DType.INT64, (2,)),
     "sample_offset": (DType.INT64, ()),
@@ -100,8 +100,8 @@ LOW = (DType.FLOAT16, DType.BFLOAT16)
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. breaks: yields what breaks it in a graph of a stage, in words; reason: who relies
-    on it."""
+    """One rule. breaks: yields descriptions of what breaks it in a graph of a stage. reason: who
+    relies on it."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -168,7 +168,7 @@ def _pairs(graph: Graph, stage: Stage) -> Iterator[str]:
             value = graph.state.get(name)
             if value is None or value.name != source:
                 yield f"output {name} is not paired with the input {source} of {entry}"
-    for source, name in graph.signature.rescaled.items():  # the caller hands them on
+    for source, name in graph.signature.rescaled.items():  # the caller passes them to the next run
         if source not in inputs or type_of(inputs[source]) != type_of(graph.outputs[name]):
             yield f"output {name} has not the type of the input {source} of rescaled"
 
@@ -186,7 +186,7 @@ def _gradients(graph: Graph, stage: Stage) -> Iterator[str]:
 
 
 def _without(reject: Callable[[Node], bool]) -> Callable[[Graph, Stage], Iterator[str]]:
-    """A rule that refuses each node of which `reject` is true."""
+    """A rule that rejects nodes for which `reject` is true."""
 
     def breaks(graph: Graph, stage: Stage) -> Iterator[str]:
         for node in graph:

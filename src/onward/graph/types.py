@@ -1,9 +1,9 @@
 """Types of values: an element type and a shape whose dims are integer polynomials.
 
-One notation everywhere, `dtype[dims]`: `f32[B,T,768]`, `i64[]`, `b[B,1,T,T]`. A dim is an `int`
-or a `Dim`, a polynomial with integer coefficients over named symbols (`B*T`, `T+1`). Polynomials
-are closed under what reshapes, concatenations and slices do to sizes, and equal polynomials have
-equal keys, so that comparing two shapes is comparing two tuples.
+The notation is `dtype[dims]` everywhere: `f32[B,T,768]`, `i64[]`, `b[B,1,T,T]`. A dim is an `int`
+or a `Dim`, a polynomial with integer coefficients over named symbols (`B*T`, `T+1`). Reshapes,
+concatenations and slices of such sizes give such sizes, and equal polynomials have equal keys, so
+that comparing two shapes is comparing two tuples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORT: dict[DType, str] = {
 }
 _LONG = {short: dtype for dtype, short in _SHORT.items()}
 FLOATING = frozenset({DType.FLOAT, DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16})
-LOW = frozenset({DType.FLOAT16, DType.BFLOAT16})  # stored in two bytes, computed with in f32
+LOW = frozenset({DType.FLOAT16, DType.BFLOAT16})  # stored in two bytes, computed in f32
 
 _Monomial: TypeAlias = tuple[str, ...]
 
@@ -43,8 +43,8 @@ _Monomial: TypeAlias = tuple[str, ...]
 class Dim:
     """A non-constant polynomial over named sizes: `((('B', 'T'), 1), ((), 1))` is `B*T+1`.
 
-    at: its value at the sizes that a plan is made for, where these are settled; it follows through
-    arithmetic and says nothing about equality.
+    at: its value at the sizes of a plan, once these are settled. It is carried through arithmetic
+    and ignored by equality.
     """
 
     terms: tuple[tuple[_Monomial, int], ...]
@@ -84,12 +84,12 @@ class Dim:
         return (-self) + other
 
     def number(self, dims: Mapping[str, int]) -> int:
-        """The dim's value at these sizes, which name every symbol."""
+        """The dim's value at these sizes, which must include every symbol."""
         return sum(factor * math.prod(dims[n] for n in names) for names, factor in self.terms)
 
     @property
     def multiple(self) -> tuple[str, int]:
-        """The name and the factor of a dim: `("T", 8)` of `8*T`; of others how they print, and
+        """The name and factor of a dim: `("T", 8)` for `8*T`; for other dims their printed form and
         1."""
         (names, factor), *more = self.terms
         return (str(self), 1) if more or len(names) != 1 else (names[0], factor)
@@ -104,12 +104,12 @@ Shape: TypeAlias = tuple[Size, ...]
 
 
 def symbol(name: str, at: int | None = None) -> Dim:
-    """The dim that is just the size called `name`."""
+    """The dim that is the size called `name`."""
     return Dim((((name,), 1),), at)
 
 
 def value(size: Size) -> int:
-    """The size as a number. Raises ValueError where it is named and not settled."""
+    """A size as a number. Raises ValueError where it is symbolic and not settled."""
     number = size.at if isinstance(size, Dim) else size
     if number is None:
         raise ValueError(f"the size {size} is not settled")
@@ -117,7 +117,7 @@ def value(size: Size) -> int:
 
 
 def _known(a: Size, b: Size, function: Callable[[int, int], int]) -> int | None:
-    """The value of a function of two sizes' numbers, where both are settled."""
+    """A function of two sizes' numbers; None where one of them is not settled."""
     left = a.at if isinstance(a, Dim) else a
     right = b.at if isinstance(b, Dim) else b
     return None if left is None or right is None else function(left, right)
@@ -152,8 +152,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """The quotient `a / b` where `b` is a single term that divides every term of `a`; None
-    otherwise."""
+    """The quotient `a / b`, if `b` is a single term that divides every term of `a`; else None."""
     divisor = _terms(b)
     if len(divisor) != 1:
         return 1 if a == b else None
@@ -172,15 +171,15 @@ def divide(a: Size, b: Size) -> Size | None:
 
 
 def floor_divide(a: Size, b: int) -> Size | None:
-    """The quotient `a // b`, rounded down, where all terms of `a` but its number divide by b; None
-    otherwise."""
+    """The quotient `a // b`, rounded down, if b divides all terms of `a` except the constant; else
+    None."""
     number = dict(_terms(a)).get((), 0)
     whole = divide(a - number, b)
     return None if whole is None else whole + number // b
 
 
 def substitute(size: Size, dims: Mapping[str, Size]) -> Size:
-    """The size with its symbols replaced; symbols that `dims` lacks stay."""
+    """Replaces the symbols of a size; those that `dims` lacks stay."""
     if not isinstance(size, Dim):
         return size
     total: Size = 0
@@ -225,12 +224,12 @@ class Type:
 
     @property
     def accumulated(self) -> Type:
-        """The type that a computation of this type accumulates in: f32 for bf16 and fp16, else
-        itself."""
+        """The type in which a computation of this type accumulates: f32 for bf16 and fp16, else the
+        same."""
         return self.with_dtype(DType.FLOAT) if self.is_low else self
 
     def specialized(self, dims: Mapping[str, Size]) -> Type:
-        """The type with these sizes in the place of its symbols."""
+        """The type with its symbols replaced by these sizes."""
         return self.with_shape(substitute(d, dims) for d in self.shape)
 
     @property
@@ -243,7 +242,7 @@ class Type:
 
     @property
     def numel(self) -> int:
-        """Number of elements; raises ValueError where a dim is not settled."""
+        """The number of elements. Raises ValueError where a dim is not settled."""
         return math.prod(self.concrete.shape)  # type: ignore[arg-type]
 
     @property
@@ -256,21 +255,21 @@ def dtype_name(dtype: DType) -> str:
 
 
 def parse_dtype(short: str) -> DType:
-    """The dtype of a short name (`"f32"`); raises KeyError with the legal names."""
+    """Parses the short name of a dtype (`"f32"`). Raises KeyError with the valid names."""
     if short not in _LONG:
         raise KeyError(f"unknown dtype {short!r}; one of {', '.join(_LONG)}")
     return _LONG[short]
 
 
 def parse_type(text: str) -> Type:
-    """Parses a type such as `f32[B,T,8]`. Dims are integers or plain symbols."""
+    """Parses a type such as `f32[B,T,8]`; dims are integers or plain symbols."""
     head, _, rest = text.strip().partition("[")
     names = [p.strip() for p in rest.rstrip("]").split(",") if p.strip()]
     return Type(parse_dtype(head), tuple(int(p) if p.isdigit() else symbol(p) for p in names))
 
 
 def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The array in that dtype. What is too large for it becomes infinite, as in a cast of a
+    """Casts an array to that dtype; numbers too large for it become infinite, as in a cast of a
     tensor."""
     with np.errstate(over="ignore"):
         return array.astype(dtype.numpy())
@@ -281,9 +280,10 @@ def of_array(array: np.ndarray) -> Type:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an elementwise result (numpy's rule). Raises ValueError on a clash.
+    """The shape of an elementwise result (numpy's rule). Raises ValueError where shapes do not
+    broadcast.
 
-    Two different symbols count as a clash: equality is decided by keys, never assumed.
+    Two different symbols do not broadcast: they are never assumed to be equal.
     """
     rank = max((len(s) for s in shapes), default=0)
     out: list[Size] = []

@@ -1,4 +1,4 @@
-"""Training loops of other packages, each in a module of its own that imports its package.
+"""Integrations with other packages' training loops, one module each, which imports that package.
 
 `import onward` imports none of them.
 """

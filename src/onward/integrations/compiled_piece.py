@@ -1,8 +1,8 @@
-"""A graph of torch.compile's, made ready for Onward's capture.
+"""CompiledPiece: a graph made by torch.compile, prepared for Onward's capture.
 
-What torch.compile traces is a piece of a forward. Its inputs are parameters, buffers, numbers in
-tensors, sizes beside the tensors that have them; its outputs are all that the code after the piece
-may read, views and sizes among them.
+torch.compile traces pieces of a forward. The inputs of a piece are parameters, buffers, numbers as
+tensors, and sizes beside the tensors that have them. Its outputs are everything that later code may
+read, including views and sizes.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ _INNER = ("_modules", "_parameters", "_buffers")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPiece:
-    """A graph and its inputs, in order.
+    """A graph of torch.compile, and the roles of its inputs and outputs, by position.
 
-    eager: the graph as it came. graph: the same with numbers and sizes as Onward's capture wants
-    them, and without checkpoints, whose part a plan with a memory budget plays; its outputs are
-    those of `inside`, by position. outside: gives the other outputs, of the same inputs. held:
-    positions of what the model holds -> its path there. parameters: those of `held` that are
-    parameters. floats: positions of numbers that torch.compile hands over as tensors. sizes:
-    positions of sizes, which the graph reads from its tensors. where: the user's line that it
-    begins with. refusal: why it cannot run as a graph of Onward's. computes_nothing: it gives sizes
-    and views of its inputs, and nothing else.
+    eager: the graph as received. graph: the same with numbers and sizes in the form that capture
+    needs, and without checkpoints, which a memory budget replaces; its outputs are those listed in
+    `inside`. outside: computes the other outputs from the same inputs. held: positions of tensors
+    that the model holds -> their paths. parameters: those of `held` that are parameters. floats:
+    positions of numbers that are passed as tensors. sizes: positions of sizes, which the graph
+    reads from its tensors. where: the user's line at which it begins. refusal: why it cannot run as
+    a graph; None where it can. computes_nothing: it only returns sizes and views of its inputs.
     """
 
     eager: fx.GraphModule
@@ -106,22 +105,22 @@ class CompiledPiece:
         )
 
     def with_outside(self, results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """All outputs, after `graph` has given those inside."""
+        """Completes the results of `graph` with the outputs of `outside`, in order."""
         others = iter(self.outside(*inputs))
         found = dict(zip(self.inside, results, strict=True))
         return tuple([found[i] if i in found else next(others) for i in range(self.results)])
 
 
 def _is_held(node: fx.Node, example: Any) -> bool:
-    """Whether a value is a tensor that a module holds, and gradients do not pass."""
+    """Whether a value is a tensor that a module holds and that requires no gradient."""
     if not isinstance(example, torch.Tensor) or example.requires_grad:
         return False
     return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
 
 
 def _path(node: fx.Node) -> str:
-    """The path in the model of a parameter or buffer, from the expression by which torch.compile
-    finds it: `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
+    """The path of a parameter or buffer in the model, from torch.compile's expression for it:
+    `L['self']._modules['head']._parameters['weight']` becomes `head.weight`."""
     name = getattr(getattr(node, "_dynamo_source", None), "name", "")
     name = name() if callable(name) else name
     found = ["".join(pair) for pair in re.findall(r"\['(\w+)'\]|\.(\w+)", str(name))]
@@ -129,7 +128,7 @@ def _path(node: fx.Node) -> str:
 
 
 def _where(graph: fx.GraphModule) -> str:
-    """The line of the user's that the graph begins with."""
+    """The user's line at which the graph begins."""
     for node in graph.graph.nodes:
         lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.stack_trace or "")
         if node.op != "placeholder" and lines:
@@ -139,10 +138,10 @@ def _where(graph: fx.GraphModule) -> str:
 
 
 class Outside:
-    """Outputs that are made of the inputs alone: sizes, and views, which show an input's memory. A
-    graph of Onward's would return copies of these.
+    """Outputs made from inputs alone: sizes, and views that share an input's memory. A graph of
+    Onward's would return copies of them.
 
-    They are made when the graph has run, of what the inputs hold then.
+    They are computed after the graph has run, from the inputs as they are then.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -154,7 +153,7 @@ class Outside:
         self._outputs: list[fx.Node] = []
 
     def take(self, output: Any) -> bool:
-        """Takes an output, where it is one of these."""
+        """Takes an output if it is one of these; returns whether it did."""
         if not isinstance(output, fx.Node):
             return False
         if _is_tensor(output) and _storage(output) not in self._memory:
@@ -173,7 +172,7 @@ class Outside:
         known = self._copies.get(node)
         if known is not None:
             return known
-        if _in_place(node):  # which gives back what it writes to
+        if _in_place(node):  # returns the tensor that it writes to
             first = node.args[0]
             return self._made(first) if isinstance(first, fx.Node) else None
         if not self._is_free(node):
@@ -186,7 +185,7 @@ class Outside:
         return self._copies[node]
 
     def _is_free(self, node: fx.Node) -> bool:
-        """Whether a node computes nothing of what its tensors hold."""
+        """Whether a node's result does not depend on the content of its tensors."""
         if node.op == "call_function":
             free = getattr(node.target, "__module__", "") == "_operator"
         else:
@@ -197,9 +196,9 @@ class Outside:
 
 
 def _in_another_grad_mode(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose grad mode differs from the mode around the graph. A view that is made without
-    gradients passes none on."""
-    before: bool | None = None  # which the first switch tells: it goes to the other
+    """The nodes whose grad mode differs from that around the graph. A view made without gradients
+    passes none on."""
+    before: bool | None = None  # unknown until the first switch, which goes to the opposite mode
     now: bool | None = None
     inference = False
     found = set()
@@ -208,7 +207,7 @@ def _in_another_grad_mode(graph: fx.Graph) -> set[fx.Node]:
             now = bool(node.args[0])
             before = not now if before is None else before
         elif node.op == "call_function" and "inference_mode" in str(node.target):
-            inference = True  # where it ends is not looked for
+            inference = True  # its end is not looked for
         elif (now is not None and now != before) or inference:
             found.add(node)
     return found
@@ -228,8 +227,9 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _shared_memory(graph: fx.GraphModule, outputs: Sequence[Any]) -> str | None:
-    """Why outputs of the graph have to be eager's: they show memory of an input or of each other,
-    and what comes after the graph may write there. A graph of Onward's returns copies."""
+    """The reason why outputs must come from eager PyTorch: they share memory with an input or each
+    other, and later code may write there, while a graph of Onward's returns copies. None where
+    there is none."""
     owner: dict[int | None, fx.Node] = {}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -256,7 +256,7 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _float_from_tensor(node: fx.Node) -> bool:
-    """Whether a node is a number held in a tensor; its users then take the number."""
+    """Whether a node reads a number from a tensor; its users then get the number itself."""
     if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False):
         return False
     users = list(node.users)
@@ -271,8 +271,8 @@ def _float_from_tensor(node: fx.Node) -> bool:
 def _sizes_from_tensors(
     graph: fx.Graph, inputs: Sequence[fx.Node], held: Mapping[int, str]
 ) -> frozenset[int]:
-    """The inputs that are sizes of other inputs, which are read there from now on. A size that is
-    an input of its own would be a fixed number to a graph."""
+    """The inputs that are sizes of other inputs; they are replaced by sizes read from those. As an
+    input of its own a size would be a constant of the capture."""
     carriers: dict[Any, tuple[fx.Node, int]] = {}
     for i, node in enumerate(inputs):
         example = node.meta.get("example_value")

@@ -1,9 +1,9 @@
-"""LedTrainer: a Trainer whose accumulation windows another training loop leads.
+"""LedTrainer: a Trainer whose accumulation windows are controlled by another training loop.
 
-That loop says of each micro-batch what its loss weighs and whether an update follows it, and calls
-`optimizer.step()` after the update, as it does in eager PyTorch. It may do without this Trainer for
-a while: `give_back` makes the optimizer torch's own, as does an `optimizer.step()` that no update
-came before; the next micro-batch takes it again.
+That loop states the weight of each micro-batch's loss and whether an update follows it, and calls
+`optimizer.step()` after the update, as in eager PyTorch. It may also stop using this Trainer for a
+while: `give_back` returns the optimizer to torch, as does an `optimizer.step()` without an update
+before it. The next micro-batch takes the optimizer again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from onward.train.window import AccumulationWindow
 
 
 class LedWindow(AccumulationWindow):
-    """A gradient accumulation window led by another loop, which weighs the micro-batches, names the
-    last one and counts the windows in led_step (None: no loop leads)."""
+    """An accumulation window controlled by another loop, which sets the weights of micro-batches,
+    says which is last, and numbers the windows by led_step (None: no loop does)."""
 
     def __init__(self, size: int, seed: int | None) -> None:
         super().__init__(size, seed)
         self.led_weight, self.led_last = 1.0, True
         self.led_step: int | None = None
-        self._counted: int | None = None  # the last `led_step` that a window had
-        self._since = 0  # windows with it
+        self._counted: int | None = None  # `led_step` of the last window
+        self._since = 0  # windows with that `led_step`
 
     @property
     def weight(self) -> float:
@@ -55,15 +55,16 @@ class LedWindow(AccumulationWindow):
 
 
 class NotRunError(CaptureError):
-    """A micro-batch has no step in one graph. Nothing of it has run, and nothing has changed."""
+    """Raised for a micro-batch without a whole-step graph; nothing has run, and nothing has
+    changed."""
 
 
 class LedTrainer(Trainer):
-    """A Trainer for the loop of another package; arguments as of `Trainer`.
+    """A Trainer for the loop of another package; arguments as for `Trainer`.
 
-    `options.gradient_accumulation_steps` says only whether there are windows of several
-    micro-batches; how many each has, the loop decides. takes_target: whether the loss function is
-    given a batch's labels; it gets the outputs alone otherwise.
+    `options.gradient_accumulation_steps` only says whether windows have several micro-batches; the
+    loop decides how many. takes_target: whether the loss function also gets a batch's labels; else
+    it gets the outputs alone.
     """
 
     takes_target = True
@@ -71,7 +72,7 @@ class LedTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
-        self._due = False  # whether an update was made that the loop has not asked for yet
+        self._due = False  # whether there was an update whose `optimizer.step()` is still to come
         self._lead()
 
     @exclusive
@@ -83,10 +84,10 @@ class LedTrainer(Trainer):
         fetch: tuple[str, ...] = (),
         step: int | None = None,
     ) -> StepResult:
-        """One micro-batch. weight: of its loss in the window's. last: whether an update follows.
-        step: windows that the loop has done, also before it was resumed: the number of this one,
-        by which it draws; None for the Trainer's own count.
-        Raises NotRunError where a graph cannot be what eager PyTorch is."""
+        """Runs one micro-batch. weight: of its loss in the window's. last: whether an update
+        follows. step: the number of windows that the loop has done, including those before it was
+        resumed, on which the random numbers depend; None: the Trainer's own count. Raises
+        NotRunError where a graph cannot reproduce eager PyTorch."""
         window = self._window
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
@@ -111,7 +112,7 @@ class LedTrainer(Trainer):
 
     @exclusive
     def give_back(self) -> None:
-        """The optimizer steps as torch's own. Gradients of an open window are added to `p.grad`."""
+        """Returns the optimizer to torch. Gradients of an open window are added to `p.grad`."""
         self._optimizer.give_back()
         self._window.micro_steps = 0
         self._due = False
@@ -132,13 +133,13 @@ class LedTrainer(Trainer):
 
 
 class VerificationError(OnwardError):
-    """The first step's numbers are not eager PyTorch's."""
+    """Raised if the first step's numbers differ from eager PyTorch's."""
 
 
 def _taken(trainer: LedTrainer) -> Callable[..., Any]:
-    """A replacement of `optimizer.step` that does nothing after a graph's update, which has made
-    the step already, and else calls torch's own."""
-    held = weakref.ref(trainer)  # which holds the optimizer
+    """A replacement of `optimizer.step`: after an update by a graph it does nothing, since the step
+    is done; otherwise it calls torch's own."""
+    held = weakref.ref(trainer)  # weak, since the trainer holds the optimizer
 
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = held()
@@ -150,7 +151,7 @@ def _taken(trainer: LedTrainer) -> Callable[..., Any]:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
         return type(optimizer).step(optimizer, closure)
 
-    # what a scheduler marks the step by that it counts
+    # schedulers set this mark on a `step` that they have wrapped
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
 

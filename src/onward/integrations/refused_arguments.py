@@ -1,8 +1,8 @@
-"""TrainingArguments of transformers that a step in one graph cannot honour, each with a way on, and
-those that it has no use for.
+"""TrainingArguments of transformers that a whole-step graph cannot honour, each with a fix, and
+those that it ignores.
 
-What is not listed here either concerns the loop around the step, which is transformers' own, or is
-read where the step is made.
+Arguments that are not listed either concern the loop around the step, which is transformers' own,
+or are read where the step is made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onward.options import TrainerOptions
 LOOP = "transformers.Trainer with onward.accelerate(model)"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
 
-# argument -> what to do; refused where it is set to anything that counts as true
+# argument -> fix; an argument is refused if it is set to a true value
 REFUSED: dict[str, str] = {
     "deepspeed": _SEVERAL,
     "fsdp": (
@@ -27,7 +27,7 @@ REFUSED: dict[str, str] = {
     "use_liger_kernel": "Onward fuses these kernels itself; fix: leave it out",
 }
 
-# options of onward.Trainer for its update, or for a whole step
+# options of onward.Trainer for its update or for a whole step
 LOST = (
     "mixed_precision", "keep_in_fp32", "loss_scale", "optimizer_state",
     "gradient_accumulation_dtype", "seed", "verify",
@@ -35,8 +35,8 @@ LOST = (
 
 
 def refuse_arguments(args: Any) -> None:
-    """Raises OnwardError with every argument of `args` (transformers.TrainingArguments) that the
-    graph of a step cannot honour."""
+    """Raises OnwardError listing every argument of `args` (transformers.TrainingArguments) that a
+    whole-step graph cannot honour."""
     reasons = [
         f"{name}={_shown(value)}: {way}"
         for name, way in REFUSED.items()
@@ -49,8 +49,9 @@ def refuse_arguments(args: Any) -> None:
 
 
 def refuse_accelerator(accelerator: Any, gpus: int) -> None:
-    """Raises OnwardError where accelerate (`accelerate launch`, torchrun, its environment
-    variables) is to do what the graph of one process does not. gpus: that one process would use."""
+    """Raises OnwardError if accelerate is configured (by `accelerate launch`, torchrun or
+    environment variables) for something that the graph of one process cannot do. gpus: those that
+    one process would use."""
     precision = str(getattr(accelerator, "mixed_precision", "no"))
     if precision not in ("no", "bf16", "fp16"):
         raise OnwardError(
@@ -76,13 +77,13 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
 
 
 def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
-    """Has the Accelerator prepare models without `torch.compile`, whoever asks for that
-    (`torch_compile` and what goes with it, accelerate's own settings and environment variables).
-    say: receives a message where that is so."""
+    """Makes the Accelerator prepare models without `torch.compile`, whatever asks for it
+    (`torch_compile` and related arguments, accelerate's own settings). say: called with a message
+    if something did."""
     from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 
     def prepare_model(*args: Any, **kwargs: Any) -> Any:
-        state = accelerator.state  # which all Accelerators of a process share
+        state = accelerator.state  # all Accelerators of a process share it
         asked = state.dynamo_plugin
         if asked.backend == DynamoBackend.NO:
             return type(accelerator).prepare_model(accelerator, *args, **kwargs)
@@ -100,7 +101,7 @@ def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
 
 
 def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None:
-    """Raises OnwardError where accelerate computes in bf16 and the options say another precision.
+    """Raises OnwardError if accelerate computes in bf16 and the options name another precision.
     said: the precision that the options name, or None."""
     if accelerator.mixed_precision == "bf16" and said not in (None, "bf16"):
         where = "TrainingArguments(bf16=True)" if args.bf16 else "accelerate's mixed_precision=bf16"
@@ -111,8 +112,9 @@ def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None
 
 
 def refuse_lost_options(options: TrainerOptions, precision: str, why: str) -> None:
-    """Raises OnwardError where the options say what no run with gradients in sight can honour: its
-    update is transformers' own. precision: accelerate's. why: it is such a run."""
+    """Raises OnwardError for options that have no effect in a run whose gradients are visible,
+    since there transformers makes the update. precision: accelerate's. why: the gradients are
+    visible."""
     plain = TrainerOptions()
     lost = [n for n in LOST if getattr(options, n) != getattr(plain, n)]
     if "mixed_precision" in lost and options.mixed_precision == precision:

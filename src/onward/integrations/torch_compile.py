@@ -1,15 +1,16 @@
-"""`torch.compile(model, backend="onward")`: the graphs that torch.compile makes, as Onward's.
+"""The backend `torch.compile(model, backend="onward")`: runs torch.compile's graphs as Onward's.
 
-torch.compile hands over one FX graph for each piece of a forward between graph breaks; parameters
-and buffers are arguments of it. Each graph becomes a module of its own that is accelerated: what
-the model holds is bound to it, so that sizes of weights are fixed and gradients known, and all else
-stays an argument. One graph may serve several modules of a class: each has a module of its own.
+torch.compile passes one FX graph for each piece of a forward between graph breaks, with parameters
+and buffers as arguments. Each graph becomes an accelerated module. Tensors that the model holds are
+bound to that module, so that their sizes are fixed and their gradients known; all else stays an
+argument. One graph may serve several modules of a class, each through a module of its own.
 
-`onward.accelerate` is the better way in. It sees the whole forward and its outputs by name, so that
-it computes no output that nobody reads, and no row that no output needs.
+`onward.accelerate` is preferable: it sees the whole forward and its outputs by name, and so skips
+outputs that nobody reads and rows that no output needs.
 
-The name is found by torch's entry point group `torch_dynamo_backends`. A checkout that is not
-installed calls `register()`, or gives the function: `torch.compile(model, backend=onward_backend)`.
+torch finds the name through its entry point group `torch_dynamo_backends`. In a checkout that is
+not installed, call `register()`, or pass the function: `torch.compile(model,
+backend=onward_backend)`.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from onward.module import accelerate, eager
 from onward.options import ModuleOptions
 
 NAME = "onward"
-KEPT = 128  # modules that one graph serves, as the layers of a model
-OFTEN = 3  # times that a buffer is replaced by another until it counts as an argument
-_GRAPH = "_graph_of_torch_compile"  # beside the paths of the user's model
+KEPT = 128  # modules that one graph serves, such as the layers of a model
+OFTEN = 3  # replacements of a buffer after which it is treated as an argument
+_GRAPH = "_graph_of_torch_compile"  # a name beside the paths of the user's model
 
 
 def onward_backend(
     graph: fx.GraphModule, examples: Sequence[Any], **settings: Any
 ) -> Callable[..., Any]:
-    """What torch.compile calls for each graph; returns what runs in its place.
+    """The backend function, which torch.compile calls for each graph; returns the replacement to
+    run.
 
-    settings: `options`, the fields of `onward.ModuleOptions`. A setting that cannot be meant raises
-    OnwardError when the compiled function is called: what is raised here torch.compile would wrap.
+    settings: `options`, the fields of `onward.ModuleOptions`. An invalid setting raises OnwardError
+    when the compiled function is called, since torch.compile would wrap an error raised here.
     """
     _leave_to_python()
     try:
         options = _options(**settings)
     except OnwardError as error:
-        refusal = error  # Python drops the name `error` after the block
+        refusal = error  # Python deletes the name `error` after the block
 
         def refused(*_: Any) -> Any:
             raise OnwardError(str(refusal))
@@ -62,7 +64,7 @@ def onward_backend(
 
 
 def register() -> None:
-    """Makes the name "onward" known to torch.compile where no installed entry point does."""
+    """Registers the name "onward" with torch.compile, unless an installed entry point has."""
     if NAME in registry.list_backends(exclude_tags=()):
         return
     registry.register_backend(compiler_fn=onward_backend, name=NAME)
@@ -70,8 +72,8 @@ def register() -> None:
 
 @cache
 def _leave_to_python() -> None:
-    """torch.compile does not compile Onward's own code, which autograd calls where a function that
-    is compiled runs a backward."""
+    """Stops torch.compile from compiling Onward's own code, which autograd calls where a compiled
+    function runs a backward."""
     trace_rules.add("onward")
 
 
@@ -98,11 +100,11 @@ def _options(
 
 
 class _Part(nn.Module):
-    """Holds some of the tensors of a `_Bound`, under the path that they have in the model."""
+    """A node in the tree of a `_Bound`'s tensors, at the paths that they have in the model."""
 
 
 class _Bound(_Part):
-    """A graph with what one module holds; takes the other inputs, in order."""
+    """A graph with the tensors of one module; called with the other inputs, in order."""
 
     def __init__(self, piece: CompiledPiece, held: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
@@ -114,8 +116,8 @@ class _Bound(_Part):
             self.places[i] = self._hold(piece.held[i], f"held_{i}", tensor)
 
     def _hold(self, path: str, other: str, tensor: torch.Tensor) -> tuple[str, str]:
-        """Registers the tensor under the path that it has in the model, or where that is taken,
-        under another name; returns the path of its module and its name there."""
+        """Registers the tensor at its path in the model or, if that is taken, under another name.
+        Returns the path of its module and its name there."""
         *modules, name = path.split(".")
         module: nn.Module = self
         for part in modules:
@@ -145,10 +147,10 @@ class _Bound(_Part):
 
 
 class CompiledGraph:
-    """What torch.compile calls with all inputs of a graph.
+    """The callable that torch.compile calls with all inputs of a graph.
 
-    The modules that it has bound are found by the tensors that they hold. One is dropped when the
-    model's module, which held them first, is gone.
+    Bound modules are found by the tensors that they hold. One is dropped when the model's module
+    that holds its tensors is gone.
     """
 
     def __init__(self, piece: CompiledPiece, options: ModuleOptions) -> None:
@@ -182,7 +184,7 @@ class CompiledGraph:
                 yield given.item() if i in piece.floats else given
 
     def _find(self, inputs: Sequence[Any]) -> _Bound:
-        """The module that holds these tensors, which is made where there is none."""
+        """The module that holds these tensors, made if there is none."""
         key = tuple([id(inputs[i]) for i in self._held])
         bound = self._bound.get(key)
         if bound is None:
@@ -195,10 +197,9 @@ class CompiledGraph:
         return bound
 
     def _without_replaced(self, inputs: Sequence[Any], key: tuple[int, ...]) -> tuple[int, ...]:
-        """The key, from now on without buffers of which each call brings another: they are
-        arguments."""
+        """The key without buffers that each call replaces; from now on these are arguments."""
         parameters = self._piece.parameters
-        for known in list(reversed(self._bound)):  # a finalizer may take one away
+        for known in list(reversed(self._bound)):  # a copy, since a finalizer may remove elements
             pairs = list(zip(self._held, known, key, strict=True))
             if all(a == b for i, a, b in pairs if i in parameters):
                 self._replaced.update(i for i, a, b in pairs if a != b)
@@ -213,9 +214,10 @@ class CompiledGraph:
     def _bind(self, inputs: Sequence[Any], key: tuple[int, ...]) -> _Bound:
         held = {i: inputs[i] for i in self._held}
         bound = _Bound(self._piece, held)
-        options = dataclasses.replace(self._options, strict=True)  # told here, by the graph's line
+        # warned of here, with the graph's line
+        options = dataclasses.replace(self._options, strict=True)
         accelerate(bound, **vars(options))
-        # a parameter of the model lives as long as its module does, not as long as this one
+        # watch the model's module, not the parameter, which this module keeps alive
         first = next((t for t in held.values() if isinstance(t, nn.Parameter)), None)
         owner = None if first is None else _owner(first)
         if owner is not None:
@@ -240,7 +242,7 @@ def _drop(graph: weakref.ref[CompiledGraph], key: tuple[int, ...]) -> None:
 
 
 def _owner(parameter: nn.Parameter) -> nn.Module | None:
-    """A module of the user's that holds the parameter. torch.compile tells of none."""
+    """A module of the user's that holds the parameter; torch.compile does not say which."""
     for found in gc.get_objects():
         if issubclass(type(found), nn.Module) and not isinstance(found, _Part):
             held = vars(found).get("_parameters") or {}

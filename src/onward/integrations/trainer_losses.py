@@ -1,4 +1,4 @@
-"""The loss of a step, as transformers' `Trainer.compute_loss` makes it."""
+"""The loss of a step, as `compute_loss` of transformers' Trainer computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from onward.errors import CaptureError
 
 
 def model_loss(outputs: Any) -> torch.Tensor:
-    """The model's own: the key `loss` of a dict, or what comes first."""
+    """The model's own loss: `loss` of a dict, or the first output. Raises CaptureError for a dict
+    without one."""
     if isinstance(outputs, dict):
         if "loss" not in outputs:
             raise CaptureError(f"the model returns {', '.join(outputs)} but no loss")

@@ -1,10 +1,10 @@
-"""How each overridden method of transformers' Trainer and each callback event is treated where a
-step is one graph.
+"""Overridden methods of transformers' Trainer, and callback events: how each is treated.
 
-Honoured: transformers' own loop calls it around the step, as ever. Served: it is called between
-forward, backward and update, where one graph has nothing to show. A run that has one goes another
-way: forward and backward run as graphs (`onward.accelerate`), all else of the step is transformers'
-own code, and gradients are where they always were. Names are of transformers 4.57 and 5.x.
+Honoured methods are called by transformers' own loop around the step, as always. Served methods are
+called between forward, backward and update, where a whole-step graph has nothing to show. A run
+with a served override works differently: forward and backward run as graphs (`onward.accelerate`),
+the rest of the step is transformers' own code, and gradients are in `p.grad`. Names are of
+transformers 4.57 and 5.x.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 HONOURED = "honoured"
-OWN = ("transformers", "onward", "accelerate")  # packages whose own methods are no overrides
+OWN = ("transformers", "onward", "accelerate")  # packages whose own methods are not overrides
 
-# name -> why it is served
+# name -> the reason why gradients must be visible
 SERVED_METHODS: dict[str, str] = {
     "training_step": "it makes a micro-batch's gradients",
     "compute_loss": "it makes the loss",
@@ -72,7 +72,8 @@ _HONOURED_EVENTS = """
 
 METHODS: dict[str, str] = dict.fromkeys(_HONOURED_METHODS.split(), HONOURED) | SERVED_METHODS
 EVENTS: dict[str, str] = dict.fromkeys(_HONOURED_EVENTS.split(), HONOURED) | SERVED_EVENTS
-# attributes of an Accelerator that a step in one graph does not use; a replacement would go unseen
+# methods of an Accelerator that a whole-step graph does not call, so that a replacement has no
+# effect
 ACCELERATOR: dict[str, str] = {
     "backward": "its gradients are the graph's",
     "clip_grad_norm_": "clipping is in the graph",
@@ -80,24 +81,25 @@ ACCELERATOR: dict[str, str] = {
 
 
 def overridden(trainer: object) -> str | None:
-    """The first method of the trainer, its class or transformers' classes as they are patched now,
-    that is served; None where there is none."""
+    """The first served method that is overridden on the trainer, in its class or by a patch of
+    transformers' classes; None where there is none."""
     return _foreign(trainer, SERVED_METHODS)
 
 
 def heard(callback: object) -> str | None:
-    """The first event that is served and that the callback has code of its own for. Callbacks of
-    transformers read no gradients: the one that hears of an update to come saves a checkpoint."""
+    """The first served event that the callback handles in code of its own. transformers' own
+    callbacks read no gradients: the one with `on_pre_optimizer_step` saves a checkpoint."""
     return _foreign(callback, SERVED_EVENTS)
 
 
 def replaced(accelerator: object) -> str | None:
-    """The first method of an Accelerator that a step does without, and that is not accelerate's."""
+    """The first method of an Accelerator that a whole-step graph does not call and that has been
+    replaced."""
     return _foreign(accelerator, ACCELERATOR)
 
 
 def _foreign(of: object, names: Mapping[str, str]) -> str | None:
-    """The first of the names that stands for other code than the packages', as `Owner.name`."""
+    """The first of the names whose code is not the packages' own, as `Owner.name`."""
     held = getattr(of, "__dict__", {})
     kind = type(of)
     for name in names:
@@ -107,14 +109,14 @@ def _foreign(of: object, names: Mapping[str, str]) -> str | None:
     return next((f"{owner}.{name}" for owner, name in found if name not in held), None)
 
 
-@lru_cache(maxsize=64)  # asked at each micro-batch; a class that is patched has other functions
+@lru_cache(maxsize=64)  # called for each micro-batch; patching a class changes `now`
 def _of_class(kind: type, now: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """Owner and name of what a class has other code for than the packages'."""
+    """Owner and name of methods of a class whose code is not the packages' own."""
     found: list[tuple[str, str]] = []
     for name, _ in now:
         owner = next((k for k in kind.__mro__ if name in vars(k)), None)
         if owner is None:
-            if hasattr(kind, "__getattr__"):  # which answers to any name
+            if hasattr(kind, "__getattr__"):  # it answers to any name
                 found.append((kind.__name__, name))
         elif not (_package(owner.__module__) in OWN and _is_own(vars(owner)[name])):
             found.append((owner.__name__, name))
@@ -122,7 +124,7 @@ def _of_class(kind: type, now: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, 
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a function was written in one of the packages; a decorator may have its name."""
+    """Whether a function was written in one of the packages, looking through decorators."""
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
         return False

@@ -11,24 +11,25 @@ from typing import Any
 class Turns:
     """Follows the callback handler of one trainer.
 
-    shown: why the gradients of the window that is open are in sight; None where they are not.
+    shown: why the gradients of the open window must be visible; None where they need not be.
     """
 
     def __init__(self) -> None:
         self.shown: str | None = None
         self._said: set[str] = set()
-        self._loops = self._events = 0  # that are running
-        self._told = False  # of the update that comes, before the loop says so
+        self._loops = self._events = 0  # numbers of those running
+        # whether callbacks were told of the coming update before the loop tells them
+        self._told = False
         self._handler: Any = None
 
     @property
     def loop_calls(self) -> bool:
-        """Whether the training loop is what calls now, and not a callback or the user's code."""
+        """Whether the caller is the training loop, not a callback or the user's code."""
         return self._loops > 0 and self._events == 0
 
     @contextmanager
     def loop(self) -> Iterator[None]:
-        """Within it the training loop runs."""
+        """A context in which the training loop runs."""
         self._loops += 1
         try:
             yield
@@ -37,26 +38,26 @@ class Turns:
             self.shown, self._told = None, False
 
     def say(self, why: str) -> bool:
-        """Whether the message is new, so that it is to be logged."""
+        """Whether a message is new and should be logged."""
         new = why not in self._said
         self._said.add(why)
         return new
 
     def follow(self, handler: Any) -> None:
-        """Starts watching the events of the callback handler."""
+        """Starts to watch the events of the callback handler."""
         self._handler = handler
         handler.call_event = _Seen(self, handler)
 
     def before_update(self, args: Any, state: Any, control: Any) -> Any:
-        """Tells callbacks of the update to come, while nothing has changed; the loop, which would
-        do so after it, does not tell them again. Returns what they make of the control."""
+        """Tells callbacks of the coming update before anything changes; the loop, which would tell
+        them after it, then does not. Returns the control that they return."""
         control = self._handler.on_pre_optimizer_step(args, state, control)
         self._told = True
         return control
 
 
 class _Seen:
-    """A replacement of a handler's `call_event` that counts running events, and skips an
+    """A replacement of a handler's `call_event`, which counts running events and skips an
     `on_pre_optimizer_step` that callbacks have received already."""
 
     def __init__(self, turns: Turns, handler: Any) -> None:

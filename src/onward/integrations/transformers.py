@@ -1,13 +1,13 @@
 """transformers' Trainer with the whole training step in one graph.
 
-    from onward.integrations.transformers import Trainer  # in the place of transformers'
+    from onward.integrations.transformers import Trainer  # instead of transformers.Trainer
 
 Everything around the step (data, callbacks, schedules, logs, evaluation, checkpoints, the hub) is
 transformers' own code. A step's forward, loss, backward, clipping and update are one graph of
-`onward.Trainer`. Where a subclass or a callback is to see gradients, or there is no such graph,
+`onward.Trainer`. Where a subclass or a callback needs gradients, or there can be no such graph,
 forward and backward run as graphs and transformers' own code does the rest (`trainer_methods.py`
-lists for whom). Checkpoints are those of transformers' Trainer, and either goes on with the
-other's. What neither way honours is refused in one line, before anything is written.
+has the list). Checkpoints are those of transformers' Trainer; either one can resume from the
+other's. Arguments that neither way can honour are refused in one line, before anything is written.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ import transformers  # noqa: E402  # there, as the lines before have made sure
 
 log = logging.getLogger("onward")
 
-NO_CLIPPING = 3e38  # a norm that no gradient in f32 passes: it is told, and nothing is scaled
-# options of onward.Trainer that TrainingArguments say
+NO_CLIPPING = 3e38  # a norm above any f32 gradient's: the norm is computed, and nothing is scaled
+# options of onward.Trainer that TrainingArguments set
 _OF_ARGUMENTS = ("gradient_accumulation_steps", "max_grad_norm")
 
 
 class Trainer(transformers.Trainer):
-    """`transformers.Trainer` whose training step is one graph; its arguments are the same.
+    """A `transformers.Trainer` whose training step is one graph; its arguments are the same.
 
-    options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `mixed_precision`, ...);
-        accumulation and clipping are those of `args`, and so is `bf16=True`, beside which options
-        say no other `mixed_precision`.
+    options: other options of `onward.Trainer` (`memory_budget`, `verify`, `mixed_precision`, ...);
+        accumulation and clipping are set by `args`, and so is `bf16=True`, which the options must
+        not contradict.
 
-    Where somebody is to see gradients, or one graph cannot be what eager PyTorch is, forward and
-    backward run as graphs, and the rest of a step is transformers' own; a log line says so and why.
-    The calls of evaluation and prediction run as graphs too (`onward.accelerate`). Raises
-    OnwardError for arguments that neither way honours.
+    Where gradients must be visible, or one graph cannot reproduce eager PyTorch, forward and
+    backward run as graphs and the rest of a step is transformers' own; a log line says so and why.
+    Evaluation and prediction run as graphs too (`onward.accelerate`). Raises OnwardError for
+    arguments that neither way can honour.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class Trainer(transformers.Trainer):
         self._options = _own_options(options)
         self._precision_said = _precision_said(options, self._options)
         self._step_trainer: LedTrainer | None = None
-        self._made_of: tuple[Any, ...] = ()  # what the step's trainer was made of
-        self._unfit: tuple[tuple[Any, ...], str] | None = None  # of what no step is made, and why
+        self._made_of: tuple[Any, ...] = ()  # what the LedTrainer was made of
+        # parts that no LedTrainer can be made of, and why
+        self._unfit: tuple[tuple[Any, ...], str] | None = None
         self._result: StepResult | None = None
-        self._own_clipping: Any = None  # what `_norm` has taken the place of
+        self._own_clipping: Any = None  # the clipping that `_norm` replaces
         self._turns = Turns()
         self._losses: dict[Any, Any] = {}
         super().__init__(*positional, **named)
@@ -88,8 +89,8 @@ class Trainer(transformers.Trainer):
 
     @property
     def onward_trainer(self) -> LedTrainer:
-        """The onward.Trainer of the last step: `report()`, `plan`, `explain`, `profile`. Raises
-        OnwardError before the first, and where no step was one graph."""
+        """The onward.Trainer of the last step, for `report()`, `plan`, `explain`, `profile`. Raises
+        OnwardError before the first step, and where no step was one graph."""
         if self._step_trainer is None:
             raise OnwardError(
                 "no whole step has run as one graph; fix: call train() first, or see the log "
@@ -129,9 +130,9 @@ class Trainer(transformers.Trainer):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One micro-batch, in one graph with the update where it ends a window, or in
-        transformers' own way. Returns its share of the loss that is logged, f32[]."""
-        if not self._turns.loop_calls or self.optimizer is None:  # the user does, by hand
+        """Runs one micro-batch: as one graph, including the update that ends a window, or in
+        transformers' own way. Returns its share of the logged loss, f32[]."""
+        if not self._turns.loop_calls or self.optimizer is None:  # called by the user
             return super().training_step(model, inputs, num_items_in_batch)
         why = self._shown_because(model)
         if why is not None:
@@ -150,10 +151,11 @@ class Trainer(transformers.Trainer):
         with self._prepared(inputs):
             return super().training_step(model, inputs, num_items_in_batch)
 
-    # ---- which way a micro-batch goes
+    # ---- choosing between one graph and transformers' own way
 
     def _shown_because(self, model: torch.nn.Module) -> str | None:
-        """Why this micro-batch goes transformers' own way; None where it is one graph."""
+        """The reason why this micro-batch takes transformers' own way; None where it is one
+        graph."""
         why = self._gradients_seen()
         if why is not None:
             return why
@@ -161,7 +163,7 @@ class Trainer(transformers.Trainer):
             return f"the model is wrapped in a {type(model).__name__}"
         if self._unfit is not None and self._unfit[0] == self._parts():
             return self._unfit[1]
-        if self._turns.shown:  # the window's gradients are there
+        if self._turns.shown:  # the window's gradients are in `p.grad`
             return self._turns.shown
         groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
         held = [p for group in groups for p in group["params"]]
@@ -177,11 +179,12 @@ class Trainer(transformers.Trainer):
         return None
 
     def _gradients_seen(self) -> str | None:
-        """Who is to see gradients between forward, backward and update."""
+        """Describes what may read gradients between forward, backward and update; None where
+        nothing does."""
         method = overridden(self)
         if method is not None:
             return f"{method} is overridden"
-        handler = getattr(self, "callback_handler", None)  # there is none yet at first
+        handler = getattr(self, "callback_handler", None)  # not yet set while `__init__` runs
         for callback in () if handler is None else handler.callbacks:
             event = heard(callback)
             if event is not None:
@@ -194,7 +197,7 @@ class Trainer(transformers.Trainer):
         return None
 
     def _show_gradients(self, why: str) -> None:
-        """Goes over to transformers' own way for this micro-batch."""
+        """Switches to transformers' own way for this micro-batch."""
         self._refuse_lost(why)
         self._say(
             f"{why}: forward and backward run as graphs, and transformers makes the "
@@ -221,8 +224,8 @@ class Trainer(transformers.Trainer):
 
     @contextmanager
     def _prepared(self, inputs: Any) -> Iterator[None]:
-        """Within it transformers' own step finds these inputs, which are prepared already: a
-        subclass's own code for that may draw, or count."""
+        """A context in which transformers' own step uses these inputs as they are: they have been
+        prepared, and a subclass's code for that may draw random numbers, or count."""
         held, prepare = vars(self).get("_prepare_inputs"), self._prepare_inputs
 
         def once(given: Any) -> Any:
@@ -238,7 +241,8 @@ class Trainer(transformers.Trainer):
                 self._prepare_inputs = held  # type: ignore[method-assign]
 
     def _whole_step(self, inputs: Any, items: torch.Tensor | int | None) -> torch.Tensor:
-        """Raises NotRunError where it is no graph; nothing has changed then. inputs: prepared."""
+        """Runs a micro-batch as one graph. inputs: prepared. Raises NotRunError where that is
+        impossible; nothing has changed then."""
         loss_fn = self._loss("labels" in inputs)
         trainer = self._led()
         trainer.loss_fn, trainer.takes_target = loss_fn, loss_fn is not model_loss
@@ -253,17 +257,20 @@ class Trainer(transformers.Trainer):
         return result.loss * weight
 
     def _optimizer_told(self, skipped: bool) -> None:
-        """accelerate's optimizer tells the loop, which then leaves the schedule."""
+        """Tells the loop, through accelerate's optimizer, whether the update was skipped, so that
+        it skips the schedule too."""
         self.optimizer._is_overflow = skipped  # type: ignore[union-attr]
 
     def _parts(self) -> tuple[Any, ...]:
         """The parts from which a step's Trainer is made."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around
+        # accelerate wraps the optimizer
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         steps, norm = self.args.gradient_accumulation_steps, self.args.max_grad_norm
         return self.model, optimizer, steps, norm
 
     def _led(self) -> LedTrainer:
-        """The onward.Trainer of model, optimizer and arguments as they are now."""
+        """The onward.Trainer for the present model, optimizer and arguments. Raises NotRunError
+        where there can be none."""
         made_of = self._parts()
         if self._step_trainer is None or made_of != self._made_of:
             model, optimizer, steps, norm = made_of
@@ -282,14 +289,15 @@ class Trainer(transformers.Trainer):
         return self._step_trainer
 
     def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """The gradient norm before clipping, f32[], in place of clipping where the graph has
-        clipped already."""
+        """The gradient norm before clipping, f32[]; called in place of clipping, which the graph
+        has done."""
         if self._result is not None:
             return self._result.grad_norm
         return type(self.accelerator).clip_grad_norm_(self.accelerator, *args, **kwargs)
 
     def _is_summed(self, items: torch.Tensor | int | None) -> bool:
-        """Whether the losses of a window are added up: transformers' `training_step` decides so."""
+        """Whether the losses of a window are summed rather than averaged, as transformers'
+        `training_step` decides."""
         told = getattr(self, "loss_is_scaled_for_ga", None)
         if told is not None:
             return bool(told)
@@ -299,13 +307,12 @@ class Trainer(transformers.Trainer):
     def _batch(
         self, inputs: Mapping[str, Any], items: torch.Tensor | int | None, takes_target: bool
     ) -> dict[str, Any]:
-        """The inputs of the model, as `compute_loss` chooses them; `labels` holds the arguments of
-        the loss function: the labels and the number of items by which the window's loss is divided.
-        """
+        """The model's inputs, as `compute_loss` selects them. `labels` has the loss function's
+        arguments: the labels, and the number of items by which the window's loss is divided."""
         assert self.model is not None
         batch = without_flash_lengths(self.model, inputs)
         if items is not None and not isinstance(items, torch.Tensor):
-            items = torch.tensor(float(items))  # a Python number would be a part of the graph
+            items = torch.tensor(float(items))  # a Python number would be a constant of the graph
         if takes_target:
             batch["labels"] = (batch.pop("labels", None), items)
         if self.model_accepts_loss_kwargs and items is not None:
@@ -313,11 +320,11 @@ class Trainer(transformers.Trainer):
         return batch
 
     def _loss(self, labelled: bool) -> Any:
-        """The loss function that `compute_loss` uses, the same object while it does not change."""
+        """The loss function that `compute_loss` uses; the same object until it changes."""
         made = self._losses
         if self.compute_loss_func is not None:
             own = self.compute_loss_func
-            # a partial, through which the guards look into the user's function
+            # a partial, so that the guards see the user's function
             return made.setdefault(own, partial(own_loss, own))
         if self.label_smoother is not None and labelled:
             key = (self.label_smoother, self._shifts_labels())
@@ -325,7 +332,8 @@ class Trainer(transformers.Trainer):
         return model_loss
 
     def _shifts_labels(self) -> bool:
-        """Whether smoothing shifts the labels: `compute_loss` does for causal language models."""
+        """Whether label smoothing shifts the labels, as `compute_loss` does for causal language
+        models."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         model: Any = self.accelerator.unwrap_model(self.model)
@@ -335,11 +343,11 @@ class Trainer(transformers.Trainer):
 
 
 class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
-    """`transformers.Seq2SeqTrainer` whose training step is one graph; see `Trainer`."""
+    """A `transformers.Seq2SeqTrainer` whose training step is one graph; see `Trainer`."""
 
 
 def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
-    """The options. Raises OnwardError for those that TrainingArguments say."""
+    """Checks the options. Raises OnwardError for those that TrainingArguments set."""
     found, plain = checked_options(options), TrainerOptions()
     for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):
@@ -356,7 +364,7 @@ def _precision_said(
     given: TrainerOptions | Mapping[str, Any] | None, read: TrainerOptions
 ) -> str | None:
     """The precision that the user's options name; None where they name none, or are TrainerOptions
-    with the one that these have by themselves."""
+    with the default."""
     named = isinstance(given, Mapping) and given.get("mixed_precision") is not None
     said = named or read.mixed_precision != TrainerOptions().mixed_precision
     return read.mixed_precision if said else None

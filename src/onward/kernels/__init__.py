@@ -1,7 +1,7 @@
-"""Op -> code that writes into given buffers. One table; tests and benchmarks enumerate it.
+"""Op -> code that writes into given buffers: one table, which tests and benchmarks enumerate.
 
-`kernel_for` is the one question about it: the kernel of a call on a target, or every reason why
-there is none.
+In: a `KernelSpec` and a `Target`. Out: from `kernel_for` the kernel of the call, or every reason
+why there is none. It is the only function that chooses. Imports: graph.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from onward.kernels.region import EagerPart, RegionRuns, running
 from onward.kernels.target import Rates, Target
 from onward.kernels.triton import TABLE as TRITON
 
-# The first that applies is taken: the one that was registered last.
+# The first kernel that applies is taken; the one registered last comes first.
 KERNELS: dict[str, tuple[Kernel, ...]] = {}
 
 
 def register(op: str, kernel: Kernel) -> None:
-    """Puts a kernel before those that its op has; the very same again changes nothing. Raises
-    ValueError, with both places, where one of them has its name."""
+    """Puts a kernel before the others of its op; registering the same kernel again does nothing.
+    Raises ValueError, with both places, where another one of the op has its name."""
     held = KERNELS.get(op, ())
     if any(k is kernel for k in held):
         return
@@ -34,7 +34,7 @@ def register(op: str, kernel: Kernel) -> None:
     KERNELS[op] = (kernel, *held)
 
 
-# measured engines before kernels of our own, and these before aten's
+# measured BLAS engines before native kernels, and these before aten's
 _TABLES = (BLAS, NATIVE, TRITON, REGION, ATEN)
 for _op in sorted({op for table in _TABLES for op in table}):
     for _kernel in reversed([k for table in _TABLES for k in table.get(_op, ())]):
@@ -43,7 +43,8 @@ for _op in sorted({op for table in _TABLES for op in table}):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why no kernel takes a call: a reason for each kernel of its op, the kernel's name before."""
+    """The reasons why no kernel accepts a call: one for each kernel of its op, after the kernel's
+    name."""
 
     reasons: tuple[str, ...]
 
@@ -52,10 +53,10 @@ class Refusal:
 
 
 def kernel_for(spec: KernelSpec, target: Target) -> Kernel | Refusal:
-    """The first kernel that applies to a call on a target.
+    """The first kernel that applies to a call on a target; a Refusal where there is none.
 
-    Before sizes are numbers the types of `spec` may hold named ones. What was measured per size is
-    then not asked: it decides between kernels, never whether there is one.
+    Types of `spec` may have symbolic sizes. Measurements by size are then ignored: they decide
+    which kernel to take, never whether there is one.
     """
     reasons: list[str] = []
     for kernel in KERNELS.get(spec.op, ()):

@@ -1,4 +1,4 @@
-"""Fingerprint: what decides which kernels this process has, for graphs that are kept on disk."""
+"""Fingerprint: identifies the kernels of this process, for graphs that are cached on disk."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onward.kernels.target import Target
 
 
 def fingerprint(target: Target) -> dict[str, Any]:
-    """The facts that decide the kernels, each by its name: the target, the library's bytes, the
-    engines, threads, versions, the processor (a constant that was folded has the last bits of its
-    arithmetic)."""
+    """The facts that decide the kernels, by name: the target, the library's bytes, engines,
+    threads, versions, and the processor, whose arithmetic decides the last bits of folded
+    constants."""
     native = library() if target.has_library else None
     return {
         "target": repr(target),
@@ -42,8 +42,8 @@ def _processor() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _digest(path: Path, changed: int) -> str:
-    """The digest of a file. changed: its modification time, which distinguishes a new file of the
-    same name."""
+    """The digest of a file. changed: its modification time, a cache key that tells a new file of
+    the same name."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

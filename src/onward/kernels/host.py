@@ -15,7 +15,7 @@ _BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_suppor
 
 
 def host(device: str = "cpu") -> Target:
-    """The target of a kind of device ("cpu", "cuda") of this machine, as the environment has it."""
+    """The target for a device ("cpu", "cuda") of this machine, as the environment configures it."""
     found = library() if device == "cpu" else None
     triton = device == "cuda" and find_spec("triton") is not None
     level = NO_LIBRARY if found is None else found.level
@@ -32,8 +32,8 @@ def _multiplies_bf16(device: str) -> bool:
 
 
 def bf16_instructions() -> tuple[str, ...]:
-    """The instructions that this processor multiplies bf16 with, as PyTorch sees it."""
-    # the questions are absent on other processors
+    """This processor's instructions for bf16 products, as PyTorch detects them."""
+    # torch lacks these functions on other processors
     return tuple(name for name, ask in _BF16.items() if getattr(torch.cpu, ask, bool)())
 
 
@@ -46,7 +46,7 @@ def _capability(device: str) -> str | tuple[int, int]:
 
 @functools.cache
 def _rates(device: str) -> Rates:
-    """The rates of a device: one machine's for all CPUs, a GPU's by its name."""
+    """The rates of a device: the same for all CPUs, by name for a GPU."""
     if device == "cpu":
         return Rates()
     return rates_of_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else UNKNOWN_GPU

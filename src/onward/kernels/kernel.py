@@ -1,4 +1,4 @@
-"""Kernel: one implementation of one op, bound once to its buffers and then launched in a loop."""
+"""Kernel: one implementation of an op, bound to buffers once and then launched many times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _TORCH: dict[DType, torch.dtype] = {
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of a dtype. Raises KeyError for one that torch tensors do not have."""
+    """The torch dtype of a dtype. Raises KeyError for one that torch lacks."""
     return _TORCH[dtype]
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A call for which a kernel is chosen, before any memory exists."""
+    """A call to choose a kernel for, before it has memory."""
 
     op: str
     attrs: dict[str, Any]
@@ -48,7 +48,7 @@ class KernelSpec:
         return all(t is None or t.is_static for t in (*self.inputs, *self.outputs))
 
     def mapped(self, function: Callable[[Type], Type]) -> KernelSpec:
-        """The spec with other types, such as those with numbers for open sizes."""
+        """The spec with each type replaced by `function(type)`."""
         return replace(
             self,
             inputs=tuple([None if t is None else function(t) for t in self.inputs]),
@@ -68,10 +68,10 @@ def new_flag() -> torch.Tensor:
 class KernelArguments:
     """A call with memory: tensors to read, tensors to write, temporaries.
 
-    An absent optional input is None; an output nobody reads is still given memory. flag: i64[2],
-    zeros before a run, for a kernel with an `input_error`; its own where nobody reads it. spare: of
-    a tensor among these, how many rows of dim 0 lie behind its own that belong to nobody: their
-    content is anything, and a launch may read and write them.
+    An absent optional input is None; an output that nobody reads still has memory. flag: i64[2],
+    zeros before a run, written by kernels with an `input_error`. spare: for one of these tensors,
+    the number of spare rows of dim 0 that follow it in memory: their content is arbitrary, and a
+    launch may read and write them.
     """
 
     attrs: dict[str, Any]
@@ -79,7 +79,7 @@ class KernelArguments:
     outputs: list[torch.Tensor]
     scratch: list[torch.Tensor]
     flag: torch.Tensor = field(default_factory=new_flag)
-    calls: Any = None  # `region.RegionRuns` of a plan that has any
+    calls: Any = None  # the plan's `region.RegionRuns`, if it has regions
     spare: Callable[[torch.Tensor], int] = no_rows
 
     def x(self, i: int = 0) -> torch.Tensor:
@@ -112,23 +112,22 @@ def nothing_faster(spec: KernelSpec) -> str | None:
 class Kernel:
     """One implementation of one op.
 
-    bind: makes the launch: a call without arguments that writes the outputs. It reads no tensor's
-        content on the host, which would wait there for all that a device has queued.
-    where: None where its code can run at all on a target, else the reason.
-    unsupported: None where the kernel applies to a call, else the reason. Sizes may be names: such
-        a size is above 0, and equal to another where the two are written alike.
-    faster: the kernel that was measured faster for a call on this machine; None where it is this.
-    inplace: pairs (output, input): the output may lie in that input's memory.
+    bind: makes the launch: a call without arguments that writes the outputs. It must not read
+        tensors on the host, which would wait for all queued work of a device.
+    where: None if the code can run on a target at all, else the reason.
+    unsupported: None if the kernel applies to a call, else the reason. Sizes may be symbolic: a
+        symbol is above 0, and equal to another only where the two are written alike.
+    faster: the kernel that was measured faster for a call on this machine; None if this one was.
+    inplace: pairs (output, input): the output may overwrite that input.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
-    strided: outputs that may be written with any strides (last dim contiguous).
-    scratch: temporaries the plan provides for the time of the launch; larger for larger operands.
-    workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
-    input_error: what to raise for the flag that a launch has written (None: nothing), from its
-        arguments and the flag's two numbers, not both 0. A launch with bad input touches no memory
-        that is not its own, and what it leaves in its outputs is nobody's: the flags of a step are
-        read at its end, before anything that outlives it is written.
-    host: inputs whose content the launch reads on the host, which so lie in host memory.
-    recordable: whether a device can record the launch and run it again without the host.
+    strided: outputs that may have any strides (last dim contiguous).
+    scratch: temporaries that the plan provides during the launch; larger for larger operands.
+    workspace: bytes that the call allocates itself (upper bound), which the plan counts.
+    input_error: the error to raise, from a launch's arguments and the two numbers, not both 0, in
+        its flag; None for no error. A launch with bad input must not touch memory of others; its
+        outputs are undefined. A step reads its flags before it writes what outlives it.
+    host: inputs that the launch reads on the host, and that must lie in host memory.
+    recordable: whether a device can record the launch and replay it without the host.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Moments of less than f32 in torch's operators: numbers to what is kept of them, and back.
+"""Moments of less precision than f32 in torch's operators: encoding and decoding.
 
-The same as the bodies of `graph/ops/optimizers` (quantization.py, rounding.py), bit by bit.
+Bit-equal to the bodies of `graph/ops/optimizers` (quantization.py, rounding.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MAPS = {True: SIGNED, False: UNSIGNED}
 
 @cache
 def _values(signed: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The values f[256] of the codes."""
+    """The values f[256] by code."""
     return torch.from_numpy(_MAPS[signed].values).to(device, dtype)
 
 
 @cache
 def _levels(signed: bool, device: torch.device) -> torch.Tensor:
-    """The levels f32[5,9]: before the decades a column for what is less than all of them."""
+    """The levels f32[5,9]: as `Codes.levels`, after a column for shares below all decades."""
     levels = torch.from_numpy(_MAPS[signed].levels)
     return torch.cat([torch.zeros(5, 1), levels], dim=1).to(device)
 
@@ -33,8 +33,8 @@ def _levels(signed: bool, device: torch.device) -> torch.Tensor:
 def dequantized(
     codes: torch.Tensor, absmax: torch.Tensor, signed: bool, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The numbers that codes u8[*] stand for, of the codes' shape, by the largest of each block,
-    f[blocks]."""
+    """Decodes codes u8[*] with the largest absolute value of each block, f[blocks]; returns the
+    codes' shape."""
     values = _values(signed, dtype, codes.device)[codes.reshape(-1).long()]
     return (
         _by_block(values).mul_(absmax.to(dtype)[:, None]).view(-1)[: codes.numel()].view_as(codes)
@@ -42,7 +42,8 @@ def dequantized(
 
 
 def quantized(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes x: codes u8 of its shape, and the largest of each block of 256, of x's dtype."""
+    """Encodes x: codes u8 of x's shape, and the largest absolute value of each block of 256, of x's
+    dtype."""
     rows = _by_block(x.reshape(-1))
     absmax = rows.abs().amax(1) + (rows * 0.0).sum(1)
     there = (absmax > 0.0)[:, None]
@@ -58,13 +59,13 @@ def quantized(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _by_block(flat: torch.Tensor) -> torch.Tensor:
-    """A flat tensor as `[blocks, 256]`, with zeros behind the last number."""
+    """Reshapes a flat tensor to `[blocks, 256]`, zero-padded."""
     room = blocks(flat.numel()) * BLOCK - flat.numel()
     return torch.nn.functional.pad(flat, (0, room)).view(-1, BLOCK)
 
 
 def words(seed: torch.Tensor, site: int, start: int, count: int) -> torch.Tensor:
-    """Draws 32 random bits in i64 for each of `count` elements of a parameter from `start` on."""
+    """Draws 32 random bits, in i64, for each of `count` elements of a parameter from `start` on."""
     place = torch.arange(start, start + count, device=seed.device)
     rows = torch.arange(start // ROW, -(-(start + count) // ROW), device=seed.device)
     keys: list[torch.Tensor] = []
@@ -79,8 +80,8 @@ def words(seed: torch.Tensor, site: int, start: int, count: int) -> torch.Tensor
 
 
 def rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """Rounds x to bf16: away from zero where `draw`, integers below 2^16, reaches over the next
-    number. What is not finite stays."""
+    """Rounds x to bf16: away from zero if the part cut off plus `draw`, integers below 2^16,
+    reaches the next number. Infinities and NaN are unchanged."""
     single = x.float().contiguous()
     bits = single.view(torch.int32)
     upper = (bits + draw.to(torch.int32)) >> 16

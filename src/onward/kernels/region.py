@@ -1,11 +1,11 @@
 """Regions: parts of a model that run in PyTorch, forward and backward, within a plan.
 
-    forward:   ys = part(xs), under autograd where a backward is to come: that is the tape
+    forward:   ys = part(xs), under autograd if a backward follows: inputs and ys are the tape
     backward:  dxs, dparameters = autograd.grad(ys of the tape, dys)
 
-A part's own code runs once for each forward, for it may do more than compute. The tape reads the
-inputs where they lie in the plan's memory, which keeps them until the backward has run, or copies
-of them where that memory may be used for something else in between.
+A part's own code runs once for each forward, since it may have side effects. The tape refers to the
+inputs in the plan's memory, which the plan keeps until the backward has run, or to copies of them
+if that memory may be reused in between.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WORD = 0xFFFFFFFF
 
 
 class EagerPart(Protocol):
-    """A part of the model, as a region runs it.
+    """A part of the model that a region runs.
 
-    path: its place in the model. parameters: those that it trains, as they are now. buffers: what
-    it may write besides its results. way_back: undoes what runs have set in its modules since.
-    run: its results for these inputs, flat.
+    path: its place in the model. parameters: those that it trains, as they are now. buffers: those
+    that it may write. way_back: returns a function that undoes what later runs set in its modules.
+    run: its results for these inputs, as a flat list.
     """
 
     @property
@@ -50,7 +50,8 @@ class EagerPart(Protocol):
 
 @dataclass
 class Tape:
-    """A region's forward under autograd: leaves by which gradients are asked for, and results."""
+    """A region's forward under autograd: the leaves to differentiate with respect to, and the
+    results."""
 
     xs: list[torch.Tensor]
     parameters: list[torch.Tensor]
@@ -58,9 +59,9 @@ class Tape:
 
 
 class HeldParts:
-    """What parts have set in their modules, and the numbers of buffers, held to be put back.
+    """The state of parts (attributes of their modules, and copies of buffers), to be restored.
 
-    buffers: each with a copy of its numbers.
+    buffers: those to copy.
     """
 
     def __init__(self, parts: Iterable[EagerPart], buffers: Iterable[torch.Tensor]) -> None:
@@ -68,7 +69,7 @@ class HeldParts:
         self.buffers = [(b, b.detach().clone()) for b in buffers]
 
     def put_back(self) -> None:
-        """Makes both what they were."""
+        """Restores attributes and buffers."""
         for back in self._backs:
             back()
         for buffer, before in self.buffers:
@@ -77,13 +78,12 @@ class HeldParts:
 
 @dataclass
 class RegionRuns:
-    """The regions of a plan at run time. parts: by `site`. recorded: the sites whose backward the
-    plan has. tapes: of the forward that ran last, or whose backward is to run. copies: whether
-    tapes have inputs of their own. keep: whether a backward leaves the tapes for another one.
-    unreached: of each backward, the numbers of the parameters that autograd did not reach. idle:
-    results (site, number) that nothing depends on which is differentiated: eager's autograd does
-    not come by, and what a plan has for their gradients is zeros.
-    """
+    """The regions of a plan at run time. parts: by `site`. recorded: sites whose backward is in the
+    plan. tapes: of the last forward, or of the forward whose backward runs next. copies: whether
+    tapes have copies of inputs. keep: whether a backward keeps the tapes for another one.
+    unreached: for each backward, the numbers of parameters that autograd did not reach. idle:
+    results, as (site, number) pairs, on which no differentiated output depends; eager's autograd
+    would not visit them, while the plan has zeros for their gradients."""
 
     parts: Sequence[EagerPart] = ()
     recorded: frozenset[int] = frozenset()
@@ -92,13 +92,13 @@ class RegionRuns:
     keep: bool = False
     unreached: dict[int, frozenset[int]] = field(default_factory=dict)
     idle: Collection[tuple[int, int]] = ()
-    _tables: set[int] | None = None  # buffers that parts only read, by their ids
+    _tables: set[int] | None = None  # ids of buffers that parts only read
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """A context in which a run that fails leaves what parts set, and buffers that they write,
-        as they were. Buffers that the first run leaves as they were are tables, and no later run
-        copies them."""
+        """A context in which a failing run restores attributes and buffers that parts have set.
+        Buffers that the first run leaves unchanged are treated as constant: later runs do not copy
+        them."""
         tables = self._tables or set()
         buffers = [b for part in self.parts for b in part.buffers() if id(b) not in tables]
         held = HeldParts(self.parts, buffers)
@@ -107,13 +107,14 @@ class RegionRuns:
         except BaseException:
             held.put_back()
             raise
-        if self._tables is None:  # versions do not tell: a batch norm leaves them alone
+        # compared by content, since a batch norm does not increase versions
+        if self._tables is None:
             self._tables = {id(b) for b, before in held.buffers if torch.equal(b, before)}
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
-        """A context in which a run repeats another: what parts set, and buffers that they write,
-        are then what they were."""
+        """A context for repeating a run: afterwards attributes and buffers that parts set are
+        restored."""
         held = HeldParts(self.parts, [b for part in self.parts for b in part.buffers()])
         try:
             yield
@@ -123,7 +124,7 @@ class RegionRuns:
 
 
 def running() -> bool:
-    """Whether a region's own code runs in this thread: no plan may be run then."""
+    """Whether a region's own code is running in this thread, in which no plan may run."""
     return getattr(_here, "running", False)
 
 
@@ -152,14 +153,15 @@ def _forward(
 
 
 def _unhooked(p: torch.Tensor) -> torch.Tensor:
-    """The parameter; where it has hooks, for whoever accumulates to call, its memory alone."""
+    """The parameter; a detached alias if it has hooks, which run when its gradient is
+    accumulated."""
     return p.detach().requires_grad_(p.requires_grad) if p._backward_hooks else p
 
 
 @contextlib.contextmanager
 def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
-    """A context in which torch's random numbers follow from the seed; they go on as before after
-    it."""
+    """A context in which torch's random numbers follow from the seed; afterwards they continue as
+    before."""
     if seed is None:
         yield
         return
@@ -183,7 +185,7 @@ def _listed(tensors: Sequence[torch.Tensor]) -> str:
 
 
 class _Call:
-    """One launch of a region: the part, its inputs, and the seed as it is at each run."""
+    """One launch of a region: the part, its inputs, and the seed, read at each run."""
 
     def __init__(self, args: KernelArguments, first: int) -> None:
         assert isinstance(args.calls, RegionRuns), "a plan with regions is bound with their parts"
@@ -198,13 +200,13 @@ class _Call:
 
     def run(self, taped: bool) -> Tape:
         copies = self.regions.copies and taped
-        # with a version counter of their own: the plan writes all about them
+        # `.data` has a version counter of its own; the plan writes memory around it
         xs = [x.clone() if copies else x.data for x in self.given[: self.count]]
         return _forward(self.part, xs, self._seed(), taped)
 
     def _seed(self) -> tuple[int, int] | None:
-        """The region's seed in this batch, from the step's two words, the sample's and the
-        site's."""
+        """The region's seed for this batch, from the step's two words, the first sample's index and
+        the site."""
         if not self._random:
             return None
         words, offset = self._random
@@ -272,8 +274,8 @@ def _bind_backward(args: KernelArguments) -> Launch:
 
 
 def _own_memory(spec: KernelSpec) -> int:
-    """Bytes of workspace at the least: results and gradients. What PyTorch allocates within is not
-    known."""
+    """A lower bound of the workspace in bytes: results and gradients. PyTorch's allocations inside
+    the part are unknown."""
     return sum(t.nbytes for t in spec.outputs)
 
 

@@ -9,12 +9,12 @@ NO_LIBRARY = "none"
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a machine is, roughly: enough to rank what is cheap to compute again.
+    """The approximate speed of a machine, for ranking what is cheap to recompute.
 
-    Only ratios matter. flops_per_second: of products in fp32; low_flops_per_second: of those in
-    fp16 and bf16. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
-    (2026-11-21, `docs/log.md`): matrix products reach 140-170 GFLOP/s, elementwise loops and copies
-    about 20 GB/s once their operands do not fit a cache.
+    Only ratios matter. flops_per_second: of fp32 products. low_flops_per_second: of fp16 and bf16
+    products. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
+    (2026-11-21, `docs/log.md`): matrix products reach 140-170 GFLOP/s; elementwise loops and copies
+    about 20 GB/s once their operands do not fit in a cache.
     """
 
     flops_per_second: float = 150e9
@@ -25,14 +25,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Target:
-    """A machine's device as kernels and costs see it.
+    """A machine's device as kernels and cost estimates see it.
 
-    device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
-    "plain"; "none" without one, as on devices it is not for. triton: whether Triton is there for
-    the device. dtype: what products are computed in. multiplies_bf16: whether the processor itself
-    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays. capability: what
-    the processor can do, of a GPU its compute capability, (9, 0), of a CPU the widest instruction
-    set that PyTorch uses, "AVX2"; "" where it is not known.
+    device: "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or "plain";
+    "none" without the library and on devices that it does not support. triton: whether Triton
+    supports the device here. dtype: of products. multiplies_bf16: whether the processor has bf16
+    products (AVX512-BF16, AMX, tensor cores), so that bf16 pays off. capability: a GPU's compute
+    capability, such as (9, 0); a CPU's widest instruction set that PyTorch uses, such as "AVX2"; ""
+    where unknown.
     """
 
     device: str = "cpu"

@@ -1,9 +1,10 @@
-"""The state of a user's model: what it leads to, what of it was read, and what is set on it.
+"""The state of a user's model: all objects reachable from it, their reads and changes.
 
-In: a module and its loss function. Out: facts by path, sweeps that compare identities, snapshots
-that put values back, refusals, patches for a while. Imports: `graph`, `errors`.
+In: a module and its loss function. Out: facts by path (`Walk`), whether they still hold (`Sweep`),
+copies to restore (`Snapshot`), attributes read (`Reads`), refusals, temporary patches.
+Imports: `errors`, `environment`.
 
-A walk (`Walk`) is slow and takes note of values; a `Sweep` is fast and compares object identities.
+A `Walk` is slow and records values; a `Sweep` is fast and compares object identities.
 """
 
 from onward.model_state.code import library, module_of

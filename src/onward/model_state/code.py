@@ -1,4 +1,4 @@
-"""Whose code a class or a function is, and the names that it reads."""
+"""Tells the user's own code from installed packages', and lists the names that code reads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-# Both the configured paths and those that modules report: links may lie between.
+# Both the configured paths and those that modules report, which differ behind symbolic links.
 _STANDARD = {
     path
     for found in (Path(sysconfig.get_paths()["stdlib"]), Path(os.__file__).parent)
     for path in (str(found), str(found.resolve()))
 }
-ASIDE = {  # packages whose objects are no part of a model: they count, log or hold data
+ASIDE = {  # packages for logging, metrics and data, whose objects are no part of a model
     "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
-_ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # the same, of parts of a package
-HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
+_ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # such parts of other packages
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not in C
 _OPAQUE = {"torch", "onward", *ASIDE}
-# libraries by name, wherever they lie: in site-packages, in a checkout, in a vendored copy, which
-# holds this module
+# libraries wherever they lie (site-packages, a checkout, a vendored copy), each with a module in it
+# by which a copy is recognized
 _LIBRARIES = {
     "diffusers": "modeling_utils", "huggingface_hub": "hf_api", "peft": "peft_model",
     "safetensors": "torch", "timm": "models", "transformers": "modeling_utils", "trl": "trainer",
@@ -35,8 +35,8 @@ _LIBRARIES = {
 
 
 def module_of(cls: type) -> str:
-    """Returns the name of the module that a class is of. A class that `exec` makes where no
-    `__name__` is set has none: "<exec>", though it says "builtins"."""
+    """Returns the name of the module that defines a class; "<exec>" for a class that `exec` makes
+    without a `__name__`, which itself says "builtins"."""
     module = getattr(cls, "__module__", "builtins")
     made = getattr(cls, "__flags__", 0) & HEAP_TYPE
     return "<exec>" if module == "builtins" and made else module
@@ -44,7 +44,8 @@ def module_of(cls: type) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def origin(module: str | None) -> str:
-    """Whose code a module is: the user's "own", a "package"'s, or "opaque": not looked into."""
+    """Returns whose code a module is: the user's "own", an installed "package"'s, or "opaque",
+    which no walk looks into (torch, the standard library, logging packages)."""
     if module is None or module.partition(".")[0] in _OPAQUE:
         return "opaque"
     if any(module.startswith(a) and module.endswith(b) for a, b in _ASIDE_WITHIN):
@@ -55,13 +56,13 @@ def origin(module: str | None) -> str:
     if file is not None:
         return _place(file)
     frozen = module in sys.builtin_module_names or module.startswith("_frozen")
-    return "opaque" if frozen else "own"  # typed in, executed, or loaded by its path
+    return "opaque" if frozen else "own"  # a notebook, `exec`, or a module loaded by its path
 
 
 @functools.lru_cache(maxsize=4096)
 def library(module: str) -> str:
-    """The library that a module is of, also where a package of the user's has a copy of it within;
-    "" for none that is known."""
+    """Returns the known library that a module belongs to, also for a copy vendored in another
+    package; "" for none."""
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part not in _LIBRARIES:
@@ -82,6 +83,7 @@ def _place(file: str) -> str:
 
 
 def is_own(x: types.FunctionType) -> bool:
+    """Returns whether the user wrote a function."""
     name = x.__module__ or ""
     if name.partition(".")[0] in _OPAQUE or library(name):
         return False
@@ -89,7 +91,7 @@ def is_own(x: types.FunctionType) -> bool:
 
 
 def underlying(x: Any) -> types.FunctionType | None:
-    """The function of a method, class method, property and the like."""
+    """Returns the function within a static or class method or a property; None for other values."""
     if isinstance(x, (staticmethod, classmethod)):
         x = x.__func__
     elif isinstance(x, property):
@@ -100,7 +102,7 @@ def underlying(x: Any) -> types.FunctionType | None:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code and those of the functions written in it."""
+    """Yields a code object, and those of the functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -109,6 +111,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Returns the global and builtin names that code reads, each once."""
     return tuple(
         {
             i.argval: None
@@ -121,11 +124,13 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def attribute_names(code: types.CodeType) -> tuple[str, ...]:
+    """Returns all names of globals and attributes in code, each once."""
     return tuple({name: None for part in _codes(code) for name in part.co_names})
 
 
 @functools.lru_cache(maxsize=4096)
 def slot_names(cls: type) -> tuple[str, ...]:
+    """Returns the `__slots__` of a class and its bases, without those of opaque modules."""
     held = [vars(c).get("__slots__", ()) for c in cls.__mro__ if origin(module_of(c)) != "opaque"]
     names = chain.from_iterable((h,) if isinstance(h, str) else h for h in held)
     return tuple(n for n in names if n not in ("__dict__", "__weakref__"))

@@ -1,4 +1,4 @@
-"""The context in which modules whose calls run as graphs run their own code."""
+"""`eager`: a context in which accelerated modules run in eager PyTorch instead of their graphs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _here = threading.local()
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Within it, in this thread, accelerated models run in eager PyTorch.
+    """A context in which accelerated models run in eager PyTorch, in this thread.
 
-    Captures, rehearsals and verifications ask a forward within it what it does. A graph would
-    answer with what another capture has made of it: with masks of dropout of its own, rounded as
-    its plan for this batch does, and without the values that the forward sets.
+    Captures, rehearsals and verifications run a forward within it to see what its code does. A
+    graph would answer for an earlier capture of that code: with other dropout masks, with its own
+    rounding, and without the attributes that the forward sets.
     """
     before = is_eager()
     _here.on = True

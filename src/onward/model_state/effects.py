@@ -1,9 +1,8 @@
-"""Effects of a forward: values that it sets, random numbers that it draws.
+"""Side effects of a forward: attributes that it sets, random numbers that it draws.
 
-A graph holds what one run of the forward computed, and runs no Python. What an export has set is
-put back; whether that changes anything for a later run is tried out
-(capture/side_effects.py). Torch's random numbers may not be seeded: a step of Onward's
-has random numbers of its own.
+A graph runs no Python, so it has no such effects. What a forward sets during an export is put back,
+and capture/side_effects.py runs it again to see whether a later run would depend on it. A forward
+may not seed torch's generator: a step has its own random numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ from onward.model_state.patches import ABSENT, patched
 
 
 class Effects:
-    """What a run of the forward did besides computing. drawn: the module whose random numbers.
-    left: whether what it sets stands in the modules now, as after a run in eager; tensors: those
-    among it."""
+    """Side effects of a run of the forward.
+
+    written: paths of what it sets. drawn: the module ("random", "numpy.random") whose generator it
+    draws from; "" for none. left: whether the values that it sets are left in place, as after a run
+    in eager mode. tensors: the tensors among those values."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -35,7 +36,8 @@ class Effects:
 
 
 class _Unseeded:
-    """torch's default generator, that the thread which makes this may read, and not set."""
+    """torch's default generator, without methods that seed it: the thread that made this gets a
+    CaptureError from those."""
 
     _SETS = ("manual_seed", "seed", "set_state")
 
@@ -54,9 +56,10 @@ class _Unseeded:
 
 @contextmanager
 def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[Walk]:
-    """Takes note of what is done within, and undoes it. Gives what there was before."""
+    """A context that records side effects in `effects` and puts the attributes back at its end.
+    Yields a walk of the state before."""
     before, states = Snapshot(model, loss_fn), random_states()
-    seeds: Any = torch.random  # whose functions ask this name for the generator
+    seeds: Any = torch.random  # its functions look the default generator up by this name
     try:
         with patched([(seeds, "default_generator", _Unseeded(seeds.default_generator))]):
             yield before
@@ -69,7 +72,7 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
 
 @contextmanager
 def keeping_buffers(model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
-    """Puts back what is written into buffers within, as a run in eager mode does."""
+    """A context that restores at its end the buffers, which a run in eager mode may write."""
     roots = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
     held = [(b, b.detach().clone()) for m in roots for b in m.buffers()]
     try:
@@ -77,14 +80,14 @@ def keeping_buffers(model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in held:
-                if not torch.equal(buffer, before):  # a batch norm counts no version
+                if not torch.equal(buffer, before):  # batch norm's writes do not change `_version`
                     buffer.copy_(before)
 
 
 @contextmanager
 def keeping_parameters(model: torch.nn.Module, loss_fn: Any, numbers: bool) -> Iterator[None]:
-    """Puts back parameters whose memory is another behind what runs within; and their numbers,
-    where `numbers`, which takes a copy of each."""
+    """A context that restores at its end the memory of parameters whose `.data` was replaced.
+    numbers: whether to restore their numbers too, which takes a copy of each."""
     roots = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
     held = [(p, p.data, p.detach().clone() if numbers else None) for m in roots
             for p in m.parameters()]  # fmt: skip
@@ -100,34 +103,35 @@ def keeping_parameters(model: torch.nn.Module, loss_fn: Any, numbers: bool) -> I
 
 
 def changes(before: Walk, after: Walk) -> dict[str, Any]:
-    """Paths of what was set to something else, and the facts there now."""
+    """Returns path -> fact in `after` (or ABSENT), for each path whose fact differs in `before`."""
     paths = dict.fromkeys([*before.facts, *after.facts])
     now = {n: after.facts.get(n, ABSENT) for n in paths}
     return {n: fact for n, fact in now.items() if fact != before.facts.get(n, ABSENT)}
 
 
 class RandomState:
-    """Python's and numpy's random numbers as they were when this was made."""
+    """The states of Python's and numpy's generators when this was made."""
 
     def __init__(self) -> None:
         self._states = random_states()
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def restore(self) -> None:
-        """Puts them back, where they have moved."""
+        """Restores the states, if one has advanced."""
         if drawn_since(self._states):
             random.setstate(self._python)
             np.random.set_state(self._numpy)
 
 
 def random_states() -> dict[str, Any]:
+    """Returns the states of Python's and numpy's global generators, by module."""
     return {
         "random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False)),
     }  # fmt: skip
 
 
 def drawn_since(before: dict[str, Any]) -> str:
-    """The module whose generator has moved since; "" for none."""
+    """Returns the module whose generator has advanced since `random_states`; "" for none."""
     now = random_states()
     return next((name for name, state in before.items() if state != now[name]), "")
 

@@ -1,4 +1,4 @@
-"""A value as a fact that is compared by value: what is told of it, and how much."""
+"""Facts: what a walk records about a value, in a form that `==` compares."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch
 
 from onward.model_state.code import module_of
 
-ELEMENTS = 1000  # a longer container is told by its length
-BYTES = 1 << 16  # a larger array is told by its identity
-DEPTH = 3  # plain objects within plain objects
+ELEMENTS = 1000  # of a longer container only identity and length are recorded
+BYTES = 1 << 16  # of a larger array only identity, dtype and shape are recorded
+DEPTH = 3  # levels of plain objects within plain objects that are looked into
 
 
 ATOMS = (
@@ -32,7 +32,7 @@ ATOMS = (
 
 
 class Same:
-    """Equal to another of the same object, which it keeps alive so that its id stays its own."""
+    """An object compared by identity. Keeps it alive, so that its id is not reused."""
 
     __slots__ = ("held",)
 
@@ -50,14 +50,15 @@ class Same:
 
 
 def atom(x: Any) -> Any:
-    """Returns what stands for a plain value in a comparison, which tells 1, 1.0 and True apart, and
-    0.0 and -0.0; a NaN is equal to a NaN."""
+    """Returns a fact for a plain value. Facts of 1, 1.0 and True differ, so do those of 0.0 and
+    -0.0; those of two NaNs are equal."""
     return (type(x), x.hex() if isinstance(x, float) else repr(x) if type(x) is complex else x)
 
 
 def state(x: Any, depth: int = DEPTH) -> Any:
-    """Where a source of values (random numbers, an iterator) stands, that the next one taken from
-    it moves; None for what is none, or does not say."""
+    """Returns the position of a source of values (a random generator, an iterator, a file), which
+    taking the next value advances; None for other objects, or where it is hidden. depth: levels of
+    iterators within iterators to look into."""
     if isinstance(x, random.Random) and not isinstance(x, random.SystemRandom):
         return x.getstate()
     if isinstance(x, np.random.Generator):
@@ -99,4 +100,5 @@ def _state_of(x: Any, depth: int) -> Any:
 
 
 def key_fact(x: Any) -> Any:
+    """Returns a fact for a key of a mapping or an element of a set."""
     return atom(x) if type(x) in ATOMS else Same(x)

@@ -1,9 +1,9 @@
-"""What a model and its loss function lead to, told so that another process tells the same.
+"""Describes a model and its loss function by facts that are the same in another process.
 
-A walk's facts hold objects by identity (`Same`), which no other process has. Here each is told by
-what it means: a class or a function by its place and its code, a parameter by its form. What has an
-identity alone, and code of the user's that may ask anything else than what is told (a file, the
-clock, the order of a set), is a doubt: what is captured of it is not kept.
+A walk's facts hold objects by identity (`Same`), which means nothing in another process. Here a
+class is described by its name, a function by its name and code, a tensor by dtype, shape, strides.
+An object that has an identity alone is a doubt, and so is code of the user's that may read anything
+else (a file, the clock, the order of a set): a capture with doubts is not stored.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from onward.model_state.patches import ABSENT
 from onward.model_state.walk import Read, Walk, _attributes_of
 
 _UNCALLED = {"__init__", "__post_init__", "__new__", "__del__", "__reduce__"}
-_CALLED = {  # by torch, or by Python without their names
+_CALLED = {  # methods that torch or Python calls, without their names in the user's code
     "forward", "backward", "setup_context", "jvp", "vmap", "__repr__", "__str__",
 }  # fmt: skip
 _CONSTRUCTS = ("__init__", "__post_init__", "__new__")
-_WRITTEN_BY_PYTHON = {  # attributes of a class that say nothing to a forward
+_WRITTEN_BY_PYTHON = {  # attributes of a class that no forward depends on
     "__module__", "__doc__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
     "__parameters__", "__orig_bases__", "__abstractmethods__", "__slots__", "__match_args__",
     "__dataclass_fields__", "__dataclass_params__", "__hash__", "__static_attributes__",
@@ -51,17 +51,17 @@ _WRITTEN_BY_PYTHON = {  # attributes of a class that say nothing to a forward
 }  # fmt: skip
 _METACLASSES = ("builtins", "abc", "enum", "torch", "typing")
 _LIBRARIES = ("transformers.", "torch.")
-_SETS = {  # of transformers' models, which no forward reads
+_SETS = {  # attributes of transformers' models that no forward reads
     "_no_split_modules", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
     "_skip_keys_device_placement", "_tied_weights_keys", "_non_persistent_buffers_set",
 }  # fmt: skip
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
-_CLOSURE = 6  # functions within functions
+_CLOSURE = 6  # levels of functions within closures of functions
 
 
 class _Called(set[str]):
-    """Names of methods that may be called. everything: also by code that is not looked into, or by
-    names that are made: any but those that make or end an object."""
+    """Names of methods that may be called. everything: whether it contains every name but those of
+    `_UNCALLED`, since code that is not looked into, or a computed name, may call any method."""
 
     everything = False
 
@@ -70,10 +70,10 @@ class _Called(set[str]):
 
 
 class Lasting(Walk):
-    """told: the facts as JSON has them, by path, once `tell` is called. doubts: why these are not
-    all; empty where a walk in another process that tells the same has met the same model.
+    """A walk whose facts can be compared across processes.
 
-    read: which attributes of plain objects matter.
+    read: which attributes of plain objects matter. told: path -> fact in JSON's terms, once `tell`
+    is called. doubts: why equal facts may not mean an equal model; empty where they do.
     """
 
     def __init__(self, model: torch.nn.Module, loss_fn: Any, read: Read) -> None:
@@ -85,7 +85,7 @@ class Lasting(Walk):
         self._owned = {id(t) for r in roots for t in (*r.parameters(), *r.buffers())}
         super().__init__(model, loss_fn, read)
         if self.long:
-            self.doubts.append("a container that is told by its length")
+            self.doubts.append("a container of which only the length is recorded")
         self.told: dict[str, Any] = {}
 
     def tell(self) -> None:
@@ -93,7 +93,7 @@ class Lasting(Walk):
         self.told = {path: self._plainly(fact, path) for path, fact in sorted(self.facts.items())}
 
     def modules(self) -> set[str]:
-        """In which the classes and functions stand that the walk has met."""
+        """Returns the names of the modules that define the classes and functions of the walk."""
         found = {module_of(cls) for cls in self.classes}
         for fact in self.facts.values():
             for x in fact if isinstance(fact, tuple) else (fact,):
@@ -104,18 +104,18 @@ class Lasting(Walk):
         return found
 
     def attributes(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The plain objects, and what they hold."""
+        """Yields the plain objects that have a `__dict__`, each with it."""
         for x, _ in self.plain.values():
             held = _attributes_of(x)
             if held is not None:
                 yield x, held
 
     def stood(self, path: str, value: Any, absent: bool) -> None:
-        """At a path, where something else stands now, this stood."""
+        """Records that before the forward this value stood at a path, or none (`absent`)."""
         if path in self.facts:
             self.facts[path] = ABSENT if absent else atom(value)
 
-    # ---- what more is looked at than a walk in one process has to
+    # ---- what is looked at beyond an ordinary walk
 
     def _finish(self) -> None:
         self._called = _Called([*_CALLED, *self._called])
@@ -132,7 +132,8 @@ class Lasting(Walk):
             for cls in x.__mro__:
                 if origin(module_of(cls)) == "own":
                     self._class(cls)
-            if not path.endswith(".__class__"):  # of `super()`; another may be called
+            # a class that code names may be called; `__class__` is the cell that `super()` needs
+            if not path.endswith(".__class__"):
                 for name in _CONSTRUCTS:
                     made = getattr(getattr(x, name, None), "__func__", getattr(x, name, None))
                     if isinstance(made, types.FunctionType):
@@ -161,17 +162,17 @@ class Lasting(Walk):
     def _function(self, x: Any, path: str, depth: int) -> None:
         super()._function(x, path, depth)
         if isinstance(x, functools._lru_cache_wrapper):
-            self.facts[path] = type(x)  # how much it holds is a matter of the process
+            self.facts[path] = type(x)  # the number of its entries differs between processes
 
     def _container(self, x: Any, path: str, depth: int) -> None:
         super()._container(x, path, depth)
         several = isinstance(x, (set, frozenset)) and len(x) > 1
         if several and not all(type(v) in (int, bool) for v in x):
-            # in which order they come, a process draws
+            # the order of iteration differs between processes, as string hashes do
             self.facts[f"{path} (order)"] = "" if self._is_librarys(path) else Same(x)
 
     def _is_librarys(self, path: str) -> bool:
-        """Returns whether the path is an attribute of a class of transformers' or torch's: they do
+        """Returns whether the path is an attribute of a class of transformers or torch, which do
         not iterate over their own sets."""
         name = path.rpartition(".")[2]
         return path.startswith(_LIBRARIES) or name in _SETS or name.startswith("_keys_to_ignore")
@@ -190,7 +191,7 @@ class Lasting(Walk):
             return
         super()._class(cls)
         if origin(module_of(cls)) == "package":
-            self._call_all()  # by code that is not looked into
+            self._call_all()  # a package's code, which is not looked into, may call any method
         path = self.classes.get(cls)
         if path is None or origin(module_of(cls)) != "own":
             return
@@ -215,7 +216,7 @@ class Lasting(Walk):
         if names_by_string(x.__code__):
             self._call_all()
         self.doubts += [f"{path}: {doubt}" for doubt in doubts_of_code(x)]
-        for name in builtins_read(x):  # a name that is not there may be there another time
+        for name in builtins_read(x):  # another process may define a name that is missing here
             self.facts[f"{x.__module__}.{name} (set)"] = False
         if "environ" in x.__code__.co_names or "getenv" in x.__code__.co_names:
             self.facts["os.environ"] = tuple(sorted(environment_variables().items()))
@@ -230,7 +231,7 @@ class Lasting(Walk):
         if origin(value.__name__) != "own":
             if not is_pure(value.__name__):
                 self.doubts.append(f"{place}.{name}: the module {value.__name__}")
-            for attribute in _names_of(code):  # what somebody has put there
+            for attribute in _names_of(code):  # a function that the user has put into a library
                 x = vars(value).get(attribute)
                 if isinstance(x, types.FunctionType) and is_own(x):
                     self.doubts.append(f"{value.__name__}.{attribute}: {x.__qualname__}")
@@ -240,16 +241,17 @@ class Lasting(Walk):
         self._spaces.add((id(value), id(code)))
         names = set(_names_of(code))
         if "getattr" in names or "vars" in names:
-            self.doubts.append(f"{place}.{name}: a module that is asked for names")
+            self.doubts.append(f"{place}.{name}: a module whose attributes are computed")
         if "__getattr__" in vars(value):
             self.doubts.append(f"{place}.{name}: a module with a __getattr__")
-        for attribute in sorted(names):  # a package's modules, which a walk leaves out
+        for attribute in sorted(names):  # submodules, which an ordinary walk leaves out
             if isinstance(vars(value).get(attribute), types.ModuleType):
                 self._global(vars(value), attribute, value.__name__, code)
 
-    # ---- what is told of a fact
+    # ---- facts in JSON's terms
 
     def _plainly(self, fact: Any, path: str) -> Any:
+        """Returns a fact in JSON's terms; adds a doubt where it has no such form."""
         if isinstance(fact, Same):
             if isinstance(fact.held, (torch.nn.Module, torch.Tensor)):
                 self.doubts.append(f"{path}: {type(fact.held).__qualname__}")
@@ -282,7 +284,8 @@ class Lasting(Walk):
         return self._doubt(fact, path)
 
     def _meaning(self, x: Any, path: str) -> Any:
-        """Returns what an object means in any process, as lists and plain values."""
+        """Returns a description of an object that is the same in any process, in JSON's terms; adds
+        a doubt, and returns "?", where it has none."""
         if type(x) in ATOMS:
             return [type(x).__name__, repr(x)]
         if isinstance(x, type):
@@ -312,7 +315,7 @@ class Lasting(Walk):
         if isinstance(x, logging.Logger):
             return ["logger", x.name, x.getEffectiveLevel()]
         if isinstance(x, types.FunctionType):
-            if is_own(x):  # what it reads is looked at by the walk, where it may be called
+            if is_own(x):  # where it may be called, the walk also looks at what it reads
                 return ["function", x.__module__, x.__qualname__, code_digest(x.__code__)]
             return self._of_library(x, path)
         if isinstance(x, (types.GenericAlias, types.UnionType)):
@@ -320,7 +323,7 @@ class Lasting(Walk):
         return self._doubt(x, path)
 
     def _of_library(self, x: types.FunctionType, path: str) -> Any:
-        """A function of a library's: its code, and what its decorators hold."""
+        """Describes a library's function by its code and its closure (what decorators hold)."""
         held = _FUNCTIONS.get(id(x))
         if held is not None and held[0] is x and held[1] is x.__code__:
             return held[2]
@@ -331,7 +334,7 @@ class Lasting(Walk):
         return told
 
     def _function_told(self, x: types.FunctionType, path: str, depth: int) -> Any:
-        if id(x) in self._within:  # a function that holds itself
+        if id(x) in self._within:  # a function in its own closure
             return "again"
         module = x.__module__ or ""
         known = module.partition(".")[0] in (*PURE, "onward")
@@ -346,7 +349,8 @@ class Lasting(Walk):
         return told
 
     def _enclosed(self, x: Any, path: str, depth: int) -> Any:
-        """What a library's code has put into a closure. An object of its own is of its making."""
+        """Describes a value in the closure of a library's function; an object by its class alone,
+        since the library's code makes it the same way in each process."""
         if type(x) in ATOMS:
             return [type(x).__name__, repr(x)]
         if isinstance(x, functools._lru_cache_wrapper):
@@ -386,7 +390,8 @@ def _of_library(module: str | None) -> bool:
 
 
 def _is_known(cls: type) -> bool:
-    """Whether a class is torch's, transformers' or the user's, and so are those it is made of."""
+    """Returns whether a class and all its bases are torch's, transformers', the user's, or of
+    another module in `PURE`."""
     for c in cls.__mro__[:-1]:
         module = module_of(c)
         known = _of_library(module) or module.partition(".")[0] in PURE

@@ -1,4 +1,4 @@
-"""Messages in one line, short enough to be read."""
+"""Shortens messages to one line, and has the one that two modules share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ READ = (
 
 
 def shortened(text: str) -> str:
-    """At most `LONGEST` characters of it, in one line."""
+    """Returns a text as one line of at most `LONGEST` characters."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
 

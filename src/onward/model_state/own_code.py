@@ -1,6 +1,7 @@
-"""What a function of the user's own may ask besides what a walk tells of it: read off its code.
+"""Finds in a user function's code what it may read that no walk records: files, clocks, ...
 
-A list of what is known to ask nothing: names of builtins, modules, and of attributes those that do.
+Builtins and modules are allowed by name (`_BUILTINS`, `PURE`), attributes are refused by name
+(`_ASKS`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any
 
 from onward.model_state.code import _STANDARD, _codes, global_names
 
-# modules whose functions give the same for the same; their attributes that do not are below
+# modules whose functions depend on their arguments alone, but for the attributes in `_ASKS`
 PURE = {
     "abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum",
     "functools", "itertools", "logging", "math", "numbers", "numpy", "operator", "torch",
     "transformers", "types", "typing", "typing_extensions", "warnings", "_operator", "_functools",
     "_collections_abc", "_collections", "_abc", "argparse",
 }  # fmt: skip
-_SYSTEM = "os"  # of which the variables alone may be asked
+_SYSTEM = "os"  # code may read its environment variables alone
 _OF_SYSTEM = {"environ", "getenv", "get"}
 _BUILTINS = {
     "ArithmeticError", "AssertionError", "AttributeError", "BaseException", "DeprecationWarning",
@@ -39,7 +40,7 @@ _BUILTINS = {
     "pow", "print", "property", "range", "repr", "reversed", "round", "setattr", "slice", "sorted",
     "staticmethod", "str", "sum", "super", "tuple", "type", "zip",
 }  # fmt: skip
-# names of attributes that ask a file, another process, the clock, a generator or the interpreter
+# attributes that read a file, another process, the clock, a generator or the interpreter
 _ASKS = {
     "DataLoader", "Generator", "_C", "backends", "cache_dir", "cached_file", "classes", "cpp",
     "compile", "cpp_extension", "ctypeslib", "cuda", "currentframe", "default_generator",
@@ -51,7 +52,7 @@ _ASKS = {
     "version", "worker_info", "xpu",
 }  # fmt: skip
 _STARTS = ("cached_", "download", "load", "is_available", "memory_")
-_DUNDERS = {  # that code names without asking the interpreter
+_DUNDERS = {  # dunder names that code may use without reading the interpreter's state
     "__add__", "__all__", "__bases__", "__call__", "__class__", "__contains__", "__delitem__",
     "__dict__", "__doc__", "__enter__", "__eq__", "__exit__", "__getattr__", "__getattribute__",
     "__getitem__", "__hash__", "__init__", "__init_subclass__", "__iter__", "__len__", "__module__",
@@ -64,7 +65,7 @@ _ARITHMETIC_OF_SETS = {"&", "|", "^", "-", "&=", "|=", "^=", "-="}
 
 
 def asks(name: str) -> bool:
-    """Whether an attribute of this name may ask what is not told."""
+    """Returns whether an attribute of this name may read what no walk records."""
     return name in _ASKS or name.startswith(_STARTS)
 
 
@@ -75,7 +76,7 @@ def is_pure(module: str) -> bool:
 
 
 def of_library_file(file: str) -> bool:
-    """Whether code of this file is Python's, torch's, transformers' or Onward's own."""
+    """Returns whether a file belongs to Python, torch, transformers or Onward."""
     return file.startswith(_library_folders())
 
 
@@ -91,19 +92,19 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def builtins_read(x: types.FunctionType) -> list[str]:
-    """Global names that the function reads and that nobody has set."""
+    """Returns the names that a function reads that are neither globals nor builtins."""
     names = global_names(x.__code__)
     return [n for n in names if n not in x.__globals__ and not hasattr(builtins, n)]
 
 
 def doubts_of_code(x: types.FunctionType) -> list[str]:
-    """What the function may ask that no walk sees."""
+    """Returns, in words, what a function may read that no walk records; empty where nothing."""
     scope = x.__globals__
     free = set(global_names(x.__code__)) - scope.keys()
     found = [f"calls {n}" for n in free if hasattr(builtins, n) and n not in _BUILTINS]
     system = any(getattr(scope.get(n), "__name__", "") == _SYSTEM for n in global_names(x.__code__))
     put = [n for n in free if isinstance(getattr(builtins, n, None), types.FunctionType)]
-    found += [f"calls a {n} that somebody has put there" for n in put]
+    found += [f"calls the builtin {n}, which has been replaced" for n in put]
     return [*found, *_doubts(x.__code__, system)]
 
 
@@ -117,7 +118,7 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
                 found.append(f"names {name}")
             if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
                 found.append(f"names {name}")
-        if names & _BY_NAME:  # then a string may be a name
+        if names & _BY_NAME:  # then a string may be the name of an attribute
             said = {c for c in part.co_consts if isinstance(c, str)}
             found += [f"has {n!r}" for n in said if asks(n)]
         mapping = names & {"keys", "items"}
@@ -126,11 +127,11 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
             if i.opname == "IMPORT_NAME" and not is_pure(str(i.argval)):
                 found.append(f"imports {i.argval}")
             if i.opname in ("BUILD_SET", "SET_ADD", "SET_UPDATE"):
-                found.append("makes a set, whose order a process draws")
+                found.append("makes a set, whose order differs between processes")
             if mapping and i.opname == "BINARY_OP" and i.argrepr in _ARITHMETIC_OF_SETS:
-                found.append("may make a set, whose order a process draws")
+                found.append("may make a set, whose order differs between processes")
             if isinstance(before, frozenset) and i.opname != "CONTAINS_OP":
-                found.append("has a set, whose order a process draws")
+                found.append("has a set, whose order differs between processes")
             before = i.argval if i.opname == "LOAD_CONST" else None
         if system:
             asked = [n for n in names if hasattr(os, n) and n not in _OF_SYSTEM]
@@ -140,7 +141,7 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def names_by_string(code: types.CodeType) -> bool:
-    """Returns whether code may ask for an attribute by a name that it computes."""
+    """Returns whether code may read an attribute by a name that it computes."""
     return any(_BY_NAME & set(part.co_names) for part in _codes(code))
 
 
@@ -148,14 +149,14 @@ _digests: dict[int, tuple[types.CodeType, str]] = {}
 
 
 def code_digest(code: types.CodeType) -> str:
-    """SHA-256 of what a code does, wherever it stands."""
+    """Returns a SHA-256 of what a code object does, without its file and line numbers."""
     held = _digests.get(id(code))
     if held is None:
         made = hashlib.sha256()
         for part in _parts(code):
             made.update(part)
             made.update(b"\0")
-        held = _digests[id(code)] = code, made.hexdigest()  # kept, so that its id stays its own
+        held = _digests[id(code)] = code, made.hexdigest()  # keeps it alive: no id is reused
     return held[1]
 
 

@@ -1,4 +1,4 @@
-"""Attributes of torch's and others', replaced while a capture runs and for its thread alone."""
+"""Replaces attributes of torch and other modules temporarily, for one thread."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# a class, a module or a mapping of names (globals, a registry); a name there; its replacement
+# an owner (a class, a module or a dict such as globals), a name in it, and the replacement
 Patch = tuple[Any, str, Any]
 
-ABSENT = object()  # what stands where nothing does
+ABSENT = object()  # the value of a name that is not set
 _BOUND_OTHERWISE = (staticmethod, classmethod)
 
 
 @contextmanager
 def patched(places: Iterable[Patch]) -> Iterator[None]:
-    """Within it, each name of each owner has its replacement; then, whatever happens, what it had
-    before, or nothing where it had none of its own.
+    """A context in which each name has its replacement; afterwards, also after an error, it has its
+    value from before, or is deleted where it was not set on the owner itself.
 
-    A replacement that is a function is called by the thread that enters; other threads call what
-    stood there, or was inherited. In place of a static method or a class method it becomes one. A
-    replacement of another kind (a property, a class, an object) is seen by all threads.
+    A replacement that is a function acts in the thread that enters; other threads call the original
+    or the inherited one. It replaces a static or class method as one of the same kind. Any other
+    replacement (a property, a class, an object) acts in all threads.
     """
     given = list(places)
     before: list[tuple[Any, str, Any]] = []
@@ -33,7 +33,7 @@ def patched(places: Iterable[Patch]) -> Iterator[None]:
         for owner, name, replacement in given:
             own = look(owner, name)
             visible = _for_this_thread(owner, name, own, replacement)
-            before.append((owner, name, own))  # before it is set: an interrupt may come
+            before.append((owner, name, own))  # first, in case an interrupt follows
             _put(owner, name, visible)
         yield
     finally:
@@ -41,17 +41,18 @@ def patched(places: Iterable[Patch]) -> Iterator[None]:
 
 
 def look(owner: Any, name: str) -> Any:
-    """What `owner` itself has under `name`, not what it inherits; else `ABSENT`. A static method
-    is given as such, a descriptor too."""
+    """Returns the value of `name` on `owner` itself, not inherited and without calling descriptors;
+    `ABSENT` where there is none."""
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, ABSENT)
 
 
 def caller() -> types.FrameType:
-    """The frame that called what stands replaced: the first one outside of this module and of the
-    module that asks."""
+    """Returns the frame that called a replacement: the first one outside of this module and of the
+    module that calls this function."""
     frame = sys._getframe(1)
     here, asking = globals(), frame.f_globals
-    while frame.f_globals is asking or frame.f_globals is here:  # thousands of times a capture
+    # kept simple, as a capture runs it thousands of times
+    while frame.f_globals is asking or frame.f_globals is here:
         assert frame.f_back is not None, "a replacement asks for its caller, and has one"
         frame = frame.f_back
     return frame
@@ -67,8 +68,8 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def _put_back(before: list[tuple[Any, str, Any]]) -> None:
-    """Last set, first put back. An error at one place is raised when all others are back; at an
-    interrupt the place is put back once more."""
+    """Restores the places in reverse order. An error at one place is raised after all others are
+    restored; a place at which an interrupt arrives is restored once more."""
     failed: BaseException | None = None
     while before:
         try:
@@ -85,7 +86,7 @@ def _put_back(before: list[tuple[Any, str, Any]]) -> None:
 
 
 def _for_this_thread(owner: Any, name: str, own: Any, replacement: Any) -> Any:
-    """The replacement, where it is a function one that lets other threads by."""
+    """Returns the replacement; a function as one that calls the original in other threads."""
     kind = type(own) if isinstance(own, _BOUND_OTHERWISE) else None
     if isinstance(replacement, _BOUND_OTHERWISE):
         kind, replacement = type(replacement), replacement.__func__
@@ -107,7 +108,7 @@ def _for_this_thread(owner: Any, name: str, own: Any, replacement: Any) -> Any:
 
 
 def _inherited(owner: Any, name: str) -> Any:
-    """The class method that `owner` inherits, of the class that is given."""
+    """Returns a function of a class that calls the class method which `owner` inherits."""
 
     def of_class(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(owner, cls), name)(*args, **kwargs)
@@ -116,7 +117,8 @@ def _inherited(owner: Any, name: str) -> Any:
 
 
 def _found(owner: Any, name: str, own: Any) -> Any:
-    """What a reader of the name finds, inherited or a builtin too."""
+    """Returns what a read of the name finds, also inherited or builtin; where nothing, a function
+    that raises AttributeError."""
     if not isinstance(owner, dict):
         found = getattr(owner, name, ABSENT)
     elif own is ABSENT and "__builtins__" in owner:  # the globals of a module

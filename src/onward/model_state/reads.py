@@ -1,8 +1,8 @@
-"""Notes which attributes of plain objects (a configuration, say) a capture has read.
+"""Records which attributes of plain objects (a configuration, say) a capture reads.
 
-A trace is decided by what it reads: an attribute that was never read, as those that saving a model
-writes into its configuration, may change without a word. Reads are noted at `__getattribute__`, in
-the classes that leave every read to it; objects of other classes count as read wholly.
+An attribute that was not read cannot decide a trace, and may change freely: saving a model, for
+instance, writes into its configuration. Reads are recorded in `__getattribute__`, for classes
+all of whose reads go through it; objects of other classes count as read entirely.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from onward.model_state.patches import patched
 from onward.model_state.walk import Walk
 
 _GET = "__getattribute__"
-# classes whose own `__getattribute__` is known: it turns names into others, and reads these itself
+# modules of classes with a known `__getattribute__`, which maps some names to others; it reads the
+# attributes of `_READ_BY_TURNING` for that
 _TURNING = (
     "transformers.configuration_utils",
     "transformers.integrations.heterogeneity.configuration_utils",
@@ -29,28 +30,29 @@ _TURNING = (
 _READ_BY_TURNING = (
     "attribute_map", "_heterogeneity_spec", "allow_global_per_layer_attribute_access",
 )  # fmt: skip
-# what gives all attributes (`vars(x)`, a copy, `dir(x)`), or reads without a note
+# reads that give all attributes (`vars(x)`, a copy, `dir(x)`), or bypass the record
 _OF_ALL = {
     "__dict__", "__dir__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__",
     "_getattr_without_heterogeneous_validation",
 }  # fmt: skip
-_OTHERWISE = (torch.nn.Module, torch.Tensor)  # which a walk looks at in ways of its own
-_ROOM = object.__basicsize__ + 16  # of an object with a dict and weak references, and no more
+_OTHERWISE = (torch.nn.Module, torch.Tensor)  # classes that a walk treats separately
+_ROOM = object.__basicsize__ + 16  # bytes of an object with a dict and weak references alone
 
 
 class Reads:
-    """The names that were read, by object. Each object is kept, so that its id stays its own."""
+    """The attributes that were read, by object. Keeps objects alive, so that no id is reused."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         self._names: dict[int, tuple[Any, set[str]]] = {id(x): (x, set()) for x in objects}
 
     def note(self, x: Any, name: str) -> None:
+        """Records a read, if `x` is one of the objects."""
         found = self._names.get(id(x))
         if found is not None:
             found[1].add(name)
 
     def names(self, x: Any) -> frozenset[str] | None:
-        """What was read of this object; None for all of it."""
+        """Returns the attributes read of an object; None where all count as read."""
         found = self._names.get(id(x))
         if found is None or found[1] & _OF_ALL:
             return None
@@ -63,7 +65,7 @@ class Reads:
 
 @contextmanager
 def reading(model: Any, loss_fn: Any) -> Iterator[Reads]:
-    """Notes what this thread reads within of the plain objects that these lead to."""
+    """A context that records what this thread reads of plain objects reachable from these two."""
     seen = [x for x, _ in Walk(model, loss_fn).plain.values() if _leaves_reads_to_get(type(x))]
     reads = Reads(seen)
     with patched([(cls, _GET, _noting(cls, reads.note)) for cls in {type(x) for x in seen}]):
@@ -82,14 +84,14 @@ def _noting(cls: type, note: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _leaves_reads_to_get(cls: type) -> bool:
-    """Whether `__getattribute__` sees every read of an object's attributes: the class is written
-    in Python, and its code does not go by it."""
+    """Returns whether every read of an instance's attributes goes through `__getattribute__`: the
+    class and its bases are written in Python, and none replaces or bypasses it."""
     if type(cls) not in (type, abc.ABCMeta) or issubclass(cls, _OTHERWISE):
         return False
     if origin(module_of(cls)) == "opaque" or slot_names(cls) or not cls.__dictoffset__:
         return False
     if cls.__basicsize__ > _ROOM or cls.__itemsize__:
-        return False  # it is made of another one, of C
+        return False  # a base is written in C
     for c in cls.__mro__[:-1]:
         if not c.__flags__ & HEAP_TYPE:
             return False

@@ -1,8 +1,8 @@
-"""Refusals of models that a graph would get wrong without a word, each with its place and a fix.
+"""Refuses models that a graph would silently get wrong, each with its place and a fix.
 
-Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT
-only compute what the module's output is made of: an export traces them. What any other does
-besides, to a list or a logger, an export would lose.
+Hooks do not run inside a graph. Forward hooks of torch.nn (weight norm, pruning), Transformers and
+PEFT only compute the module's inputs and outputs, so that an export traces them. Any other hook may
+have side effects, say on a list or a logger, which an export would lose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACK
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _CORE: Any = torch._C
-_packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
+_packing = _CORE._autograd._top_saved_tensors_default_hooks  # innermost (pack, unpack), or None
 NO_HOOKS = "hooks do not run inside a graph; fix: remove the hook"
 _FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
@@ -48,11 +48,11 @@ def refuse_model(
     tensor_hooks: bool = True,
     apart: Sequence[torch.nn.Module] = (),
 ) -> None:
-    """Raises CaptureError with everything in the model that its graph could not honour.
+    """Raises CaptureError listing everything in the model that its graph could not honour.
 
-    trains: whether gradients are asked for; hooks on them matter only then. tensor_hooks: whether
-    those on parameters do, which autograd calls where it is the one that accumulates. apart: parts
-    that run in PyTorch, hooks and all.
+    trains: whether gradients are asked for; backward hooks matter only then. tensor_hooks: whether
+    hooks on parameters matter too; where autograd itself accumulates gradients, it calls them.
+    apart: modules that run in PyTorch, with their hooks.
     """
     aside = {id(m) for part in apart for m in part.modules()}
     roots = {"": model}
@@ -67,14 +67,14 @@ def refuse_model(
         reasons += _tensors(root, prefix, trains and tensor_hooks)
     if reasons:
         error = CaptureError("the model cannot be captured: " + "; ".join(reasons))
-        if len(places) == len(reasons):  # all of them could run apart
+        if len(places) == len(reasons):  # running these modules in PyTorch would mend them all
             error.places = tuple(dict.fromkeys(places))
         raise error
 
 
 def refuse_surroundings(autocast: bool = True) -> None:
-    """Raises CaptureError where autocast, a mode or a global hook would act in eager. autocast:
-    whether it is one of them."""
+    """Raises CaptureError where a mode, a global hook or (if `autocast` is set) autocast is active,
+    which would act in eager mode but not in a graph."""
     reasons = [*(_autocast() if autocast else ()), *_surroundings()]
     if reasons:
         raise CaptureError("; ".join(reasons))
@@ -95,7 +95,7 @@ def _surroundings() -> Iterator[str]:
     )
     for mode in itertools.chain.from_iterable(stack() for stack in stacks):
         if type(mode) is _device.DeviceContext:
-            continue  # of torch.set_default_device
+            continue  # torch.set_default_device
         yield (
             f"the mode {type(mode).__name__} is active, whose code a graph would not run; "
             "fix: call outside of its block"
@@ -111,8 +111,8 @@ def _surroundings() -> Iterator[str]:
 
 
 def keeps_numbers(pack: Any) -> bool:
-    """Returns whether a pack hook is of save_on_cpu or of checkpoint: the tensor that is unpacked
-    later has the same numbers."""
+    """Returns whether a pack hook belongs to save_on_cpu or checkpoint, which unpack a tensor with
+    the same numbers."""
     held = ("torch.autograd.graph", "torch.utils.checkpoint")
     return pack is _same_numbers or getattr(pack, "__module__", "") in held
 
@@ -122,26 +122,27 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def _same_numbers(x: torch.Tensor) -> torch.Tensor:
-    """Not x itself: an operator that saves its own result would hold itself for ever."""
+    """Returns x detached: x itself would make a cycle where an operator saves its own result."""
     return x.detach()
 
 
 def apart_from_hooks() -> Any:
-    """A context in which a checkpoint around it does not count what a capture saves."""
+    """Returns a context in which an enclosing `torch.utils.checkpoint` does not count the tensors
+    that a capture saves."""
     if not _packing(True):
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_same_numbers, _as_it_is)
 
 
 def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tuple[str, str]]:
-    """Paths, and what is wrong there."""
+    """Yields (path, reason) of modules that are TorchScript or DistributedDataParallel."""
     for path, module in root.named_modules(prefix=prefix.rstrip(".")):
         where = path or "it"
         if id(module) in aside:
             continue
         if isinstance(module, ScriptModule):
             yield path, f"{where} is TorchScript; fix: pass the original torch.nn.Module"
-            return  # what it holds is too
+            return  # so are its submodules
         if isinstance(module, DistributedDataParallel):
             yield (
                 path,
@@ -169,8 +170,8 @@ def _module_hooks(
 
 
 def _owner(hooks: Mapping[int, Any], named: Mapping[str, torch.nn.Module], path: str) -> str:
-    """Where the values are that a module's hooks set: in the module around it of which one is a
-    method, or in the module itself."""
+    """Returns the path of the module that a module's hooks may set values on: an enclosing module
+    that one of the hooks is a method of, or else the module itself."""
     owners = {id(getattr(hook, "__self__", None)) for hook in hooks.values()}
     above = path
     while "." in above:
@@ -193,13 +194,13 @@ def _hooks(
 
 
 def is_traced(hook: Any, packages: Iterable[str] = _TRACED) -> bool:
-    """Whether a forward hook computes nothing but what the module's output is made of."""
+    """Returns whether a forward hook comes from one of these packages, whose hooks are pure."""
     return f"{module_of(_origin(hook))}.".startswith(tuple(packages))
 
 
 @contextmanager
 def without_hooks(model: torch.nn.Module) -> Iterator[None]:
-    """Within it the model's modules have none of the hooks that are not traced."""
+    """A context in which the model's modules have no hooks but those that may be traced."""
     held: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         for name in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
@@ -217,13 +218,13 @@ def without_hooks(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _origin(hook: Any) -> Any:
-    hook = getattr(hook, "func", hook)  # of a functools.partial
+    hook = getattr(hook, "func", hook)  # the function in a functools.partial
     return hook if hasattr(hook, "__qualname__") else type(hook)
 
 
 def own_class(tensor: torch.Tensor) -> str | None:
-    """Says that the tensor's class is none of torch's own: such a one may say itself what torch's
-    functions do, and a trace shows the forward a tensor of another class."""
+    """Returns a phrase that refuses a subclass of torch.Tensor, None for torch's own classes. A
+    subclass may redefine torch's functions, and in a trace its tensors have another class."""
     cls = type(tensor)
     mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     plain = all(module_of(c).startswith("torch.nn.") for c in mro)
@@ -257,7 +258,7 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
 
 
 class _Range(NamedTuple):
-    """Where a tensor's bytes lie in its storage: from `start` up to `end`, gaps among them."""
+    """The range [start, end) of a tensor's bytes in its storage, gaps between elements included."""
 
     start: int
     end: int
@@ -274,8 +275,8 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _overlapping(held: list[_Range]) -> Iterator[tuple[str, str]]:
-    """Pairs of tensors, of which one is trained, with bytes that lie among the other's. Parameters
-    that lie side by side in one buffer (DeepSpeed's) are no such."""
+    """Yields pairs of names of tensors whose byte ranges overlap, at least one of them a parameter.
+    Parameters side by side in one flat buffer (as DeepSpeed's) do not overlap."""
     order = {r.name: i for i, r in enumerate(held)}
     open_: list[_Range] = []
     for at in sorted(held):
@@ -290,8 +291,8 @@ def _overlapping(held: list[_Range]) -> Iterator[tuple[str, str]]:
 def refuse_unlisted(
     constants: Iterable[torch.Tensor], model: torch.nn.Module, loss_fn: Any
 ) -> None:
-    """Raises CaptureError where autograd would give a gradient to a parameter that the forward
-    reads (one of `constants`) and neither `model.parameters()` nor those of `loss_fn` list."""
+    """Raises CaptureError where autograd would give a gradient to a tensor that the forward reads
+    (one of `constants`) and that is in neither the model's nor the loss's `parameters()`."""
     read = {t.untyped_storage().data_ptr() for t in constants}
     for path, tensor in Walk(model, loss_fn).named_tensors() if read else ():
         if tensor.requires_grad and tensor.untyped_storage().data_ptr() in read:
@@ -303,10 +304,10 @@ def refuse_unlisted(
 
 
 def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:
-    """Raises CaptureError for a baked tensor that is a parameter, or is computed from one.
+    """Raises CaptureError for a constant tensor that requires grad or shares a parameter's memory.
 
-    owned: the model's parameters and buffers by path; what is computed from a buffer is a
-    constant until the buffer changes.
+    owned: the model's parameters and buffers by path. A constant may share a buffer's memory: it is
+    captured anew when the buffer changes.
     """
     fix = "fix: read it through its module, so that the graph holds it as a parameter"
     if tensor.requires_grad:

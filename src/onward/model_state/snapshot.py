@@ -1,4 +1,4 @@
-"""Snapshot: the values that a model and its loss function hold, and the way back to them."""
+"""Snapshot: a copy of the values that a model and its loss function hold, to restore them from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onward.model_state.walk import Walk
 
 
 class Snapshot(Walk):
-    """What a model and its loss function lead to, and copies to put it back from.
+    """A walk that also copies containers, attributes and arrays, to restore them.
 
-    Within an export a tensor's numbers and sizes may not be asked for: it is which one it is.
-    No step waits for this walk, so it goes deeper than that of the guards.
+    A tensor is recorded by identity, and its numbers are not restored: within an export they and
+    its sizes may not be read. No step waits for this walk, so it goes deeper than the guards' walk.
     """
 
     elements, bytes, depth = 20_000, 1 << 22, 8
@@ -57,7 +57,7 @@ class Snapshot(Walk):
         self.facts[f"{path}.training"] = (bool, m.training)
 
     def restore(self) -> None:
-        """Undoes what was done since."""
+        """Sets everything that was copied back to its values at the snapshot."""
         for held, before in self._copies:
             _refill(held, before)
         for held, before in self._set:
@@ -88,7 +88,8 @@ class Snapshot(Walk):
 
 @cache
 def traces_names() -> frozenset[str]:
-    """The attributes that a tensor within an export has of its own. To be called outside first."""
+    """Returns the attributes that an export itself sets on a tensor. The first call has to come
+    from outside an export."""
     return frozenset(vars(FakeTensorMode().from_tensor(torch.nn.Parameter(torch.empty(1)))))
 
 
@@ -97,7 +98,7 @@ def _refill(held: Any, before: Any) -> None:
         for key in [k for k in held if k not in before]:
             del held[key]
         for key, value in before.items():
-            if dict.get(held, key, ABSENT) is not value:  # a class of the user's has its own
+            if dict.get(held, key, ABSENT) is not value:  # a subclass may have a `get` of its own
                 held[key] = value
     elif isinstance(held, set):
         if held != before:

@@ -1,4 +1,4 @@
-"""A sweep over what a walk met: whether it is still there. Object identities, which is fast."""
+"""Sweep: a fast check, by object identity, of whether all that a walk saw is unchanged."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _late_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 class Sweep:
-    """Whether what a walk saw is still there, object by object. All that is held is compared by
-    identity, in passes that call no code of the user's: an `==` of tensors is none."""
+    """Compares what a walk saw with what is there now, object by object and by identity, in passes
+    that call none of the user's code. (`==` would call it, and gives no bool for tensors.)"""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -46,11 +46,12 @@ class Sweep:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
+        """The walk's tensors."""
         return self._walk.tensors
 
     def _held(self) -> Iterator[Iterable[Any]]:
-        """What is to be the same objects. Of a mapping's keys the last will do: as many values in
-        the same order under other names mean that one was put in, and new ones come last."""
+        """Yields the objects to compare by identity. Of a mapping's keys the last one suffices: if
+        a key changes while the values and their number and order do not, the new key comes last."""
         walk = self._walk
         yield chain.from_iterable(self._views)
         yield map(next, map(reversed, walk.mappings))  # type: ignore[call-overload]
@@ -63,7 +64,7 @@ class Sweep:
         yield map(getattr, self._owners, self._slots, repeat(None))
 
     def _told(self) -> Iterator[Iterable[Any]]:
-        """What is to be equal: plain values only."""
+        """Yields the plain values to compare with `==`."""
         walk = self._walk
         yield map(_form, walk.tensors)
         yield map(torch.Tensor.stride, walk.tensors)
@@ -71,6 +72,7 @@ class Sweep:
         yield (x.tobytes() for x in walk.arrays)
 
     def same(self) -> bool:
+        """Returns whether everything is unchanged since the sweep was made."""
         walk = self._walk
         try:
             return (
@@ -84,12 +86,12 @@ class Sweep:
                 )
                 and all(list(a) == b for a, b in zip(self._told(), self._equals, strict=True))
             )
-        except (RuntimeError, ValueError):  # a cell that is empty now, a tensor without memory
+        except (RuntimeError, ValueError):  # a closure cell now empty, a tensor without memory
             return False
 
     def _same_hooks(self) -> bool:
-        """Returns whether the tensors hold the same mappings of hooks as before. What is in a
-        mapping is compared elsewhere, as for any other mapping."""
+        """Returns whether the tensors have the same dicts of hooks as before. Their contents are
+        compared with those of all other mappings."""
         tensors, (hooks, late) = self._walk.tensors, self._hooks
         if not self._hooked:
             return not any(map(_tensor_hooks, tensors)) and not any(map(_late_hooks, tensors))

@@ -1,6 +1,6 @@
-"""A walk over all that a model and its loss function lead to: what is there, and what to watch.
+"""Walk: visits all objects reachable from a model and its loss function, and records facts.
 
-What it sees and what not: `prepare/guards.py`.
+`prepare/guards.py` lists what a walk sees and what it does not.
 """
 
 from __future__ import annotations
@@ -45,33 +45,34 @@ _FUNCTIONS = (
     functools._lru_cache_wrapper,
 )  # fmt: skip
 _PARTIAL = ("func", "args", "keywords")
-_PLAIN = {  # of the standard library, and yet looked into
+_PLAIN = {  # classes of the standard library that are looked into all the same
     "types.SimpleNamespace", "argparse.Namespace", "collections.UserDict", "collections.UserList",
     "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
     "_thread._local", "threading.local", "queue.Queue", "queue.LifoQueue", "queue.PriorityQueue",
 }  # fmt: skip
-VALUES = 500_000  # that a walk looks at; of what more there is it takes note which objects they are
-SECONDS = 20.0  # the same, where values are slow to look at; never of the first `AT_LEAST`
+VALUES = 500_000  # values that a walk looks into; of any others it records the identity alone
+SECONDS = 20.0  # a walk's time limit, after which it does the same; not before `AT_LEAST` values
 AT_LEAST = 50_000
-NESTING = 120  # of values within values: each level is a few of Python's frames
+NESTING = 120  # levels of values within values; each takes a few Python stack frames
 _BASES = (object, torch.nn.Module)
 log = logging.getLogger("onward")
 _told: list[str] = []
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
-# a walk looks at these attributes of nn.Module in ways of their own, or not at all
+# attributes of nn.Module that a walk treats separately, or not at all
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _MODULE = frozenset(torch.nn.Module().__dict__)
-_SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
+_SLOT = "_compiled_call_impl"  # called instead of a module's forward and hooks if set
 
 
-# given a plain object and its path, says which of its attributes matter; None for all
+# (plain object, path) -> the attributes of it that matter; None for all
 Read = Callable[[Any, str], frozenset[str] | None]
 
 
 class Walk:
-    """Visits what a model holds: `facts` by path, compared by value, and what to watch.
+    """A walk from a model and its loss function. `facts`: path -> fact, compared by value; the
+    other fields are the objects for a `Sweep` to watch.
 
-    read: which attributes of plain objects matter; all of them where left out.
+    read: which attributes of plain objects matter; all of them by default.
     """
 
     elements, bytes, depth = ELEMENTS, BYTES, DEPTH
@@ -82,24 +83,25 @@ class Walk:
         self.facts: dict[str, Any] = {}
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
-        self.empty: list[Any] = []  # what holds nothing, and is to stay so
+        self.empty: list[Any] = []  # empty containers, which have to stay empty
         self.long: list[Any] = []
         self.tensors: list[torch.Tensor] = []
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.functions: list[types.FunctionType] = []
         self.cells: list[types.CellType] = []
-        self.names: dict[tuple[int, str], Any] = {}  # the scopes of globals that are read
+        self.names: dict[tuple[int, str], Any] = {}  # (id of a scope, global name read) -> scope
         self.slots: list[tuple[Any, str]] = []
-        self.objects: list[Any] = []  # whose class may be set
-        self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}  # and what of them matters
-        self.fields: list[tuple[dict[str, Any], str]] = []  # those attributes
+        self.objects: list[Any] = []  # objects whose `__class__` may be assigned
+        # path -> plain object, and which of its attributes matter (None: all)
+        self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}
+        self.fields: list[tuple[dict[str, Any], str]] = []  # (`__dict__`, attribute) of those
         self._read = read
         self._visits = self._nesting = 0
         self._until = time.monotonic() + SECONDS
-        self.caches: list[Any] = []  # of functools
+        self.caches: list[Any] = []  # functions under functools.lru_cache
         self.classes: dict[type, str] = {}
         self._own = {id(m) for m in model.modules()}
-        self._seen: dict[int, tuple[str, Any]] = {}  # id -> path, and the object to keep its id
+        self._seen: dict[int, tuple[str, Any]] = {}  # id -> path, and the object, kept alive
         self._called: set[str] = {"forward"}
         self._methods: list[tuple[str, types.FunctionType, str]] = []
         self._unread: list[tuple[types.FunctionType, str]] = []
@@ -108,7 +110,8 @@ class Walk:
         self._finish()
 
     def _finish(self) -> None:
-        """Looks into functions, methods that are called, and at which tensors share memory."""
+        """Looks into functions and methods that may be called, and records which tensors share
+        memory and torch's defaults."""
         while ready := self._unread + [m[1:] for m in self._methods if m[0] in self._called]:
             self._methods = [m for m in self._methods if m[0] not in self._called]
             self._unread = []
@@ -126,8 +129,8 @@ class Walk:
         self.facts["torch.get_default_device()"] = torch.get_default_device()
 
     def visit(self, x: Any, path: str, depth: int = -1) -> None:
-        """Takes note of `x`, which stands at `path`, and of what it holds, down to so many levels
-        of objects (-1: `self.depth`)."""
+        """Records `x`, found at `path`, and what it holds. depth: how many levels of plain objects
+        to look into; -1 means `self.depth`."""
         depth = self.depth if depth < 0 else depth
         if type(x) in ATOMS:
             self.facts[path] = atom(x)
@@ -142,7 +145,7 @@ class Walk:
             return
         met = self._seen.get(id(x))
         if met is not None:
-            if met[0] != path:  # else a cycle has led back here, as a function that calls itself
+            if met[0] != path:  # the same path is a cycle, as with a function that calls itself
                 self.facts[path] = ("as", met[0])
             return
         self._seen[id(x)] = (path, x)
@@ -162,9 +165,9 @@ class Walk:
         return self._until < 0 or self._visits > VALUES
 
     def _leave_out(self, x: Any, path: str) -> None:
-        """Takes note of which object stands there, and of nothing that it holds; says so."""
+        """Records an object's identity and nothing that it holds; logs a warning the first time."""
         self.facts[path] = Same(x)
-        if not _told:  # one line: there may be as many places as values
+        if not _told:  # once, as there may be as many places as values
             _told.append(path)
             log.warning(
                 "%s holds too many or too deeply nested values to watch, so that later "
@@ -189,7 +192,7 @@ class Walk:
             self._object(x, path, depth)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors to watch, and where the walk met them first."""
+        """Yields the tensors to watch, each with the path at which the walk first met it."""
         return (self._seen[id(t)] for t in self.tensors)
 
     # ---- tensors and modules
@@ -233,7 +236,7 @@ class Walk:
         for key, x in held.get("_modules", {}).items():
             self.visit(x, f"{path}.{key}")
         for key, x in held.items():
-            # what a Trainer makes of the model's own training flags is in `changed`
+            # the guards watch the training flags of the model's own modules
             known = key in _MODULE or key == _SLOT
             if not known or (key == "training" and id(m) not in self._own):
                 self.visit(x, f"{path}.{key}")
@@ -272,7 +275,8 @@ class Walk:
         self.arrays.append(x)
 
     def _object(self, x: Any, path: str, depth: int) -> None:
-        """An object with attributes; one that is none of the user's is told by its identity."""
+        """Records an object of any other class: its attributes, or where it is of an opaque class
+        or too deep its identity, and the position of a generator or iterator."""
         whose = origin(module_of(type(x)))
         plain = f"{module_of(type(x))}.{type(x).__qualname__}" in _PLAIN
         place = state(x)
@@ -317,7 +321,7 @@ class Walk:
         if isinstance(x, types.FunctionType):
             self.facts[path] = Same(x)
             if is_own(x):
-                self._unread.append((x, path))  # not at once: one function leads to the next
+                self._unread.append((x, path))  # later, since chains of functions may be long
             return
         self.facts[path] = type(x)
         parts = _PARTIAL
@@ -331,7 +335,7 @@ class Walk:
             self.visit(getattr(x, name), f"{path}.{name}", depth)
 
     def _reads(self, x: types.FunctionType, path: str) -> None:
-        """What a function of the user's own reads besides its arguments."""
+        """Records what a user's function reads beside its arguments: defaults, closure, globals."""
         self._coded(x, path)
         self._called.update(attribute_names(x.__code__))
         self.visit(x.__defaults__, f"{path}.__defaults__")
@@ -350,7 +354,8 @@ class Walk:
     def _global(
         self, scope: Mapping[str, Any], name: str, place: str | None, code: types.CodeType
     ) -> None:
-        """A name that the code reads; of a module of the user's, the names that it may mean."""
+        """Records a global that code reads; of a user's module, also all attributes that the code
+        may read of it."""
         if name not in scope:
             return  # a builtin
         self.names[id(scope), name] = scope
@@ -366,12 +371,13 @@ class Walk:
         self.functions.append(x)
 
     def _class(self, cls: type) -> None:
-        """A class's attributes; the methods of the user's own are looked into where called."""
+        """Records a class's attributes; the user's methods are looked into where they may be
+        called."""
         if cls in self.classes or cls in _BASES:
             return
         path = f"{module_of(cls)}.{cls.__qualname__}"
         if path in self.classes.values():
-            path += f"#{len(self.classes)}"  # made anew, in a notebook or a function
+            path += f"#{len(self.classes)}"  # another class of that name, as notebooks make them
         self.classes[cls] = path
         self.mappings.append(vars(cls))
         for key, x in list(vars(cls).items()):
@@ -387,7 +393,8 @@ class Walk:
 
 
 def _attributes_of(x: Any) -> dict[str, Any] | None:
-    """The object's own dict, asked past its class: no read is noted (reads.py)."""
+    """Returns an object's `__dict__`, bypassing its class, so that reads.py records no read; None
+    where it has none."""
     try:
         held = object.__getattribute__(x, "__dict__")
     except AttributeError:

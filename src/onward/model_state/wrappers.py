@@ -1,4 +1,4 @@
-"""What stands for a model without being one: `onward.Module`."""
+"""Finds the model within a wrapper, such as `onward.Module`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SLOT = "_onward_model"  # where a wrapper's class keeps the model
 
 
 def unwrapped(module: Any) -> Any:
-    """The model within the wrappers around it; what is no wrapper as it is."""
+    """Returns the model within any wrappers around it; any other object unchanged."""
     while isinstance(module, torch.nn.Module):
         slot = getattr(type(module), SLOT, None)
         if slot is None:

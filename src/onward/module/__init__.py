@@ -1,4 +1,8 @@
-"""The user's own loop: a model that runs as a graph where it is called, and autograd after it."""
+"""The user's own loop: calls of a module run as a graph, and their gradients come through autograd.
+
+In: a module and its calls. Out: the outputs, on autograd's tape; reports and explanations. Imports:
+prepare and explanation, and all that stands before them.
+"""
 
 from onward.capture import eager
 from onward.module.accelerate import accelerate, accelerated

@@ -1,7 +1,7 @@
-"""accelerate: a module whose calls run as a graph, in place.
+"""accelerate: makes a module's calls run as a graph, in place.
 
-`nn.Module` has a slot for what is called in the place of its forward, which `Module.compile` fills
-too. The module stays what it is: same object, same class, same parameters, same keys.
+nn.Module has a slot for a callable that replaces the forward, which `Module.compile` uses too. The
+module stays the same object, with the same class, parameters and state_dict keys.
 """
 
 from __future__ import annotations
@@ -65,24 +65,27 @@ CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
-    """The memory of all accelerated modules on a device; their plans run one at a time."""
+    """The memory that all accelerated modules on one device share; their plans run one at a
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.lock = threading.RLock()
 
 
-IN_VAIN = 3  # refused captures of one kind of batch, until a state is to be met often for another
+# refused captures of one kind of batch, after which a state must be met often to get another
+# capture
+IN_VAIN = 3
 _MEMORIES: weakref.WeakValueDictionary[torch.device, SharedMemory] = weakref.WeakValueDictionary()
 
 
 def accelerate(model: AnyModule, **options: Any) -> AnyModule:
-    """Makes the calls of `model` run as a graph, forward and backward, and returns it.
+    """Makes calls of `model` run as a graph, forward and backward, and returns the model.
 
-    options: the fields of `onward.ModuleOptions`. Gradients come through autograd as always:
-    `loss.backward()`, the optimizer, clipping, accumulation and hooks on parameters stay as they
-    are. A second time changes the options. Raises OnwardError for what is no module, and for one
-    that `torch.compile` has been given.
+    options: the fields of `onward.ModuleOptions`; a second call changes them. Gradients come
+    through autograd as always: `loss.backward()`, the optimizer, clipping, accumulation and hooks
+    on parameters stay as they are. Raises OnwardError for anything but a module, and for a module
+    compiled with `Module.compile`.
     """
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
@@ -99,32 +102,34 @@ def accelerate(model: AnyModule, **options: Any) -> AnyModule:
 
 
 def accelerated(model: torch.nn.Module) -> Accelerated | None:
-    """What runs the model's calls, where it is accelerated."""
+    """The Accelerated that runs the model's calls; None where it is not accelerated."""
     held = vars(model).get(_SLOT)
     return held if isinstance(held, Accelerated) else None
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why a call runs in eager. keep: notes it for others like it, once eager has run it; what
-    eager refuses as well is a mistake of the caller's."""
+    """A call that has to run in eager PyTorch, and why. keep: called after eager PyTorch has run
+    it, to refuse such calls at once; a call that eager refuses too is the caller's mistake and is
+    not kept."""
 
     reason: str
     keep: Callable[[], None] = lambda: None
 
 
 class Accelerated:
-    """What is called in the place of a module's forward."""
+    """The callable that replaces a module's forward."""
 
-    _torchdynamo_disable = True  # torch.compile around it leaves it as it is
+    _torchdynamo_disable = True  # an outer torch.compile calls it without tracing it
 
     def __init__(self, model: torch.nn.Module, options: ModuleOptions) -> None:
-        self._model = weakref.ref(model)  # which holds this
+        self._model = weakref.ref(model)  # weak, since the model holds this object
         self.options = options
         self._states = States()
         self._memory: SharedMemory | None = None
-        self._lock: threading.RLock | None = None  # of that memory
-        # by the kind of batch: in how many states captures were refused, the last one and why
+        self._lock: threading.RLock | None = None  # the lock of that memory
+        # by kind of batch: number of states with refused captures, the last such state, and the
+        # reason
         self._in_vain: dict[Any, tuple[int, State | None, str]] = {}
         self._told: set[str] = set()
         self._told_regions = WarnOnce()
@@ -166,7 +171,7 @@ class Accelerated:
     # ---- graphs
 
     def _as_graph(self, model: torch.nn.Module, batch: Batch, mode: Mode) -> Any:
-        """The outputs, or why the call runs in eager: nothing has run then."""
+        """Runs the call as a graph; returns its outputs, or a _Refused where nothing has run."""
         lock = self._lock or self._moved(device_of(model))
         with lock, torch.inference_mode(False), autocast_off():
             state: State | None = None
@@ -192,7 +197,7 @@ class Accelerated:
                 return _Refused(reason, partial(self._keep, state, batch, mode, reason))
 
     def _keep(self, state: State, batch: Batch, mode: Mode, reason: str) -> None:
-        """Takes note of a refused capture whose call eager PyTorch has run."""
+        """Records a refused capture, after eager PyTorch has run the call."""
         state.of(batch, mode).refuse(batch, reason)
         tries, last, _ = self._in_vain.get(batch.kind, (0, None, ""))
         self._in_vain[batch.kind] = tries + (last is not state), state, reason
@@ -200,8 +205,8 @@ class Accelerated:
     def _find(
         self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode
     ) -> PreparedCall | str:
-        """The call for batches like this one, made where there is none; or why they run in eager.
-        Raises CaptureError where that is not known yet."""
+        """Returns the prepared call for batches like this one, made if there is none, or the known
+        reason why they run in eager. Raises CaptureError for a reason found just now."""
         call = state.find(batch, mode)
         return self._make(model, batch, state, mode) if call is None else call
 
@@ -228,8 +233,8 @@ class Accelerated:
     def capture(
         self, compiler: Compiler, model: torch.nn.Module, batch: Batch, mode: Mode
     ) -> CapturedModule:
-        """The call of the model with all that it returns."""
-        # accelerated modules within it are parts of the graph
+        """Captures the call of the model with all of its outputs."""
+        # accelerated submodules become parts of this graph
         asked = called_in_inference_mode(mode.inference)
         with eager(), apart_from_hooks(), aside(model), asked:
             request = CaptureRequest(
@@ -247,7 +252,7 @@ class Accelerated:
     # ---- memory
 
     def _moved(self, device: torch.device) -> threading.RLock:
-        """Takes the memory of that device, and its lock."""
+        """Switches to the memory of a device; returns the lock of that memory."""
         self._states.clear()
         found = _MEMORIES.get(device)
         if found is None:
@@ -263,7 +268,7 @@ class Accelerated:
         untraced()
         with eager(), aside(model):
             outputs = model._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        if reason not in self._told:  # and not where eager refuses the call as well
+        if reason not in self._told:  # not reached where eager PyTorch raises too
             self._told.add(reason)
             warnings.warn(
                 f"{type(model).__name__} runs in eager PyTorch: {reason}",
@@ -275,18 +280,19 @@ class Accelerated:
     # ---- looking
 
     def report(self) -> Report:
-        """Reports the last call, as `Trainer.report` does a step."""
+        """Reports the last call, as `Trainer.report` reports a step. Raises OnwardError before the
+        first call."""
         return self.last_call().report()
 
     @property
     def plan(self) -> Plan:
-        """The last call's plan; print it to see every buffer."""
+        """The last call's plan; print it to see every buffer. Raises OnwardError before the first
+        call."""
         return self.last_call().plan
 
     @property
     def launches(self) -> list[Launch]:
-        """The last call's launches, as they are bound, in its plan's order; for those who time
-        them."""
+        """The last call's bound launches, in the order of its plan, for measurements."""
         return self.last_call().launches
 
     @property
@@ -297,18 +303,18 @@ class Accelerated:
 
     @property
     def memory(self) -> SharedMemory:
-        """In which its plans run."""
+        """The memory in which the plans run."""
         with self.locked():
             assert self._memory is not None
             return self._memory
 
     def locked(self) -> threading.RLock:
-        """The lock of the memory: whoever holds it runs alone."""
+        """The lock of the memory; its holder runs alone."""
         return self._lock or self._moved(device_of(self.model))
 
     def find(self, batch: Batch) -> PreparedCall | str:
-        """The call for batches like this one, or why such calls run in eager. Raises CaptureError
-        where that was not known before."""
+        """Returns the prepared call for batches like this one, made if there is none, or the known
+        reason why they run in eager. Raises CaptureError for a reason found just now."""
         model, mode = self.model, mode_here(self.model)
         with self.locked(), torch.inference_mode(False), autocast_off():
             state = self._states.now(model)
@@ -318,7 +324,7 @@ class Accelerated:
             return self._find(model, batch, state, mode)
 
     def last_call(self) -> PreparedCall:
-        """Raises OnwardError before the first."""
+        """The prepared call that ran last. Raises OnwardError before the first call."""
         if self._last is None:
             raise OnwardError("no call has run as a graph yet; fix: call the model first")
         return self._last
@@ -326,8 +332,9 @@ class Accelerated:
 
 @contextmanager
 def _undone_where_refused(call: PreparedCall) -> Generator[None]:
-    """A context in which a part of the model that runs in PyTorch may give what the graph is not
-    made for: eager runs the call then, and buffers and what parts set are as they were."""
+    """A context that undoes a run in which a region raises RegionError, since its results do not
+    fit the graph: buffers and attributes set by regions are restored, so that eager PyTorch can run
+    the call."""
     parts = call.captured.regions
     buffers = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
     held = HeldParts(parts, buffers)
@@ -339,7 +346,7 @@ def _undone_where_refused(call: PreparedCall) -> Generator[None]:
 
 
 def _tensor_of(model: torch.nn.Module, path: str) -> torch.Tensor:
-    """A parameter or buffer."""
+    """The parameter or buffer at a path of the model."""
     prefix, _, name = path.rpartition(".")
     return getattr(model.get_submodule(prefix), name)
 

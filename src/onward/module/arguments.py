@@ -1,4 +1,4 @@
-"""The arguments of a call, and what of them a graph depends on."""
+"""The arguments of a call, and the part of them that a graph depends on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})  # no containers, and ha
 
 
 class Kind:
-    """What a graph depends on of a call's arguments besides sizes: structure, of each tensor the
-    dtype, the rank, the device and whether it requires a gradient, of anything else the value.
-    values: those of plain numbers and strings. Hashed once: each call asks several tables.
-    """
+    """The part of a call's arguments, besides sizes, that a graph depends on: structure; dtype,
+    rank, device and `requires_grad` of each tensor; values of everything else. values: the plain
+    numbers and strings. The hash is computed once, since each call looks in several tables."""
 
     __slots__ = ("_hash", "parts", "values")
 
@@ -38,8 +37,8 @@ class Kind:
 
 
 def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-    """The batch of a call, which the graph is given as it stands, with its `Kind`. Raises
-    CaptureError for what no graph can be given."""
+    """Makes a Batch of a call's arguments as they are, with its `Kind`. Raises CaptureError for
+    arguments that no graph can take."""
     leaves: list[Any] = [*args, *kwargs.values()]
     structure: Any = (len(args), *kwargs)
     for leaf in leaves:
@@ -70,7 +69,7 @@ def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
 
 
 def _is_common(x: torch.Tensor) -> bool:
-    """Whether `refuse_leaf`, which takes longer, has nothing to say of it."""
+    """Whether `refuse_leaf`, which is slower, would surely accept the tensor."""
     return not (vars(x) or x.layout is not torch.strided or x.is_nested or x.is_meta)
 
 

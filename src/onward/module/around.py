@@ -1,7 +1,7 @@
-"""Calls that go around the graph, to the module's own forward in eager PyTorch.
+"""Calls that bypass the graph and run the module's own forward in eager PyTorch.
 
-Some have to, and nobody is told: a trace, a transform of functorch's, a mode that is to see every
-operator. Others run in eager because a graph has no form for them yet, and the caller is told why.
+Some bypass it silently: within a trace, a functorch transform, or a mode that observes operators.
+Others run in eager because no graph can be made for them yet, and the caller is told why.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
 
 
 def goes_around() -> bool:
-    """Whether whoever calls is to see the operators themselves."""
+    """Whether the caller has to see the operators themselves, so that the call bypasses the
+    graph."""
     return (
-        is_eager()  # as the user asks; within a capture, a rehearsal or a verification
+        # asked for by the user, or within a capture, a check of side effects or a verification
+        is_eager()
         or running()  # within a region of an outer graph
         or _CORE._get_tracing_state() is not None
         or (
@@ -46,7 +48,7 @@ def goes_around() -> bool:
 
 
 def _watching() -> Iterator[bool]:
-    """Modes that are told of each operator."""
+    """For each active torch function or dispatch mode, whether it observes operators."""
     if not (_CORE._len_torch_function_stack() or _CORE._len_torch_dispatch_stack()):
         return
     stacks: Any = (
@@ -58,7 +60,7 @@ def _watching() -> Iterator[bool]:
 
 
 def surroundings() -> str | None:
-    """Why no graph runs here, where none does."""
+    """The reason why no graph can run at this point of the program; None where one can."""
     try:
         refuse_surroundings(autocast=False)
     except CaptureError as error:
@@ -67,9 +69,9 @@ def surroundings() -> str | None:
 
 
 class Mode(NamedTuple):
-    """What decides of a graph besides the module and the arguments. grad: whether gradients are on.
-    autocast: what `torch.autocast` casts to, None where it is off. inference: whether the call is
-    made in inference mode, for which a forward may ask."""
+    """The settings, besides module and arguments, that a graph depends on. grad: gradients are on.
+    autocast: the dtype of `torch.autocast`, None where it is off. inference: inference mode is on,
+    which a forward may ask."""
 
     grad: bool
     autocast: torch.dtype | None
@@ -82,7 +84,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def mode_here(model: torch.nn.Module) -> Mode:
-    """The mode that a call of the model is made in."""
+    """The mode in which the model is being called."""
     autocast = None
     if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
         device = device_of(model).type
@@ -92,8 +94,8 @@ def mode_here(model: torch.nn.Module) -> Mode:
 
 
 def autocast_off() -> AbstractContextManager[Any]:
-    """Within it no operator is cast: those that a graph's kernels call say themselves in what type
-    they compute."""
+    """A context without autocast: the graph's kernels already have the dtypes that they compute
+    in."""
     on = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
     if not on:
         return contextlib.nullcontext()
@@ -106,8 +108,8 @@ def autocast_off() -> AbstractContextManager[Any]:
 def uses_cache(
     model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool, setting: CacheSetting
 ) -> bool:
-    """Whether the call is to fill or read a cache of keys and values, as generation does. takes:
-    whether the forward has a parameter `use_cache`. setting: the model's."""
+    """Whether the call fills or reads a key/value cache, as generation does. takes: whether the
+    forward has a parameter `use_cache`. setting: the model's."""
     if any(kwargs.get(name) not in (None, False) for name in CACHES):
         return True
     if not takes or "use_cache" in kwargs or torch.is_grad_enabled():

@@ -1,14 +1,15 @@
-"""Call seeds: a seed for each accelerated call that draws, from a random state that no draw sees.
+"""Call seeds: a seed for each accelerated call that draws random numbers, with no effect on other
+draws.
 
-In eager PyTorch the masks of a call follow from torch's random state, and the next call has others
-because the first has moved it. Here a call has to have its own seed too, and one that comes back
-with the state (`set_rng_state`, `fork_rng`, activation checkpointing), while whatever else draws
-from torch's generator (data, samplers, initialisation) draws as if the call had not been.
+In eager PyTorch the masks of a call follow from torch's random state, which the call then moves.
+Here each call needs its own seed too. The seed must be restored with the random state
+(`set_rng_state`, `fork_rng`, activation checkpointing), but other users of torch's generator (data,
+samplers, initialisation) must draw as if there had been no call.
 
-So calls are counted in a place of the state that no draw reads. torch's CPU generator is MT19937:
-624 words, of which a draw gives out the next. Behind the last the words are made anew, and of the
-first word only the highest bit goes into that; its other 31 are read when the word itself is given
-out, which is in the same draw that made it. Between draws these 31 bits decide nothing
+So calls are counted in bits of the state that no draw reads. torch's CPU generator is MT19937: 624
+words, of which each draw returns the next. After the last word all are regenerated; of the first
+word, regeneration uses only the highest bit. The other 31 bits are read only when that word is
+returned, which happens in the draw that regenerates it. Between draws they have no effect
 (docs/notes/0030-random-streams.md).
 """
 
@@ -23,19 +24,19 @@ import torch
 
 from onward.prepare.seed_stream import seed_words
 
-# the layout of `torch.get_rng_state()`, in words of 32 bits: seed (2), left, seeded, next (2), and
-# then MT's words, each in the lower half of 64 bits
-_FIRST = 6  # MT's first
-_READ = 2 * 16 + _FIRST  # enough to tell any two states that a run comes by: 512 bits of MT's
+# layout of `torch.get_rng_state()`, in words of 32 bits: seed (2), left, seeded, next (2), then
+# MT's words, each in the lower half of 64 bits
+_FIRST = 6  # the first word of MT
+_READ = 2 * 16 + _FIRST  # the words hashed: 512 bits of MT's state, enough to tell states apart
 _HIGHEST, _OTHERS = 0x80000000, 0x7FFFFFFF
 
 _lock = threading.Lock()
 
 
 def call_seed() -> torch.Tensor:
-    """The seed of one call, i64[2]: two words of 32 bits. Each has its own, which `manual_seed`
-    and a restored random state repeat."""
-    if not _counts():  # a torch whose generator is another: as eager's dropout does
+    """The seed of one call, i64[2]: two words of 32 bits. Each call gets another one; `manual_seed`
+    and restored random states repeat them."""
+    if not _counts():  # torch has another generator: draw, as eager's dropout does
         return torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
     with _lock:
         digest = _count(torch.default_generator)
@@ -43,7 +44,7 @@ def call_seed() -> torch.Tensor:
 
 
 def _count(generator: torch.Generator) -> bytes:
-    """A digest of the generator's state, 8 bytes; the state has then counted one more."""
+    """Counts one call in the generator's state; returns a digest, 8 bytes, of the state before."""
     state = generator.get_state()
     words = memoryview(cast("Any", state.numpy())).cast("I")
     digest = blake2b(words[:_READ], digest_size=8).digest()
@@ -55,10 +56,10 @@ def _count(generator: torch.Generator) -> bytes:
 
 @cache
 def _counts() -> bool:
-    """Whether torch's generator keeps the count, and draws what it would draw without."""
+    """Whether torch's generator stores the count and draws the same numbers with it as without."""
     plain, counted = torch.Generator(), torch.Generator()
     try:
-        for drawn in (0, 1, 623, 624, 1000):  # about where the words are made anew
+        for drawn in (0, 1, 623, 624, 1000):  # around the places where words are regenerated
             for generator in (plain, counted):
                 generator.manual_seed(1)
                 _draw(generator, drawn)
@@ -78,7 +79,7 @@ def _counts() -> bool:
 
 
 def _draw(generator: torch.Generator, count: int) -> torch.Tensor:
-    """Numbers of 24 bits, each of one word, f32[count]."""
+    """Draws f32[count], each number from 24 bits of one word."""
     return torch.rand(count, generator=generator, device="cpu", dtype=torch.float32)
 
 

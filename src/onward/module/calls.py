@@ -1,4 +1,4 @@
-"""Calls of one kind in one state of a module: what runs them, and which run in eager, and why."""
+"""The calls of one kind of batch in one state of a module: those prepared, and those refused."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from onward.module.prepared_call import PreparedCall
 from onward.prepare.batch import Batch
 
-TRIES = 3  # sizes for which no graph could be made, until no others are tried
-KEPT = 64  # sizes whose reason is kept
+TRIES = 3  # sizes that were refused, after which no others are tried
+KEPT = 64  # sizes whose reason is remembered
 
 
 class RefusedBatches:
-    """The calls of one kind of batch: prepared ones, and the reasons of those that run in eager.
+    """The prepared calls of one kind of batch, and the reasons of those that run in eager.
 
-    A batch of which no graph can be made says little of others of its kind: it may be empty, or a
-    mistake that eager PyTorch refuses too. So a reason holds for its sizes alone, until there are
-    `TRIES` and no graph.
+    A refused batch says little about others of its kind: it may be empty, or a mistake that eager
+    PyTorch refuses too. So a reason holds only for its sizes, until `TRIES` sizes were refused and
+    none has a graph.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,8 @@ class RefusedBatches:
         self._refused: dict[Any, str] = {}
 
     def find(self, batch: Batch) -> PreparedCall | str | None:
-        """What runs the batch, or why it runs in eager; None where that is not known yet."""
+        """Returns the prepared call that fits the batch, or why the batch runs in eager; None where
+        neither is known yet."""
         if self._refused:
             reason = self._refused.get(batch.signature)
             if reason is not None:
@@ -38,7 +39,7 @@ class RefusedBatches:
         self._prepared.append(call)
 
     def refuse(self, batch: Batch, reason: str) -> None:
-        """From now on batches of these sizes run in eager."""
+        """Makes batches of these sizes run in eager from now on, for this reason."""
         self._refused[batch.signature] = reason
         while len(self._refused) > KEPT:
             del self._refused[next(iter(self._refused))]

@@ -12,8 +12,8 @@ from onward.module.waiting import NOTHING, Waits
 
 
 def deliver(run: CallRun, held: Callable[[str], torch.Tensor], outputs: str) -> Any:
-    """Runs the call, which is prepared, and puts its results together. held: the module's tensor of
-    a path. outputs: the option of this name."""
+    """Runs a prepared call and returns its results in the forward's container. held: returns the
+    module's tensor of a path. outputs: the option of that name."""
     call, gradients = run.call, run.gradients
     results = run.outputs()
     tree = call.captured.tree
@@ -26,7 +26,7 @@ def deliver(run: CallRun, held: Callable[[str], torch.Tensor], outputs: str) -> 
         return built
 
     def compute() -> dict[str, torch.Tensor]:
-        """The results that were not computed, by field."""
+        """Computes the results that were left out, by field."""
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             found = run.again(missing).outputs()
         return {field: found[name] for field, name in fields.items() if name in found}

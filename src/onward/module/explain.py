@@ -1,4 +1,4 @@
-"""explain: a model's training step, as it runs in the user's own loop or in a Trainer."""
+"""explain: describes a model's training step, in the user's own loop or in a Trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onward.prepare.prepared_batch import OutputRequest
 from onward.prepare.session import Session
 from onward.train import Trainer
 
-# state tensors that torch's optimizers keep for each parameter
+# the number of state tensors that torch's optimizers keep for each parameter
 _SLOTS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], int]] = {
     torch.optim.AdamW: lambda g: 3 if g["amsgrad"] else 2,
     torch.optim.Adam: lambda g: 3 if g["amsgrad"] else 2,
@@ -49,14 +49,15 @@ def explain(
     optimizer: torch.optim.Optimizer | None = None,
     profile: bool = False,
 ) -> StepExplanation:
-    """The training step of a model or of an `onward.Trainer`, explained; changes nothing.
+    """Explains the training step of a model or of an `onward.Trainer`. Changes nothing.
 
-    model: one that is accelerated, an `onward.Module`, a plain one (which stays plain), or a
-    Trainer. batch: a mapping is keyword arguments, a tuple or list positional ones, anything else
-    the only one; `kwargs` go with it. Left out: the step that ran last. memory: bytes (also
-    "2GB"): how large a batch fits is told. batch_sizes: the predicted memory of these is told too.
-    optimizer: of a loop of one's own, so that its state is counted. profile: times the launches of
-    one more run, on copies. Raises OnwardError for what is no such thing, and where nothing ran.
+    model: an accelerated module, an `onward.Module`, a plain module (which stays plain), or a
+    Trainer. batch: a mapping gives keyword arguments, a tuple or list positional ones, anything
+    else the only one; `kwargs` are added. Without a batch, the step that ran last is explained.
+    memory: bytes, or text such as "2GB"; the explanation then says how large a batch fits.
+    batch_sizes: those to predict the memory of. optimizer: of the user's own loop, so that its
+    state is counted. profile: times the launches of one more run, on copies. Raises OnwardError for
+    any other model, and where no batch is given and nothing has run.
     """
     amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
     given = _given(batch, kwargs)
@@ -70,8 +71,8 @@ def explain(
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of an optimizer's state: as it is, or as it will be after its first step. Raises
-    OnwardError for one that has not stepped and of which nothing is known."""
+    """Bytes of an optimizer's state, as it is or as it will be after the first step. Raises
+    OnwardError for an unknown optimizer that has not stepped."""
     tensors = [
         t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)
     ]
@@ -94,7 +95,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def _given(
     batch: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Arguments of a call; None where none are given."""
+    """The positional and keyword arguments of a call; None where none are given."""
     named = dict(kwargs or {})
     if batch is None:
         return ((), named) if named else None
@@ -106,7 +107,8 @@ def _given(
 
 
 def _held(model: Any) -> Accelerated:
-    """What runs the calls of the model, or would."""
+    """The Accelerated that runs the model's calls, or a new one for a plain module. Raises
+    OnwardError for anything but a module."""
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
             "explain takes a torch.nn.Module or an onward.Trainer, not a "
@@ -154,7 +156,7 @@ def _explain_call(
 
 
 def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int | None) -> Subject:
-    """The call as the loop will make it."""
+    """Describes the call as the user's loop will make it."""
     results = call.usual(held.options.outputs)
     ends: tuple[str, ...] = ()
     if torch.is_grad_enabled():
@@ -179,8 +181,8 @@ def _subject(
         return call.halves(base, ends) if ends else base
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Subject:
-        """Describes the call of a batch that another capture serves; the model's own calls stay as
-        they are."""
+        """Describes the call of a batch that needs another capture; leaves the model's own calls
+        alone."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
         made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))

@@ -1,4 +1,5 @@
-"""Graphs of a call: a forward, and for some of its results the gradients by what they reach."""
+"""Graphs of a call: the forward, and its gradients with respect to the leaves that its results
+reach."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from onward.prepare.prepared_batch import OutputRequest
 
 
 class Halves(Graphs):
-    """Forward and gradients in two halves, of a forward that others share.
+    """The graph of forward and gradients, to be run in two halves; it shares the forward with
+    others.
 
-    ends: results that cotangents come for; wrt: graph inputs by which gradients are asked for.
+    ends: results that cotangents arrive for. wrt: graph inputs to differentiate with respect to.
     """
 
     def __init__(self, base: Graphs, ends: Sequence[str], wrt: Sequence[str]) -> None:
@@ -34,7 +36,7 @@ class Halves(Graphs):
 
 @dataclass(frozen=True)
 class HalvesRequest(OutputRequest):
-    """Results, what the forward writes, and the gradients."""
+    """A request for results, the buffers that the forward writes, and the gradients."""
 
     def outputs(self, graph: Graph) -> list[str]:
         return [*super().outputs(graph), *graph.signature.gradients.values()]

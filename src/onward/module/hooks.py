@@ -1,7 +1,7 @@
-"""Hooks on an accelerated module itself: they run around its graph, as around its forward.
+"""Hooks on an accelerated module itself, which run around its graph as around its forward.
 
-Hooks on the modules within it are refused (model_state/refusals.py): a graph knows nothing of them.
-Hooks that only compute what a forward is made of (of torch.nn, Transformers, peft) are traced.
+Hooks on submodules are refused (model_state/refusals.py), since a graph cannot call them. Hooks
+that only compute inputs of a forward (those of torch.nn, Transformers, peft) are traced.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _OWN = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def run_around(model: torch.nn.Module) -> bool:
-    """Whether the module has forward hooks that are to run around its graph. Where some of its
-    hooks are traced and others are not, none are: their order says what they compute."""
+    """Whether the module has forward hooks to run around its graph. If any of its hooks is traced,
+    all are, since hooks have to run in order."""
     held = vars(model)
     hooks = [hook for name in _OWN for hook in held[name].values()]
     return bool(hooks) and not any(map(is_traced, hooks))
@@ -28,7 +28,7 @@ def run_around(model: torch.nn.Module) -> bool:
 
 @contextmanager
 def aside(model: torch.nn.Module) -> Generator[None]:
-    """Within it the module has none of the hooks that run around its graph."""
+    """A context in which the module lacks the hooks that run around its graph."""
     if not run_around(model):
         yield
         return
@@ -44,7 +44,8 @@ def aside(model: torch.nn.Module) -> Generator[None]:
 def call_with_hooks(
     model: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`call(*args, **kwargs)` with the module's own forward hooks, as nn.Module calls them."""
+    """Calls `call(*args, **kwargs)` with the module's forward hooks around it, as nn.Module
+    does."""
     for key, hook in list(model._forward_pre_hooks.items()):
         if key in model._forward_pre_hooks_with_kwargs:
             found = hook(model, args, kwargs)

@@ -1,7 +1,8 @@
-"""Prepared call: a captured forward, and what runs it for the results that are read.
+"""Prepared call: a captured forward, with plans for the results that its callers read.
 
-Which results a caller reads, and for which of them cotangents come, nobody knows when the forward
-runs: the calls before tell. Where they told wrong, the call runs again with the same seed.
+When the forward runs, it is unknown which results the caller will read, and for which of them
+cotangents will arrive; this is predicted from earlier calls. If the prediction is wrong, the call
+runs again with the same seed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from onward.prepare.without_gradient import WithoutGradient
 
 @dataclass(frozen=True)
 class Ready:
-    """A batch that can run: for cotangents of `ends`, in two halves where there are any."""
+    """A batch that is ready to run: for cotangents of `ends`, in two halves if there are any."""
 
     batch: Batch
     prepared: PreparedBatch[Any]
@@ -42,7 +43,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class LastCall:
-    """What ran last: the results computed, and those that gradients were prepared for."""
+    """The last run: its batch, the results computed, and those that gradients were prepared for."""
 
     batch: Batch
     results: tuple[str, ...]
@@ -53,10 +54,10 @@ class LastCall:
 class PreparedCall:
     """A captured forward for batches of one kind, in one state of the module.
 
-    captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph
-    inputs by which gradients are asked for, in order: parameters, then leaves of the batch.
-    differentiable: the results that reach any. fields: of the outputs that can wait, by their
-    results.
+    captured: the forward. names: the graph's outputs, by the user's names of the results. leaves:
+    graph inputs to differentiate with respect to, in order: parameters, then leaves of the batch.
+    differentiable: results that depend on any of them. fields: of the outputs that can be computed
+    later, with their results. Raises CaptureError for a forward that computes no tensor.
     """
 
     def __init__(
@@ -80,15 +81,15 @@ class PreparedCall:
             batch.kind, self._graphs, session, partial(session.bind, compiler, self._graphs)
         )
         self._halves: dict[tuple[str, ...], PreparedStep[ExecutableHalves]] = {}
-        # code of the model's own that runs within the graph may do more than compute: never again
+        # the model's own code in regions may have side effects, so it runs only once per call
         self._once = any(part.module is not None for part in captured.regions)
         self.ends = self._first_ends()
-        # whether the forward draws random numbers; a forward that cannot be made raises here
+        # whether the forward draws random numbers; making the forward raises here if it has to
         self.draws = self._graphs.forward.signature.seed is not None
         self._reached: dict[tuple[str, ...], frozenset[str]] = {}
-        self._widened = False  # whether a cotangent came that was not expected
+        self._widened = False  # whether an unexpected cotangent has arrived
         self._narrowed = False
-        # by the last two callers; the first is given all
+        # results read by the last two callers; the first caller gets all
         self._read: list[set[str]] = [set(self.results), set()]
         self.fields = waiting(captured.tree.root if captured.tree else None)
         self.last: LastCall | None = None
@@ -109,7 +110,7 @@ class PreparedCall:
     # ---- what callers read, and differentiate
 
     def wanted(self, outputs: str) -> list[str]:
-        """The results to compute at once. outputs: the option of this name."""
+        """The results to compute at once. outputs: the option of that name."""
         if outputs == "loss" and LOSS in self.results:
             return [LOSS]
         if self._once:
@@ -120,8 +121,8 @@ class PreparedCall:
         return [n for n in self.results if n not in late] or self.results[:1]
 
     def usual(self, outputs: str) -> list[str]:
-        """The results that a loop will compute: before its first call nobody knows what it reads,
-        and one that reads nothing that can wait is taken to be usual."""
+        """The results that a usual loop computes. Before the first call this assumes that the loop
+        reads nothing that can wait."""
         if self.last is not None or outputs != "auto" or LOSS not in self.results:
             return self.wanted(outputs)
         read = self._read
@@ -132,12 +133,12 @@ class PreparedCall:
             self._read = read
 
     def next_call(self) -> set[str]:
-        """Begins a call; returns the set into which what its caller reads is to be entered."""
+        """Begins a call; returns the set to which the results that its caller reads are added."""
         self._read = [self._read[1], set()]
         return self._read[1]
 
     def note_ends(self, used: Iterable[str]) -> None:
-        """For these results cotangents came."""
+        """Records for which results cotangents arrived, to predict those of later calls."""
         names = tuple(n for n in self.differentiable if n in set(used))
         if self._once:
             return
@@ -155,11 +156,12 @@ class PreparedCall:
         return (LOSS,) if alone and LOSS in self.differentiable else tuple(self.differentiable)
 
     def is_whole(self, results: Sequence[str], ends: Sequence[str]) -> bool:
-        """Whether nothing of the call is left for a second run: no result, no cotangent."""
+        """Whether a run with these results and ends covers the whole call, so that none can
+        follow."""
         return len(results) == len(self.results) and len(ends) == len(self.differentiable)
 
     def reached(self, ends: Iterable[str]) -> frozenset[str]:
-        """The leaves that any of these results reach."""
+        """The leaves that any of these results depend on."""
         key = tuple(ends)
         found = self._reached.get(key)
         if found is None:
@@ -167,7 +169,7 @@ class PreparedCall:
         return found
 
     def idle(self, ends: Iterable[str]) -> frozenset[tuple[int, int]]:
-        """What parts that run in PyTorch return and none of these results depends on."""
+        """The results of regions that none of these results depend on, as (site, number) pairs."""
         held = self.captured.parts_reached
         used = frozenset[tuple[int, int]]().union(*(held[n] for n in ends if n in held))
         return frozenset[tuple[int, int]]().union(*held.values()) - used
@@ -175,7 +177,7 @@ class PreparedCall:
     # ---- runs
 
     def prepare(self, batch: Batch, results: Sequence[str], ends: tuple[str, ...]) -> Ready:
-        """What runs the batch for these results, and for cotangents of `ends` among them. Raises
+        """Prepares the batch for these results, and for cotangents of those in `ends`. Raises
         CaptureError where no plan can be made."""
         if not ends:
             return Ready(batch, self._plain.prepare(batch, OutputRequest(tuple(results))), ends)
@@ -187,14 +189,14 @@ class PreparedCall:
         return Ready(batch, step.prepare(batch, HalvesRequest(tuple(results))), ends)
 
     def halves(self, graphs: Graphs, ends: tuple[str, ...]) -> Halves:
-        """The halves for cotangents of `ends`, of these graphs' forward."""
+        """Makes the graph of forward and gradients for cotangents of `ends`."""
         reached = self.reached(ends)
         return Halves(graphs, ends, [n for n in self.leaves if n in reached])
 
     def without_gradients(
         self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """Copies of these results, by name."""
+        """Runs the forward alone; returns copies of these results, by name."""
         prepared = ready.prepared
         executable = prepared.executable
         assert isinstance(executable, Executable), "no ends"
@@ -205,7 +207,8 @@ class PreparedCall:
     def forward(
         self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None, copies: bool
     ) -> tuple[ExecutableHalves, Residuals, dict[str, torch.Tensor]]:
-        """Runs the forward half for these results. copies: see `ExecutableHalves.forward`."""
+        """Runs the forward half; returns what runs its backward, its residuals, and copies of these
+        results. copies: see `ExecutableHalves.forward`."""
         prepared = ready.prepared
         executable = prepared.executable
         assert isinstance(executable, ExecutableHalves), "there are ends"
@@ -222,8 +225,8 @@ class PreparedCall:
         return report_of(self.compiler.journal, self.captured.notes, self.last.prepared, still)
 
     def without_gradient(self, ends: Iterable[str]) -> WithoutGradient:
-        """The parameters that get none where cotangents come of these results; where none come,
-        nothing is said of what the results reach."""
+        """The parameters that get no gradient where cotangents arrive for `ends`; only the frozen
+        ones where none arrive."""
         ends = tuple(ends)
         found = WithoutGradient.of(self.captured, self.reached(ends))
         return found if ends else WithoutGradient(frozen=found.frozen)
@@ -236,13 +239,13 @@ class PreparedCall:
 
     @property
     def launches(self) -> list[Launch]:
-        """The launches of the last run, as they are bound."""
+        """The bound launches of the last run."""
         assert self.last is not None, "a call that is looked at has run"
         return self.last.prepared.executable.launches
 
 
 def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str, Any]:
-    """The inputs of the generator."""
+    """The inputs that random draws read: the seed, and sample number 0."""
     signature, found = prepared.signature, dict[str, Any]()
     if signature.seed is not None:
         found[signature.seed] = seed

@@ -1,8 +1,8 @@
-"""Run: one call of an accelerated model, on autograd's tape as one function.
+"""CallRun: one call of an accelerated model, recorded by autograd as one function.
 
-Its forward runs the graph's forward half; its backward, when cotangents come, the other. What is
-saved in between is one block of bytes, which autograd holds, frees, checkpoints and moves about as
-any tensor that a function has saved.
+The function's forward runs the graph's forward half; its backward, when cotangents arrive, the
+other half. The residuals in between are one tensor of bytes, which autograd saves, frees,
+checkpoints and offloads like any saved tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ TWICE = (
 
 @dataclass(frozen=True)
 class Left:
-    """What a forward has left: in a block, and beside it (whose content is empty)."""
+    """What a forward half leaves for its backward. residuals: with their content removed, which
+    autograd holds."""
 
     executable: ExecutableHalves
     residuals: Residuals
@@ -41,10 +42,10 @@ class Left:
 
 
 class CallRun:
-    """One call, which can be run again as long as nothing that it reads has changed.
+    """One call, which can be repeated as long as nothing that it reads has changed.
 
-    gradients: whether its results go on the tape. The lock is that of the memory: one run at a
-    time. `prepare` comes first: what it refuses has not run.
+    gradients: whether its results are recorded by autograd. lock: the memory's; only one run at a
+    time holds it. Call `prepare` first: where it raises, nothing has run.
     """
 
     def __init__(
@@ -52,16 +53,16 @@ class CallRun:
     ) -> None:
         self.call, self.batch, self.gradients, self._lock = call, batch, gradients, lock
         self._results: list[str] = []
-        self._names: list[str] = []  # of those on the tape
+        self._names: list[str] = []  # results on the tape
         self._seed: torch.Tensor | None = None
-        self._ready: Ready | None = None  # of the next forward
-        self._marks: Marks | None = None  # of what the forward has read
-        # what the buffers that it writes held before it, where it may run again
+        self._ready: Ready | None = None  # for the next forward
+        self._marks: Marks | None = None  # of the tensors that the forward has read
+        # the former content of the buffers that the forward writes, where it may have to run again
         self._before: list[torch.Tensor] | None = None
         self._repeats = False
 
     def prepare(self, results: Sequence[str]) -> None:
-        """Gets ready to compute these results. Raises CaptureError where no plan can be made."""
+        """Prepares to compute these results. Raises CaptureError where no plan can be made."""
         call = self.call
         on_tape = call.differentiable if self.gradients else ()
         self._results, self._names = list(results), [n for n in results if n in on_tape]
@@ -69,14 +70,15 @@ class CallRun:
         self._ready = call.prepare(self.batch, results, ends)
 
     def outputs(self) -> dict[str, torch.Tensor]:
-        """The results, those that reach what is trained on the tape."""
+        """Runs the forward; returns the results by name, with those that depend on a leaf on the
+        tape."""
         call, ready, names = self.call, self._ready, self._names
         assert ready is not None, "prepared"
         with self._lock, autocast_off():
             if self._seed is None and call.draws:
                 self._seed = call_seed()
             ends = ready.ends if self.gradients else call.differentiable
-            # also where a cotangent of one end may not come, of which zeros are no stand-in
+            # also where the cotangent of one end may not arrive: zeros are not always a substitute
             again = self._repeats or len(ends) > 1 or not call.is_whole(self._results, ends)
             if again and self._before is None:
                 self._before = [b.detach().clone() for b in call.written]
@@ -93,8 +95,8 @@ class CallRun:
             return made
 
     def again(self, results: Sequence[str]) -> CallRun:
-        """A run of the same call for other results. Raises OnwardError where it would give others
-        than this one."""
+        """Makes a run of the same call for other results. Raises OnwardError where a tensor that it
+        reads has changed since."""
         self._check_unchanged(results)
         run = CallRun(self.call, self.batch, self.gradients, self._lock)
         run._seed, run._before, run._repeats = self._seed, self._before, True
@@ -105,7 +107,8 @@ class CallRun:
     # ---- on the tape
 
     def forward(self) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
-        """What is left, the bytes to save, and the results."""
+        """Runs the forward half; returns what it leaves, the bytes for autograd to save, and the
+        results."""
         ready, self._ready = self._ready, None
         assert ready is not None, "prepared"
         return self._forward(ready, self._results)
@@ -113,7 +116,8 @@ class CallRun:
     def backward(
         self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
     ) -> list[torch.Tensor | None]:
-        """The gradients by the call's leaves, in order."""
+        """Runs the backward half; returns the gradient of each leaf, in order. given: cotangents by
+        result. keep: the residuals must serve again."""
         with self._lock, autocast_off():
             call = self.call
             call.note_ends(given)
@@ -124,14 +128,14 @@ class CallRun:
             if given.keys() < set(left.ends) and not self._takes_zeros(made):
                 left, content = self._forward_again(given, given)
                 made = self._derived(left, content, given, False)
-            # but for what a part that runs in PyTorch has made no use of
+            # None for leaves that regions have not used, as in eager PyTorch
             reached = call.reached(given) - left.executable.unreached
             return [made[n] if n in reached else None for n in call.leaves]
 
     def _derived(
         self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
     ) -> Mapping[str, torch.Tensor]:
-        """The gradients by name; ends for which no cotangent came have one of zeros."""
+        """The gradients by name, with zeros for the cotangents of ends that did not arrive."""
         names, shapes = self.call.names, left.residuals.shapes
         device = left.executable.memory.device
         cotangents = {
@@ -144,16 +148,17 @@ class CallRun:
         return left.executable.backward(left.residuals, cotangents, keep, content, idle)
 
     def _takes_zeros(self, made: Mapping[str, torch.Tensor]) -> bool:
-        """Whether gradients that were made with zeros for cotangents that did not come are right:
-        not where a derivative is infinite, nor where a backward of the user's own gives
-        something for zeros."""
+        """Whether zeros were a valid substitute for cotangents that did not arrive. They are not
+        where a derivative is infinite, nor where a backward of the user's own may return nonzero
+        gradients for zeros."""
         own = any(node.op_type == "WithGradient" for node in self.call.captured.graph)
         return not own and all(bool(g.sum().isfinite()) for g in made.values())
 
     def _forward_again(
         self, given: Iterable[str], ends: Collection[str]
     ) -> tuple[Left, torch.Tensor]:
-        """What another run leaves, for a backward from these ends."""
+        """Runs the forward half again for a backward from these ends; returns what it leaves, and
+        its bytes."""
         self._check_unchanged(given)
         call = self.call
         names = tuple(n for n in call.differentiable if n in ends)
@@ -170,11 +175,11 @@ class CallRun:
         if _thrown_away():
             residuals.tapes.clear()
         content = residuals.content
-        residuals.content = _NOTHING  # autograd alone is to hold the block
+        residuals.content = _NOTHING  # only autograd is to hold the block
         return Left(executable, residuals, ready.ends), content, found
 
     def leaves(self) -> list[torch.Tensor]:
-        """What gradients are asked for by, in order."""
+        """The tensors to differentiate with respect to, in order."""
         call, tensors = self.call, self.batch.tensors
         parameters = call.captured.parameters
         return [parameters[n] if i is None else tensors[i] for n, i in call.leaves.items()]
@@ -186,8 +191,8 @@ class CallRun:
 
     @contextmanager
     def _repeating(self) -> Generator[None]:
-        """Within it buffers that the forward writes hold what they held before it; then what they
-        held. Neither counts as a version."""
+        """A context in which buffers that the forward writes have their content of before;
+        afterwards they have their present content again. Their version counters do not change."""
         written, before = self.call.written, self._before or []
         after = [b.detach().clone() for b in written]
         for buffer, then in zip(written, before, strict=True):
@@ -210,7 +215,8 @@ class CallRun:
 
 
 class _Function(torch.autograd.Function):
-    """run, results that are not on the tape (filled), names of those that are, leaves -> these."""
+    """The autograd function of a run. Takes the run, a dict to fill with results not on the tape,
+    the names of results on the tape, and the leaves; returns the results on the tape."""
 
     @staticmethod
     def forward(
@@ -223,7 +229,7 @@ class _Function(torch.autograd.Function):
         left, content, found = run.forward()
         made.update({n: x for n, x in found.items() if n not in names})
         ctx.set_materialize_grads(False)
-        if _checkpointing():  # whose second forward is asked for its content only
+        if _checkpointing():  # the second forward of a checkpoint is run only for its content
             leave_in(content, left)
             content = content[:1]
         ctx.save_for_backward(content)
@@ -237,12 +243,12 @@ class _Function(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         if not given:
             return (None, None, None, *[None] * len(needed))
-        # a checkpoint has run the forward again, which may have left something else
+        # a checkpoint may have run the forward again and left other residuals
         left = left_in(content) or ctx.left
         keep = _AUTOGRAD._get_current_graph_task_keep_graph()
         with torch.no_grad():
             found = ctx.run.backward(left, content, given, keep)
-        if not keep:  # gradients lie there now, of parameters that `left` leads to
+        if not keep:  # the block now holds gradients, which `left` must not keep alive
             leave_in(content, None)
         if torch.is_grad_enabled():
             found = _refusing(found, ctx.run.leaves())
@@ -250,25 +256,25 @@ class _Function(torch.autograd.Function):
 
 
 def _packing() -> Any:
-    """What packs saved tensors here; None where nothing does."""
+    """The hook that packs saved tensors at this point; None where there is none."""
     packing: Any = _AUTOGRAD._top_saved_tensors_default_hooks(True)
     return packing[0] if packing else None
 
 
 def _checkpointing() -> bool:
-    """Whether saved tensors are thrown away and made again."""
+    """Whether activation checkpointing drops saved tensors here, to recompute them later."""
     return getattr(_packing(), "__module__", "") == "torch.utils.checkpoint"
 
 
 def _thrown_away() -> bool:
-    """Whether a checkpoint is running whose saved tensors nobody will see."""
+    """Whether a checkpoint's first forward is running, whose saved tensors are never read."""
     return _checkpointing() and _packing().__qualname__.startswith("_checkpoint_hook")
 
 
 def _refusing(
     found: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients, on the tape as results that cannot be differentiated."""
+    """The gradients, on the tape such that differentiating them raises OnwardError."""
     real = [g for g in found if g is not None]
     refused = iter(_Refused.apply(len(real), *real, *leaves))
     return [None if g is None else next(refused) for g in found]

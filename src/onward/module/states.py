@@ -1,7 +1,7 @@
-"""States of a module that calls have met, and the graphs of each.
+"""States of a module at its calls, and the prepared calls of each.
 
-A graph holds as long as the guards of its state do. A module that goes back to a state it was in
-(a head frozen for every other step, a setting for evaluation) finds its graphs again.
+A graph holds as long as the guards of its state do. A module that returns to an earlier state (a
+head frozen for every other step, a setting for evaluation) finds its graphs again.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from onward.module.prepared_call import PreparedCall
 from onward.prepare.batch import Batch
 from onward.prepare.guards import Guards
 
-KEPT = 8  # states, the one that was met last first
-OFTEN = 10  # changes of one attribute, from which on a state is to be met as often for a graph
-GRAPHS = 32  # of one kind of batch, for sizes that share none
-KINDS = 256  # of batches, in one state
-VALUES = 8  # of arguments that are no tensors, each of which has graphs of its own
+KEPT = 8  # states, most recently used first
+OFTEN = 10  # changes of one attribute after which a state must be met as often to get a graph
+GRAPHS = 32  # graphs for one kind of batch, whose sizes need a graph each
+KINDS = 256  # kinds of batches in one state
+VALUES = 8  # values of a non-tensor argument, each of which needs its own graphs
 _training = attrgetter("training")
 
 
 class TooMany(CaptureError):
-    """A graph is not made since too many were; for another call like this one may be."""
+    """Too many graphs were made to make another one now; for a later call like this one may be
+    made."""
 
 
 @dataclass
 class State:
-    """calls: by training flags, mode, and the kind of the batch. met: how often."""
+    """A state of the module. calls: by training flags, mode and kind of batch. met: calls made in
+    it."""
 
     guards: Guards
     modules: list[torch.nn.Module]
@@ -43,14 +45,14 @@ class State:
     calls: dict[Any, RefusedBatches] = field(default_factory=dict)
 
     def find(self, batch: Batch, mode: Mode) -> PreparedCall | str | None:
-        """What runs the batch at the module's training flags now, or why it runs in eager; None
-        where that is not known yet."""
+        """Returns the prepared call for a batch at the module's present training flags, or why it
+        runs in eager; None where neither is known yet."""
         calls = self.calls.get(self._key(batch, mode))
         return None if calls is None else calls.find(batch)
 
     def trained(self, batch: Batch, mode: Mode) -> CapturedModule | None:
-        """What was captured of such a call in training, where this one is in evaluation and without
-        gradients."""
+        """For a call in evaluation mode without gradients, the capture of such a call in training
+        mode, if any."""
         if mode.grad or any(self.flags()):
             return None
         before = (mode._replace(grad=True, inference=False), *batch.kind)
@@ -62,7 +64,7 @@ class State:
         return None
 
     def of(self, batch: Batch, mode: Mode) -> RefusedBatches:
-        """The calls of such batches, to be added to."""
+        """The calls of such batches, for additions."""
         key = self._key(batch, mode)
         found = self.calls.get(key)
         if found is None:
@@ -75,7 +77,8 @@ class State:
         return self.flags(), mode, *batch.kind
 
     def refuse_more(self, batch: Batch, mode: Mode) -> None:
-        """Raises TooMany where it does not pay to make a graph, since each call would."""
+        """Raises TooMany where each call would need a new graph, so that making one does not
+        pay."""
         path = self.guards.restless(OFTEN)
         if path is not None and self.met < OFTEN:
             raise TooMany(
@@ -103,29 +106,29 @@ class State:
             )
 
     def flags(self) -> tuple[bool, ...]:
-        """Whether each submodule is in training mode, in order."""
+        """The training flag of each submodule, in order."""
         return tuple(map(_training, self.modules))
 
 
 class States:
-    """The states that one module has been in, the one that was met last first."""
+    """The states that one module has been in, most recently used first."""
 
     def __init__(self) -> None:
         self._states: list[State] = []
 
     def now(self, model: torch.nn.Module) -> State:
-        """The state that the module is in."""
+        """Finds or makes the state that the module is in, and moves it to the front."""
         for i, state in enumerate(self._states):
             if state.guards.same(model):
                 return self._met(i)
         guards = self._states[0].guards.successor() if self._states else Guards()
         changed = guards.changed(model, None, training=False, count=False)
-        if self._states and not changed:  # other objects, and all that they say is the same
+        if self._states and not changed:  # different objects with equal facts
             self._states[0].guards = guards
             self._states[0].modules = list(model.modules())
             return self._met(0)
         for i, state in enumerate(self._states):
-            if i and state.guards.saw(guards):  # as a list that is made anew says what it said
+            if i and state.guards.saw(guards):  # for instance a list rebuilt with equal elements
                 state.modules = list(model.modules())
                 return self._met(i)
         guards.count_changes()
@@ -141,7 +144,7 @@ class States:
         return state
 
     def prepared(self, batch: Batch) -> bool:
-        """Whether a graph for batches of this kind, of any sizes, was made in any state."""
+        """Whether any state has a graph for batches of this kind, at any sizes."""
         kept = (item for state in self._states for item in state.calls.items())
         return any(len(calls) and key[2:] == batch.kind for key, calls in kept)
 

@@ -1,7 +1,7 @@
-"""Outputs that wait: fields of a Hugging Face ModelOutput that are computed when they are read.
+"""Lazy outputs: fields of a Hugging Face ModelOutput that are computed when they are first read.
 
-Of fields that no caller of late has read, the tensor is not computed with the forward. The output's
-class is then a subclass of the model's own, made here, until every field is there.
+Fields that no recent caller has read are not computed with the forward. Until every field is there,
+the output's class is a subclass, made here, of the model's own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from onward.capture.trace.output_tree import Computed, Container, Part
 
 LOSS = "loss"
 _WAITS = "_onward_waits"
-NOTHING = torch.empty(0)  # stands where a field is that is not computed yet
+NOTHING = torch.empty(0)  # a placeholder for fields that are not computed yet
 
 
 def waiting(root: Part | None) -> dict[str, str]:
-    """The fields of the outputs that can wait, and their results: those of a ModelOutput that are
-    one tensor each, but for the loss."""
+    """The fields of a ModelOutput that can be computed later, with their results: those that are
+    one tensor, except the loss. Empty for other outputs."""
     if not isinstance(root, Container) or not _is_model_output(root.kind):
         return {}
     return {
@@ -34,9 +34,9 @@ def waiting(root: Part | None) -> dict[str, str]:
 
 
 class Waits:
-    """What an output knows of its fields. fields: the result of each that may wait. absent: those
-    that are not computed. read: results that were read are entered there. compute: gives all that
-    are absent, by field."""
+    """The state of a lazy output. fields: the result of each lazy field. absent: fields not
+    computed yet. read: a set to which results that are read are added. compute: computes all absent
+    fields."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Waits:
         self._lock = threading.RLock()
 
     def watch(self, output: Any) -> Any:
-        """The output, which tells from now on what of it is read."""
+        """Makes the output lazy, in place, and returns it."""
         vars(output)[_WAITS] = self
         output.__class__ = _class(type(output), tuple(self.fields))
         return output
 
     def touch(self, output: Any, field: str) -> None:
-        """The field is about to be read."""
+        """Called before a field is read: computes the absent fields if it is one of them."""
         with self._lock:
             self._read.add(self.fields[field])
             if field in self.absent:
@@ -68,7 +68,8 @@ class Waits:
             self.forget(output, field)
 
     def forget(self, output: Any, field: str) -> None:
-        """The field waits no longer; where none does, the output is the model's own again."""
+        """Marks a field as no longer lazy; after the last one the output has the model's own class
+        again."""
         self.absent.discard(field)
         self._left.discard(field)
         if not self._left and vars(output).pop(_WAITS, None) is not None:
@@ -84,7 +85,8 @@ def _is_model_output(kind: type) -> bool:
 
 @lru_cache(maxsize=64)
 def _class(kind: type, fields: tuple[str, ...]) -> type:
-    """A subclass that asks `Waits` before a field is read, by whatever way."""
+    """A subclass of the output's class that calls `Waits.touch` before a field is read in any
+    way."""
 
     def touch(self: Any, names: Iterable[Any]) -> None:
         for name in names:

@@ -1,9 +1,8 @@
-"""Module: a wrapper around a model, for code that was written for one (ORTModule, DDP).
+"""Module: a wrapper around an accelerated model, for code that expects one (ORTModule, DDP).
 
-It is a face over `accelerate`: the model within is the user's own. The wrapper has no state of its
-own: its `__dict__` is the model's, and what it can be asked as a module it asks the model. So
-whoever walks through a model that holds one (`named_parameters`, `state_dict`, DDP, FSDP, peft)
-finds each tensor under the name that it has without the wrapper.
+The wrapper has no state: its `__dict__` is the model's, and it forwards attribute access to the
+model. So code that walks through a model that contains a wrapper (`named_parameters`, `state_dict`,
+DDP, FSDP, peft) finds each tensor under the name that it has without the wrapper.
 """
 
 from __future__ import annotations
@@ -23,25 +22,28 @@ from onward.module.accelerate import Accelerated, accelerate, accelerated
 from onward.module.explain import explain
 from onward.prepare.report import Report
 
-_OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
-_KEPT = {  # of nn.Module's own names, those that are not the model's
+# prefix of names in checkpoints of an older wrapper, which held its model as a submodule
+_OLD = "module."
+_KEPT = {  # names of nn.Module that the wrapper does not take from the model
     "__delattr__", "__dir__", "__getattr__", "__init__", "__repr__", "__setattr__", "__setstate__",
     "_load_from_state_dict", "forward", "load_state_dict", "modules", "named_modules",
 }  # fmt: skip
 
 
 class Module(torch.nn.Module):
-    """`onward.Module(model)` calls `model` as a graph; see `onward.accelerate` for the options.
+    """Calls of `onward.Module(model)` run `model` as a graph; see `onward.accelerate` for the
+    options.
 
-    module: the model itself. Everything else that a caller reads or sets on the wrapper is the
-    model's: parameters, methods, hooks, `config`, `state_dict` and its keys, `__class__`.
+    module: the model itself. All else that a caller reads or sets on the wrapper is the model's:
+    parameters, methods, hooks, `config`, `state_dict` and its keys, `__class__`.
     """
 
     __slots__ = (SLOT,)
     _onward_model: torch.nn.Module
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
-        accelerate(model, **options)  # before this one is a module: it raises for what is none
+        # before `super().__init__`, since it raises for anything but a module
+        accelerate(model, **options)
         self._take(model)
 
     def _take(self, model: torch.nn.Module) -> None:
@@ -59,7 +61,7 @@ class Module(torch.nn.Module):
 
     @property
     def forward(self) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The model's; a call of the wrapper, not of this, runs as a graph."""
+        """The model's own forward. Only a call of the wrapper itself runs as a graph."""
         return self.module.forward
 
     def report(self) -> Report:
@@ -69,12 +71,12 @@ class Module(torch.nn.Module):
     def explain(
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> StepExplanation:
-        """A training step of the model, or the last call's; see `onward.explain`."""
+        """Explains a training step of the model, or the last call; see `onward.explain`."""
         return explain(self._accelerated().model, batch, kwargs, **options)
 
     def _accelerated(self) -> Accelerated:
         held = accelerated(self.module)
-        if held is None:  # Module.compile was called since
+        if held is None:  # `Module.compile` was called since
             raise OnwardError(
                 "the wrapped model is no longer accelerated (model.compile() was called "
                 "since); fix: onward.accelerate(model)"
@@ -85,8 +87,8 @@ class Module(torch.nn.Module):
 
     @property
     def __class__(self) -> type[torch.nn.Module]:  # type: ignore[override]
-        """The model's, for `isinstance`, and for those that set another one to add to a module
-        (parametrizations, FSDP). `type(wrapper)` is the wrapper's own."""
+        """The model's class, for `isinstance` and for code that assigns a subclass
+        (parametrizations, FSDP). `type(wrapper)` is `onward.Module`."""
         return self.module.__class__
 
     @property
@@ -94,7 +96,7 @@ class Module(torch.nn.Module):
         return self.module._version
 
     def __getattr__(self, name: str) -> Any:
-        if name == SLOT:  # of one that is being made
+        if name == SLOT:  # the wrapper is still being made
             raise AttributeError(name)
         return getattr(self._onward_model, name)
 
@@ -113,7 +115,7 @@ class Module(torch.nn.Module):
     def __repr__(self) -> str:
         return f"onward.Module({self.module!r})"
 
-    # ---- one module: who keeps modules in sets and maps has one of it
+    # ---- identity: the wrapper counts as the model in sets and dicts of modules
 
     def __eq__(self, other: object) -> bool:
         return bool(self.module == unwrapped(other))
@@ -122,8 +124,8 @@ class Module(torch.nn.Module):
         return hash(self.module)
 
     def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Generator[Any]:
-        """The model's. Who asks the wrapper itself finds it first; in what holds it, the model has
-        its place."""
+        """The model's modules. Asked on the wrapper itself, it lists the wrapper first; a module
+        that contains the wrapper lists the model in its place."""
         for name, found in self.module.named_modules(memo, *args, **kwargs):
             yield name, self if memo is None and found is self.module else found
 
@@ -149,7 +151,7 @@ class Module(torch.nn.Module):
         self.module._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _rename(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Gives keys of before the names of now, where the model has no submodule of that name."""
+        """Renames keys of older checkpoints, unless the model has a submodule called `module`."""
         if "module" in self._modules:
             return
         old = prefix + _OLD
@@ -168,14 +170,14 @@ class Module(torch.nn.Module):
         return _made, (type(self),), {"model": self.module, "options": options}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Not the model's, where it has one."""
+        """Copies the wrapper, not with the model's own `__deepcopy__`."""
         make, args, state = self.__reduce_ex__(4)
         memo[id(self)] = twin = make(*args)
         twin.__setstate__(copy.deepcopy(state, memo))
         return twin
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_modules" in state:  # of one that held its model as a submodule
+        if "_modules" in state:  # pickled by an older version, which held its model as a submodule
             model, options = state["_modules"]["module"], state.get("_onward_options")
         else:
             model, options = state["model"], state["options"]

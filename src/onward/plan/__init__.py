@@ -1,4 +1,8 @@
-"""Specialized graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, the peak."""
+"""Specialized graph -> Plan: kernels, order of launches, lifetimes, offsets in memory, peak.
+
+In: a specialized graph and a target. Out: a `Plan`, or OnwardError for an op without a kernel.
+Imports: rewrite, kernels and graph.
+"""
 
 from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible

@@ -1,7 +1,8 @@
-"""Offsets: each buffer gets a place in its region such that no two live at once overlap.
+"""Offsets of buffers in an arena, such that no two that live at the same time overlap.
 
-Largest first, each into the smallest gap that fits (best fit) among the buffers placed before
-whose lifetimes meet its own. The result is compared with the max-live lower bound in the plan.
+Buffers are placed largest first, each into the smallest gap that fits (best fit) among those
+already placed whose lifetimes overlap with its own. A plan compares the result with the max-live
+bound.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ def aligned(nbytes: int) -> int:
 
 
 def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Byte offsets and the arena's size. `lives` are first and last launch, both included."""
+    """Places buffers in an arena. Returns their byte offsets and the arena's size. lives: first and
+    last launch of each, both included."""
     n = len(sizes)
     offsets = np.zeros(n, dtype=np.int64)
     need = np.array([aligned(s) for s in sizes], dtype=np.int64)
     first = np.array([a for a, _ in lives], dtype=np.int64)
     last = np.array([b for _, b in lives], dtype=np.int64)
-    placed = np.zeros((4, n), dtype=np.int64)  # begin, end, first and last launch, by begin
+    placed = np.zeros((4, n), dtype=np.int64)  # begin, end, first and last launch; sorted by begin
     for done, i in enumerate(sorted(range(n), key=lambda i: (-int(need[i]), int(first[i])))):
         begins, ends, since, until = placed[:, :done]
         meets = np.flatnonzero((since <= last[i]) & (until >= first[i]))
         if len(meets):
             tops = np.maximum.accumulate(ends[meets])
-            below = np.concatenate(([0], tops[:-1]))  # where the gap under each begins
+            below = np.concatenate(([0], tops[:-1]))  # begin of the gap below each placed buffer
             gaps = begins[meets] - below
             fits = np.flatnonzero(gaps >= need[i])
             offsets[i] = below[fits[np.argmin(gaps[fits])]] if len(fits) else tops[-1]
@@ -42,7 +44,7 @@ def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[
 
 
 def max_live(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> int:
-    """The most bytes alive at one launch: no placement can be smaller."""
+    """The most bytes alive at one launch, a lower bound for any placement."""
     if not sizes:
         return 0
     change = np.zeros(max(b for _, b in lives) + 2, dtype=np.int64)

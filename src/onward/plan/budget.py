@@ -1,4 +1,4 @@
-"""Budget: the plan of a step within so many bytes, by proposals of what to compute again."""
+"""Budget: the search for a plan within a memory budget, by proposals of values to recompute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onward.plan.recompute import Search, between
 
 @dataclass(frozen=True)
 class Judged:
-    """A proposal that was applied and planned. what: the caller's, who applied it."""
+    """A proposal that was applied and planned. what: the report of the caller that applied it."""
 
     plan: Plan
     graph: Graph
@@ -23,11 +23,12 @@ class Judged:
 
 
 class Budget:
-    """The search for a plan of a specialized graph within a memory budget; the plan without
-    recomputing is known.
+    """Searches for a plan of a specialized graph within a memory budget, given the plan without
+    recomputation.
 
-    amount: bytes that the peak may have, or a fraction of what recomputing can spare (0.0: the
-    least peak, 1.0: none is spared). chosen: what fits, None where the plan does as it is.
+    amount: the largest peak in bytes, or a fraction of what recomputation can save (0.0: the
+    smallest peak, 1.0: no recomputation). chosen: the plan that fits; None where no recomputation
+    is needed.
     """
 
     def __init__(self, graph: Graph, plan: Plan, amount: int | float | str, target: Target) -> None:
@@ -40,13 +41,14 @@ class Budget:
         self._judged: Judged | None = None
 
     def proposals(self) -> Iterator[tuple[Graph, set[str]]]:
-        """Yields a graph and the values to compute again in it; the caller applies each, plans the
-        graph and calls `judge` before it takes the next. Raises OnwardError where no plan fits."""
+        """Yields a graph and the values to recompute in it. The caller applies the proposal, plans
+        the graph and calls `judge` before it takes the next. Raises OnwardError where no plan
+        fits."""
         if isinstance(self._amount, int):
             limit, least = self._amount, None
         else:
             if self._amount == 1.0 or not any(x.backward for x in self._plan.launches):
-                return  # nothing to spare, or nothing kept: evaluation has no backward
+                return  # recomputation saves nothing, as in an evaluation, which has no backward
             tried: list[Judged] = []
             for proposal in self._searched(0):
                 yield proposal
@@ -67,7 +69,7 @@ class Budget:
         self.chosen = least
 
     def judge(self, plan: Plan, graph: Graph, what: Any) -> None:
-        """Takes the plan of the last proposal, applied to its graph."""
+        """Receives the plan of the last proposal, applied to its graph."""
         assert self._search is not None
         self._search.judge(plan)
         self._judged = Judged(plan, graph, what)

@@ -1,4 +1,4 @@
-"""Estimated time of a launch, by its op's arithmetic and bytes and the target's rates."""
+"""Estimates the time of a launch from its op's FLOPs and bytes and the target's rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.kernels import Target
 
 
 def seconds(node: Node, target: Target) -> float:
-    """Estimated time of one launch of `node`, whose sizes are numbers."""
+    """Estimated seconds of one launch of `node`, whose sizes are numbers."""
     rates = target.rates
     rate = rates.low_flops_per_second if _is_low(node) else rates.flops_per_second
     arithmetic = value(flops(node)) / rate
@@ -17,6 +17,6 @@ def seconds(node: Node, target: Target) -> float:
 
 
 def _is_low(node: Node) -> bool:
-    """Whether a node multiplies numbers of 16 bits."""
+    """Whether a node multiplies 16-bit numbers."""
     found = [type_of(x) for x in node.inputs if x is not None]
     return any(t.is_low for t in found)

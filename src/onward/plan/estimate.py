@@ -1,9 +1,9 @@
-"""A fast estimate of the bytes that a plan would hold: lifetimes and in-place rights, no offsets.
+"""A fast estimate of a plan's memory: lifetimes and in-place writes, but no offsets.
 
-The search for what to recompute asks it hundreds of times, where the planner would be asked once.
-Both see the same lives (`plan/liveness.py`). What it leaves out is the caller's to correct from a
-real plan: bytes lost between buffers, and launches that the planner would put in another order once
-the backward half reads other values.
+The search for values to recompute calls it hundreds of times, and the planner only once for each
+proposal. Both use the same lifetimes (`plan/liveness.py`). The caller corrects, from a real plan,
+what the estimate leaves out: gaps between buffers, and launches that the planner would order
+differently once the backward half reads other values.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from onward.plan.storages import Storages
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a plan's memory. nbytes: the most bytes alive at one launch. movable:
-    storages alive there that the launch does not touch, made by the forward half and read only
-    later by the backward half."""
+    """An estimate of a plan's memory. nbytes: the most bytes alive at one launch. movable: storages
+    alive at that launch but not used by it, made by the forward half and next read by the backward
+    half."""
 
     nbytes: int
     movable: tuple[int, ...]
 
 
 class MemoryEstimate:
-    """The memory of a graph that `select` has lowered, with any of its forward half done again.
+    """Estimates the memory of a graph that `select` has lowered, with any forward launches
+    recomputed.
 
-    nodes, makes, reads, backward: of each access, in order. nbytes, maker: of each storage; the
-    maker is None for inputs and constants. fixed: storages that no recomputing can free (inputs,
-    constants, outputs, what several launches write). late: storages of the forward half that the
-    backward half reads. repeatable: forward launches all of whose storages are their own, that no
-    output shows through a window of the backward half, and no part that runs in PyTorch reads.
+    nodes, makes, reads, backward: of each access, in order. nbytes, maker: of each storage; maker
+    is None for inputs and constants. fixed: storages that recomputation cannot free (inputs,
+    constants, outputs, storages that several launches write). late: storages of the forward half
+    that the backward half reads. repeatable: forward launches that can run again: they share no
+    storage with other launches, no output shows their results through a window of the backward
+    half, and no region reads them.
     """
 
     def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
@@ -54,10 +56,11 @@ class MemoryEstimate:
         self.fixed = found.kept | found.shown | found.shared
         self.fixed |= {i for i, maker in enumerate(self.maker) if maker is None}
         outputs = [(v, v.producer()) for v in graph.outputs.values()]
+        # else the proposal would decide whether such an output shows a launch or its second run
         shown_late = {
             found.layouts[v].buffer for v, maker in outputs if maker and maker.meta.get("backward")
-        }  # which of a launch and its repetition an output shows would depend on what is chosen
-        # parts that run in PyTorch: their code runs once, and their tapes show what it has read
+        }
+        # a region's code runs once, and autograd has saved what it read
         parts = {n for n, node in enumerate(self.nodes) if node.op_type == "Region"}
         taped = {s for n in parts for s in (*self.reads[n], *self.makes[n])}
         singular = shown_late | found.shared | taped
@@ -76,8 +79,8 @@ class MemoryEstimate:
         }
 
     def estimate(self, again: Collection[int]) -> Estimate:
-        """The estimate with the forward launches `again` done once more, each before its first late
-        reader."""
+        """Estimates the memory with the forward launches `again` run a second time, each just
+        before the first launch that needs it."""
         lives = self._simulator.run(again)
         if not lives.end:
             return Estimate(self._throughout, ())
@@ -85,7 +88,7 @@ class MemoryEstimate:
         return Estimate(self._throughout + int(lives.nbytes[place]), self._movable(lives, place))
 
     def _movable(self, lives: Liveness, place: int) -> tuple[int, ...]:
-        """The storages that wait at `place` for the backward half."""
+        """The storages that are idle at `place`, waiting for the backward half."""
         size = len(self.nbytes)
         first, late = lives.first[:size], lives.late[:size]
         waiting = np.flatnonzero((first < place) & (place < late) & (late < lives.end))
@@ -94,14 +97,14 @@ class MemoryEstimate:
         return tuple(s for s in waiting.tolist() if s not in busy and s not in self.fixed)
 
     def sequence(self, again: Collection[int]) -> list[tuple[Node, bool]]:
-        """The nodes in the order that is supposed, each with whether it is done again there."""
+        """The nodes in the assumed order, each with whether that is its second run."""
         lives = self._simulator.run(again)
         places = [(int(at), self.nodes[i], False) for i, at in enumerate(lives.at)]
         places += [(at, self.nodes[m], True) for m, at in lives.again.items()]
         return [(node, is_again) for _, node, is_again in sorted(places, key=lambda p: p[0])]
 
     def values(self, again: Collection[int]) -> set[str]:
-        """Names of the values that these launches make, and of the forward views on them."""
+        """Names of the values that these launches make, and of forward views of them."""
         names: set[str] = set()
         for i in again:
             names.update(v.name or "" for v in self.nodes[i].outputs)

@@ -1,4 +1,5 @@
-"""Fusible: whether the call that a fusion would write, and its gradient, have kernels."""
+"""Fusible: whether there are kernels for the call that a fusion would write and for its
+gradient."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from onward.rewrite import Fusion
 
 
 class Fusible:
-    """`rewrite.Refuse` for a target. Equal layers are decided once."""
+    """Implements `rewrite.Refuse` for a target. Equal calls are decided once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._known: dict[object, str | None] = {}
 
     def __call__(self, fusion: Fusion) -> str | None:
-        """Why the call stays unfused: its kernels' reasons, or those of its gradient's own ops."""
+        """The reasons why the call, or an own op in its gradient, has no kernel; None where all
+        have one."""
         attrs = tuple(sorted((k, repr(v)) for k, v in fusion.attrs.items() if k != "site"))
         key = (fusion.op, fusion.inputs, attrs, fusion.gradient)
         if key not in self._known:
@@ -38,7 +40,7 @@ class Fusible:
 
 
 def _alone(fusion: Fusion) -> Graph:
-    """A fusion's call as a graph of its own; its first output is `y`."""
+    """A graph of a fusion's call alone; its first output is `y`."""
     graph = Graph(fusion.op)
     inputs = [
         None if type is None else graph.input(f"x{i}", type, Role.BATCH)
@@ -50,7 +52,7 @@ def _alone(fusion: Fusion) -> Graph:
 
 
 def _gradient(graph: Graph) -> list[Node]:
-    """The own ops in a graph's gradient by all floating inputs."""
+    """The own ops in a graph's gradient with respect to all floating inputs."""
     floating = [v.name or "" for v in graph.inputs if v.meta["type"].is_floating]
     made = vjp(graph, ["y"], floating)
     return [n for n in made if n.domain == ONWARD and n.meta.get("backward")]

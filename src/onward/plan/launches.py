@@ -1,4 +1,4 @@
-"""Launches: a kernel call for each node with memory of its own, and the copies between them."""
+"""Launches: a kernel call for each node that needs one, and copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COPY = KernelSpec("Contiguous", {}, (), ())
 
 
 def copy(source: Layout, target: Layout, text: str, module: str, backward: bool) -> PlannedLaunch:
-    """The launch that copies one window to another."""
+    """Makes the launch that copies one window to another."""
     return PlannedLaunch(
         KERNELS["Contiguous"][0], "Contiguous", module, {}, (source,), (target,), (), 0, backward,
         text, _COPY,
@@ -26,7 +26,7 @@ def copy(source: Layout, target: Layout, text: str, module: str, backward: bool)
 
 
 def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[PlannedLaunch]:
-    """The launches that run for a node, in order; its operands get their buffers."""
+    """Makes the launches of a node, in order, and the buffers of their operands."""
     if access.node in storages.views:
         return []
     if access.spec is None:
@@ -37,7 +37,7 @@ def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[Pl
 def _kernel(
     access: Access, spec: KernelSpec, storages: Storages, buffers: Buffers
 ) -> list[PlannedLaunch]:
-    """The kernel's launch, behind copies of inputs that it wants contiguous."""
+    """Makes the kernel's launch, after copies of inputs that it needs contiguous."""
     node, kernel = access.node, storages.kernels[access.node]
     made: list[PlannedLaunch] = []
     inputs: list[Layout | None] = []
@@ -68,7 +68,7 @@ def _kernel(
 
 
 def _concat(access: Access, storages: Storages, buffers: Buffers) -> list[PlannedLaunch]:
-    """Copies for the parts that do not lie in their places already."""
+    """Makes copies of a Concat's inputs that are not already in place."""
     node, made = access.node, list[PlannedLaunch]()
     whole = buffers.write(access, node.outputs[0])
     dim = attributes(node)["axis"] % len(whole.shape)

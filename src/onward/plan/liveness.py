@@ -1,8 +1,8 @@
-"""Liveness: from which launch to which each storage lives, and whose memory it takes over.
+"""Liveness: from which launch to which each storage lives, and whose memory it reuses.
 
-One simulation serves the plan, which places what it finds, and the memory estimate, which asks
-hundreds of times what a launch done again would change. A launch done again makes storages of its
-own, its twins; only the backward half reads them.
+One simulation serves the plan, which places the storages, and the memory estimate, which asks
+hundreds of times what recomputing a launch would change. A launch that runs again makes storages of
+its own, the twins, which only the backward half reads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Liveness:
-    """Where launches stand in the sequence, and the lives of storages in it.
+    """The positions of launches in a sequence, and the lifetimes of storages.
 
-    The twin of a storage has its number plus the number of storages. at, again: places of the
-    launches, and of those done again. end: the length of the sequence. first, last: of each
-    storage, the places between which its value is needed, both included; `end` for what is kept.
-    late: the first place where the backward half reads it, `end` where it does not. over: storage
-    -> the one whose memory it takes over, at the place where that was last read. nbytes: at each
-    place, of what launches make, temporaries included.
+    The twin of a storage has the storage's number plus the number of storages. at, again: positions
+    of launches, and of second runs by launch. end: length of the sequence. first, last: positions
+    between which each storage is needed, both included; `end` for one that is kept. late: the first
+    position where the backward half reads it, else `end`. over: storage -> the storage whose memory
+    it reuses, from that one's last read on. nbytes: bytes that launches have made and that are
+    alive at each position, temporaries included.
     """
 
     at: Numbers
@@ -41,7 +41,7 @@ class Liveness:
 
 
 class Simulator:
-    """Simulates the lives of storages for one order of launches, with any of the forward half done
+    """Simulates the lifetimes of storages for one order of launches, with any forward launches run
     again."""
 
     def __init__(self, storages: Storages) -> None:
@@ -58,7 +58,8 @@ class Simulator:
         edges = [(i, s) for i, access in enumerate(accesses) for s in access.reads]
         self._reader = np.array([i for i, _ in edges], dtype=np.int64)
         self._read = np.array([s for _, s in edges], dtype=np.int64)
-        self._readers: list[list[int]] = [[] for _ in accesses]  # of what a launch makes
+        # launches that read what each launch makes
+        self._readers: list[list[int]] = [[] for _ in accesses]
         for i, s in edges:
             maker = storages.maker[s]
             if maker is not None:
@@ -71,8 +72,8 @@ class Simulator:
         ]
 
     def run(self, again: Collection[int] = ()) -> Liveness:
-        """The lives where the forward launches `again` are done once more, each just before the
-        first launch that needs it."""
+        """Returns the lifetimes if the forward launches `again` run a second time, each just before
+        the first launch that needs it."""
         n, size = self._n, self._size
         before = self._before(again)
         runs = sorted(before, key=lambda m: (before[m], m))
@@ -82,7 +83,8 @@ class Simulator:
         at_again = np.full(n, -1, dtype=np.int64)
         at_again[runs] = [places[m] for m in runs]
         end = n + len(runs)
-        repeated = np.zeros(n + 1, dtype=bool)  # its last element serves inputs, whose maker is -1
+        # inputs have the maker -1, which indexes the last element
+        repeated = np.zeros(n + 1, dtype=bool)
         repeated[list(again)] = True
 
         first = np.full(2 * size, end, dtype=np.int64)
@@ -103,7 +105,7 @@ class Simulator:
             np.maximum.at(last, target, at_again[self._reader[edges]])
             np.minimum.at(late, target, at_again[self._reader[edges]])
         last[self._kept] = end
-        if len(self._shown):  # they are read between the halves
+        if len(self._shown):  # these outputs are read between the halves
             late_half = at[self._half] if self._half < n else end
             last[self._shown] = np.maximum(last[self._shown], late_half)
 
@@ -114,9 +116,11 @@ class Simulator:
         )  # fmt: skip
 
     def _before(self, again: Collection[int]) -> dict[int, int]:
-        """For each launch done again, the launch before which it must be; needless ones left out.
+        """For each launch to run again, the launch before which it must; without those that nothing
+        needs.
 
-        A launch comes after those of the forward half that it reads, hence the loop from the last.
+        A launch that runs again must come before its readers that do, hence the loop from the last
+        one.
         """
         chosen = set(again)
         found: dict[int, int] = {}
@@ -134,8 +138,8 @@ class Simulator:
     def _taken(
         self, at: Numbers, places: dict[int, int], repeated: npt.NDArray[np.bool_], last: Numbers
     ) -> dict[int, int]:
-        """The storages that take over the memory of others: of those that may, the first in
-        line."""
+        """Maps each storage to the one whose memory it reuses: the first candidate that is free by
+        then."""
         size, until = self._size, last.tolist()
         over: dict[int, int] = {}
         taken: set[int] = set()
@@ -157,7 +161,7 @@ class Simulator:
         self, at: Numbers, at_again: Numbers, end: int, first: Numbers, last: Numbers,
         twins: Numbers, over: dict[int, int],
     ) -> Numbers:  # fmt: skip
-        """The bytes alive at each place of the sequence."""
+        """The bytes alive at each position of the sequence."""
         size = self._size
         made = np.concatenate([self._made, size + twins])
         nbytes = self._nbytes[made % size] if size else made
@@ -165,7 +169,7 @@ class Simulator:
         np.add.at(change, first[made], nbytes)
         np.subtract.at(change, last[made] + 1, nbytes)
         heirs = np.array(list(over), dtype=np.int64)
-        if len(heirs):  # at the place where both are needed they are one
+        if len(heirs):  # at the position where both are alive they share memory
             nbytes = self._nbytes[heirs % size]
             np.subtract.at(change, first[heirs], nbytes)
             np.add.at(change, first[heirs] + 1, nbytes)
@@ -177,5 +181,5 @@ class Simulator:
 
 
 def dies(last: int, place: int) -> bool:
-    """Whether memory that is last read at `last` may be overwritten by the launch at `place`."""
+    """Whether the launch at `place` may overwrite memory that is last read at `last`."""
     return last <= place

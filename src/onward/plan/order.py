@@ -1,13 +1,13 @@
-"""The order of launches: as the graph has it, with what frees memory as soon as it can run.
+"""The order of launches: the graph's order, but launches that free memory run as early as possible.
 
 An update overwrites its parameter, so it runs after every other reader of it. No state is written
-before the forward half is done, and the backward of every part that runs in PyTorch: what a batch
-can be refused for is met there. Where the graph says whether its gradients are finite, updates come
-after everything else, so that they can be left out; elsewhere an update runs early and frees the
-gradient at once. A launch of the backward half that frees more than it takes, such as a weight's
-gradient that is the last to read a layer's input, runs as soon as its operands are there.
+before the forward half and the backwards of all regions are done, since only these can reject a
+batch. If the graph tests whether its gradients are finite, updates come after everything else, so
+that they can be skipped; if not, an update runs early and frees the gradient at once. A backward
+launch that frees more than it allocates, such as a weight's gradient that is the last to read a
+layer's input, runs as soon as its operands are ready.
 
-In a graph whose halves run apart, what its own outputs need comes before all else.
+In a graph that runs in two halves, launches that its outputs need come before all others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def order(graph: Graph) -> list[Node]:
 
 
 def forward_half(graph: Graph) -> set[Node]:
-    """The nodes that the graph's outputs need, but for gradients. Raises ValueError where one needs
-    a cotangent, or where what the other nodes read of a state has been overwritten by then."""
+    """The nodes that the graph's outputs other than gradients need. Raises ValueError where one of
+    them needs a cotangent, and where a later node reads state after its update."""
     found = needed(graph, set(graph.outputs) - set(graph.signature.gradients.values()))
     for value in graph.inputs_with(Role.COTANGENT):
         early = next((node for node in value.consumers() if node in found), None)
@@ -49,7 +49,7 @@ def forward_half(graph: Graph) -> set[Node]:
 
 
 def sort(graph: Graph) -> None:
-    """Puts the graph's own list of nodes into launch order."""
+    """Reorders the graph's own list of nodes into launch order."""
     nodes = order(graph)
     graph.ir.remove(nodes)
     graph.ir.extend(nodes)
@@ -60,14 +60,15 @@ class _Order:
         self.nodes: list[Node] = []
         self._kept = graph.output_values()
         self._updates = _updates(graph)
-        self._waiting: dict[Node, int] = {}  # nodes that must run before
+        self._waiting: dict[Node, int] = {}  # number of nodes that must run before it
         self._followers: dict[Node, list[Node]] = {}
         self._memory: dict[Value, Value] = {}  # of a view: the value whose memory it shows
-        self._readers: dict[Value, set[Node]] = {}  # launches that have yet to read a memory
+        # launches that have yet to read a value's memory
+        self._readers: dict[Value, set[Node]] = {}
         self._index = {node: i for i, node in enumerate(graph)}
         self._done: set[Node] = set()
         last = any(node.op_type == "AllFinite" for node in graph)
-        self._first = {  # what runs before any update
+        self._first = {  # nodes to run before any update
             n
             for n in graph
             if n not in self._updates
@@ -78,7 +79,7 @@ class _Order:
         for node in graph:
             if node not in self._done and (node not in self._updates or self._ready(node)):
                 self._run(node)
-        for node in graph:  # updates that stand before the last of what runs first
+        for node in graph:  # updates that had to wait for the last of `_first`
             if node not in self._done and self._ready(node):
                 self._run(node)
 
@@ -105,7 +106,7 @@ class _Order:
         return {self._memory.get(v, v) for v in node.inputs if v is not None}
 
     def _run(self, node: Node) -> None:
-        """Puts the node next, and after it whatever is now worth running at once."""
+        """Appends the node, and after it all nodes that should now run at once."""
         stack = [node]
         while stack:
             node = stack.pop()
@@ -134,14 +135,14 @@ class _Order:
         if node in self._updates:
             return self._ready(node)
         if not node.meta.get("backward") or node.meta.get("again"):
-            return False  # what is computed again was put where it is first read
-        if node.outputs[0] in self._memory:  # a window costs nothing; one on a forward value waits,
-            maker = self._memory[node.outputs[0]].producer()  # for that value may be made again
+            return False  # recomputed nodes already stand where they are first read
+        if node.outputs[0] in self._memory:  # a view is free; but a view of a forward value waits,
+            maker = self._memory[node.outputs[0]].producer()  # since that value may be recomputed
             return maker is not None and bool(maker.meta.get("backward"))
         return self._frees(node) > 0
 
     def _frees(self, node: Node) -> int:
-        """The bytes that nobody needs after the node, less the ones that it makes."""
+        """The bytes freed by running the node, less the bytes that it allocates."""
         freed = sum(
             type_of(v).nbytes
             for v in self._reads(node)
@@ -151,8 +152,8 @@ class _Order:
 
 
 def _updates(graph: Graph) -> dict[Node, list[Value]]:
-    """The nodes that overwrite inputs, and which inputs; a node whose result something reads (a
-    count of steps that the forward goes on with) is stored at the end instead."""
+    """The nodes that overwrite inputs, with these inputs. A node whose result is read again, such
+    as a step count that the forward uses, is not among them: its result is copied at the end."""
     found: dict[Node, list[Value]] = {}
     for name, source in graph.state.items():
         following = graph.outputs[name]

@@ -1,9 +1,9 @@
-"""Output layout assignment: a kernel writes a value in the layout that a later transpose or
-concatenation would copy it to.
+"""Output layout assignment: a kernel writes a value in the layout that its reader needs, which
+saves the copy of a later transpose or concatenation.
 
-`Reshape(Transpose(y))` is a copy when y is contiguous, and none when the kernel writes y with the
-strides that make the result contiguous. `Concat(a, b, c)` is none when a, b and c are written into
-windows of one buffer. Only kernels that declare an output `strided` are asked to.
+`Reshape(Transpose(y))` copies a contiguous y, but not a y with strides that make the result
+contiguous. `Concat(a, b, c)` copies nothing when a, b and c are windows of one buffer. Only outputs
+that kernels declare `strided` get such layouts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RESHAPES = named("reshapes")
 
 @dataclass(frozen=True)
 class AssignedLayout:
-    """A window of `owner`'s memory, which is contiguous as a whole; the layout's buffer is -1."""
+    """A window of the contiguous memory of `owner`; the layout's buffer is -1."""
 
     owner: Value
     layout: Layout
@@ -30,8 +30,8 @@ class AssignedLayout:
 
 @dataclass
 class OutputLayouts:
-    """The layouts that are assigned to values. `of`: by value; `placed`: which inputs of a Concat
-    are written in place."""
+    """The assigned layouts. of: by value. placed: the inputs of each Concat that are written in
+    place."""
 
     of: dict[Value, AssignedLayout] = field(default_factory=dict)
     placed: dict[Node, set[int]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class OutputLayouts:
 def assign_output_layouts(
     nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[Value]
 ) -> OutputLayouts:
-    """The windows for all outputs that kernels may write with strides."""
+    """Assigns windows to outputs that kernels can write with strides."""
     found = OutputLayouts()
     for node in nodes:
         for i in kernels[node].strided if node in kernels else ():
@@ -65,7 +65,7 @@ def _itself(value: Value) -> AssignedLayout:
 
 
 def _ordinary(assigned: AssignedLayout) -> bool:
-    """Whether a window is the owner's whole memory in order, as it would be anyway."""
+    """Whether a window is the whole memory of its owner, contiguous, so that nothing is gained."""
     whole = contiguous(-1, type_of(assigned.owner))
     return assigned.layout.is_contiguous and assigned.layout.size == whole.size
 
@@ -76,7 +76,8 @@ def _assigned(
     path: list[tuple[Node, int]],
     kernels: Mapping[Node, Kernel],
 ) -> AssignedLayout | None:
-    """The window that one reader, and what follows it, wants; others read it as it lies."""
+    """The window of `value` that saves one of its readers a copy; None where there is none. All
+    other readers must accept strides."""
     if value in outputs:
         return None
     uses = list(value.uses())
@@ -85,7 +86,8 @@ def _assigned(
         if all(_reads_strides(other.node, other.idx, kernels) for other in others):
             steps: list[tuple[Node, int]] = []
             assigned = _assigned_by(use.node, use.idx, value, outputs, steps, kernels)
-            if assigned is not None and not (others and steps):  # a part of a Concat has one reader
+            # an input of a Concat may have one reader only
+            if assigned is not None and not (others and steps):
                 path += steps
                 return assigned
     return None
@@ -107,7 +109,7 @@ def _assigned_by(
     made = node.outputs[0]
     moves = index == 0 and node.op_type in ("Transpose", *_RESHAPES)
     if made in outputs or not (moves or node.op_type == "Concat"):
-        return None  # asked first: what follows other ops is no window, and costs its own search
+        return None  # check first, to spare the search behind ops that make no window
     shape = contiguous(-1, type_of(value)).shape
     after = _assigned(made, outputs, path, kernels)
     if node.op_type == "Concat":
@@ -133,5 +135,5 @@ def _assigned_by(
 
 
 def _window(within: AssignedLayout, shape: Shape, strides: Shape, offset: Size) -> AssignedLayout:
-    """A window of the memory that `within` is one of."""
+    """A window of the memory that `within` is a window of."""
     return AssignedLayout(within.owner, Layout(-1, within.layout.dtype, shape, strides, offset))

@@ -1,4 +1,4 @@
-"""Placement: buffers for storages, in the regions that own them, and an offset for each buffer."""
+"""Placement: a buffer in some region for each storage, and an offset for each buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INPUT_REGION = {
     Role.PARAM: MemoryRegion.USER,
     Role.BUFFER: MemoryRegion.USER,
     Role.STATE: MemoryRegion.PERSISTENT,
-    Role.BATCH: MemoryRegion.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
+    Role.BATCH: MemoryRegion.SCRATCH,  # staged for each call, so that a new shape allocates nothing
     Role.RANDOM: MemoryRegion.PERSISTENT,
     Role.HYPER: MemoryRegion.PERSISTENT,
     Role.COTANGENT: MemoryRegion.PERSISTENT,
@@ -34,14 +34,14 @@ _PURPOSE = {
     Role.SIZE: "sizes",
 }
 _ARENAS = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
-_LONGEST_NAME = 24  # characters of a buffer's name to which a further owner's is still added
+_LONGEST_NAME = 24  # characters of a buffer's name beyond which no further value's name is appended
 
 
 class Buffers:
-    """The buffers of a plan, in the order in which they are first written.
+    """The buffers of a plan, in the order of their first writes.
 
-    lives: of the storages, nothing done again. all: by index. constants: content by index. flags:
-    i64[n,2], for the launches whose kernels find bad input; None where none does.
+    lives: of the storages, without recomputation. all: by index. constants: content by index.
+    flags: i64[n,2], for the launches whose kernels detect bad input; None where there are none.
     """
 
     def __init__(self, storages: Storages, lives: Liveness, end: int, half: int = 0) -> None:
@@ -50,7 +50,7 @@ class Buffers:
         self._storages, self._lives, self._end = storages, lives, end
         self._of: dict[int, int] = {}  # storage -> its buffer
         self._layouts: dict[Value, Layout] = {}
-        self._known: dict[Layout, Layout] = {}  # what is bound once for all that use it
+        self._known: dict[Layout, Layout] = {}  # equal layouts are one object, bound once
         self._backward = {a.position for a in storages.accesses if a.is_backward}
         for value in storages.graph.inputs:
             role = role_of(value)
@@ -63,10 +63,10 @@ class Buffers:
             index = self._given(value, MemoryRegion.PERSISTENT, "constant")
             self.constants[index] = array_of(value)
         self.flags = self._flags()
-        self._flagged = 0  # launches that have theirs
+        self._flagged = 0  # launches that have got a flag
 
     def _flags(self) -> Layout | None:
-        """The buffer of all launches' flags: one, so that the host reads them at once."""
+        """Makes one buffer for the flags of all launches, so that the host reads them at once."""
         kernels = (self._storages.kernels[a.node] for a in self._storages.accesses if a.spec)
         count = sum(kernel.input_error is not None for kernel in kernels)
         if not count:
@@ -84,14 +84,14 @@ class Buffers:
     def new(
         self, name: str, type: Type, region: MemoryRegion, first: int, last: int, purpose: str
     ) -> Layout:
-        """A contiguous buffer of its own. first, last: positions of nodes, both included."""
+        """Makes a contiguous buffer. first, last: positions of nodes, both included."""
         index = len(self.all)
         layout = contiguous(index, type)
         self.all.append(Buffer(index, name, layout.size, region, first, last, purpose))
         return layout
 
     def temporary(self, name: str, type: Type, access: Access, purpose: str) -> Layout:
-        """A buffer for the time of one launch."""
+        """Makes a buffer that lives during one launch."""
         return self.new(name, type, MemoryRegion.SCRATCH, access.position, access.position, purpose)
 
     def layout(self, value: Value) -> Layout:
@@ -119,8 +119,8 @@ class Buffers:
         return layout.buffer
 
     def write(self, access: Access, value: Value) -> Layout:
-        """The layout that a launch writes an output to: the state that it replaces, memory that it
-        takes over, a window of a buffer that others write too, or a buffer of its own."""
+        """Chooses where a launch writes an output: in the state that it replaces, in memory that it
+        reuses, in a window of a buffer that several launches write, or in a buffer of its own."""
         storages = self._storages
         storage = storages.layouts[value].buffer
         if storage in storages.state:
@@ -145,8 +145,8 @@ class Buffers:
         return self.layout(value)
 
     def _replaced(self, node: Node, storage: int) -> Layout:
-        """The layout of the input that is this storage. The output has its very strides, also those
-        of dims of size 1: torch refuses to write over an input whose strides are others."""
+        """The layout of the input that is this storage. The output gets exactly its strides, even
+        for dims of size 1: torch refuses to overwrite an input of other strides."""
         layouts = self._storages.layouts
         read = (x for x in node.inputs if x is not None and layouts[x].buffer == storage)
         return self.layout(next(read))
@@ -157,16 +157,15 @@ class Buffers:
         return self._end if place == self._lives.end else self._storages.accesses[place].position
 
     def _settle_region(self, buffer: Buffer, node: Node) -> None:
-        """Makes a buffer residual where it is written before the backward half begins, read in
-        it."""
+        """Makes a buffer residual if it is written before the backward half and read in it."""
         if not node.meta.get("backward") and buffer.last in self._backward:
             buffer.region = MemoryRegion.RESIDUAL
             buffer.purpose = f"{node.op_type}, kept for backward"
 
 
 def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[MemoryRegion, int], int]:
-    """Gives each buffer its offset. Bytes of each region, and the most of residual and scratch
-    alive at one launch. joint: these two share one arena, which is scratch's."""
+    """Sets the offset of each buffer. Returns the bytes of each region, and the most bytes of
+    residual and scratch memory alive at one launch. joint: both share the scratch arena."""
     sizes: dict[MemoryRegion, int] = {r: 0 for r in MemoryRegion if r is not MemoryRegion.USER}
     for buffer in buffers:
         if buffer.region is MemoryRegion.PERSISTENT:
@@ -186,7 +185,7 @@ def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[MemoryRegion
 
 
 def shown_state(storages: Storages) -> dict[str, Value]:
-    """Outputs that show state, by name: the value is overwritten before the output is read."""
+    """The outputs, by name, whose memory is state that is overwritten before they are read."""
     graph, found = storages.graph, dict[str, Value]()
     for name, value in graph.outputs.items():
         if name not in graph.state and _shown(value, storages.views) in graph.state.values():
@@ -204,8 +203,8 @@ def _shown(value: Value, views: set[Node]) -> Value:
 
 
 def arena_bytes_throughout(storages: Storages) -> int:
-    """Bytes of the arenas that are taken from a step's first launch to its last: the staged batch,
-    and outputs that show state, copied before it changes."""
+    """Bytes of the arenas in use from a step's first launch to its last: the staged batch, and
+    copies of outputs that show state."""
     staged = [v for v in storages.graph.inputs if _region(v) in _ARENAS]
     return sum(aligned(type_of(v).nbytes) for v in [*staged, *shown_state(storages).values()])
 
@@ -214,5 +213,5 @@ def _region(value: Value) -> MemoryRegion:
     role = role_of(value)
     assert role is not None
     if role is Role.COTANGENT and type_of(value).rank:
-        return MemoryRegion.SCRATCH  # as a leaf of the batch; a loss' is one number
+        return MemoryRegion.SCRATCH  # staged like the batch, unless it is a scalar, as a loss's is
     return _INPUT_REGION[role]

@@ -1,4 +1,4 @@
-"""Plan: the immutable list of launches with every byte placed. Printing it explains the memory."""
+"""Plan: the list of launches, with every byte of memory placed. Print it to see the memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class MemoryRegion(enum.Enum):
 
 @dataclass
 class Buffer:
-    """A range of bytes with a lifetime and a reason to exist.
+    """A range of bytes with a lifetime and a purpose.
 
-    first, last: numbers of launches, both included; one past the last for what is kept.
-
-    nbytes: at the sizes planned for; size: the same with open sizes as names.
+    first, last: numbers of launches, both included; a buffer that is kept ends one past the last
+    launch. nbytes: at the sizes planned for. size: the bytes with open sizes as symbols.
     """
 
     index: int
@@ -49,9 +48,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """One kernel call with its operands' places. scratch: buffers for its temporaries. flag: i64[2]
-    where the kernel says that its input is bad; None where it finds none bad. stream: the number of
-    the device's stream that the launch is queued on, in the order of the plan; all are on 0."""
+    """One kernel call with the layouts of its operands. scratch: buffers for its temporaries. flag:
+    i64[2], set by a kernel that finds bad input; None for kernels that detect none. stream: number
+    of the device stream that the launch is queued on; all are 0 today."""
 
     kernel: Kernel
     op: str
@@ -82,18 +81,18 @@ class PlannedLaunch:
 
 @dataclass(repr=False)
 class Plan:
-    """Launches in order, buffers, and where inputs and outputs lie.
+    """Launches in order, buffers, and the layouts of inputs and outputs.
 
-    sizes: bytes of each region that execution allocates. peak: their sum plus the largest
-    workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
-    bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
-    those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). cuts: the numbers of the launches before which a run stops and
-    goes on later, in order; none where the plan runs as one. The arena of a plan with a cut is a
-    block that one forward is lent. flags: i64[n,2], those of the launches that have one, in order;
-    None where none has. constants: arrays by buffer, or sizes to be filled in. signature: what the
-    inputs and outputs mean; where it has an output `finite`, launches from the commit on run only
-    where that is true.
+    dims: the sizes planned for. open: sizes that may be smaller at run time. sizes: bytes of each
+    region that execution allocates. peak: their sum plus the largest workspace, i.e. all that a
+    step holds beyond the user's own parameters. lower_bound: the most bytes of residual and scratch
+    buffers alive at one launch. commit: the first launch that writes what outlives the step
+    (parameters, optimizer state). cuts: numbers of the launches before which a run stops, to be
+    continued later; empty where the plan runs as one. The arena of a plan with a cut is a block,
+    lent to one forward. flags: i64[n,2], of the launches that have one, in order; None where none
+    has. constants: arrays by buffer, or tuples of sizes to be filled in. signature: the meaning of
+    inputs and outputs; if it has an output `finite`, launches from the commit on run only if that
+    is true.
     """
 
     dims: dict[str, int]
@@ -113,7 +112,7 @@ class Plan:
     signature: Signature = field(default_factory=Signature)
 
     def serves(self, dims: Mapping[str, int]) -> bool:
-        """Whether a batch of these sizes can run on this plan."""
+        """Whether the plan can run a batch of these sizes."""
         return all(
             n in dims and (dims[n] == most or (n in self.open and 0 < dims[n] <= most))
             for n, most in self.dims.items()
@@ -126,7 +125,7 @@ class Plan:
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """The numbers of the launches between the cuts: all of them where there is no cut."""
+        """The launch numbers between the cuts; one range where there is no cut."""
         return tuple(starmap(range, pairwise((0, *self.cuts, len(self.launches)))))
 
     @property

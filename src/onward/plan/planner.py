@@ -1,4 +1,4 @@
-"""Specialized graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
+"""Specialized graph -> Plan: select, order, storages, liveness, buffers and launches, offsets."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ def make_plan(
     joint: bool = True,
     target: Target | None = None,
 ) -> Plan:
-    """Plans a specialized graph. `joint`: residual and scratch share one arena. `target`: this
-    machine's CPU where left out. Raises OnwardError where an op has no kernel.
-    """
+    """Plans a specialized graph. joint: residual and scratch memory share one arena. target: by
+    default this machine's CPU. Raises OnwardError where an op has no kernel."""
     graph = graph.clone()
     kernels = select(graph, target)
     return Planner(graph, dims, kernels, order(graph), joint).plan()
 
 
 class Planner:
-    """One plan in the making, for nodes that run in this order on these kernels."""
+    """Builds one plan, for nodes in this order with these kernels."""
 
     def __init__(
         self,
@@ -42,7 +41,8 @@ class Planner:
         joint: bool,
     ) -> None:
         self.graph, self.dims, self.nodes, self.joint = graph, dims, nodes, joint
-        self.half: int | None = None  # the nodes of the forward half, where there are two
+        # number of nodes in the forward half; None where there are no halves
+        self.half: int | None = None
         if graph.signature.split_halves:
             self.half = len(forward_half(graph))
         self.storages = Storages(graph, kernels, nodes, self.half or 0)
@@ -50,7 +50,7 @@ class Planner:
         self.buffers = Buffers(self.storages, lives, len(nodes), self.half or 0)
 
     def plan(self) -> Plan:
-        """Writes the launches in order, then places the buffers that they use."""
+        """Makes the launches in order, then places their buffers."""
         made = [(access.position, self.launches(access)) for access in self.storages.accesses]
         shown = self._shown_state()
         before = [launch for launch, _ in shown.values()]
@@ -92,12 +92,13 @@ class Planner:
         )
 
     def launches(self, access: Access) -> list[PlannedLaunch]:
-        """The launches that run for one node."""
+        """Makes the launches of one node."""
         return launches_of(access, self.storages, self.buffers)
 
     def _number_launches(self, positions: list[int], before: int, end: int) -> None:
-        """Restates lifetimes in numbers of launches, where they were positions of nodes. positions:
-        of the nodes that `before` launches precede; end: the number of all launches."""
+        """Converts lifetimes of buffers from positions of nodes to numbers of launches. positions:
+        of the node of each launch, after the first `before` launches. end: the number of
+        launches."""
         for buffer in self.buffers.all:
             kept, first = buffer.last >= len(self.nodes), buffer.first
             last = before + bisect_right(positions, buffer.last) - 1
@@ -105,7 +106,8 @@ class Planner:
             buffer.last = end if kept else max(buffer.first, last)
 
     def _shown_state(self) -> dict[str, tuple[PlannedLaunch, Layout]]:
-        """Copies of outputs that show state, first of all, last named first run."""
+        """Copies, before all other launches, of outputs whose memory is state that the step
+        overwrites. The order is reversed: the output named last is copied first."""
         found: dict[str, tuple[PlannedLaunch, Layout]] = {}
         for name, value in shown_state(self.storages).items():
             kept = self.buffers.new(
@@ -121,8 +123,8 @@ class Planner:
         return dict(reversed(found.items()))
 
     def _written_back(self) -> list[PlannedLaunch]:
-        """Copies of state outputs that no kernel wrote in place to their inputs, at the end, of the
-        forward half where there are two."""
+        """Copies of next states that no kernel wrote in place, to run at the end, or at the end of
+        the forward half if there are halves."""
         made: list[PlannedLaunch] = []
         for name, source in self.graph.state.items():
             here = self.buffers.layout(self.graph.outputs[name])

@@ -1,14 +1,14 @@
-"""The search for values to compute again, so that a step fits a memory budget.
+"""The search for values to recompute, so that a step fits a memory budget.
 
-A proposal is a set of forward launches that the backward half does again (`rewrite/recompute.py`
-applies it). It grows greedily: of the storages that lie idle at the fullest launch, the one that
-frees most bytes for a second of computing goes next, with the chain of launches that makes it from
-what is still kept; so LayerNorm and GELU outputs go first, products later. A step that does not
-lower the peak is taken back. Where that road ends, layers are checkpointed: only what crosses from
-layer to layer is kept, and the search goes on from there. Last, launches that turned out needless
-are taken out again, the slowest first.
+A proposal is a set of forward launches that run again in the backward half (`rewrite/recompute.py`
+applies it). It grows greedily: among the storages that are idle at the launch with most memory in
+use, the next is the one that frees most bytes per second of computing, together with the chain of
+launches that makes it from values still kept. So LayerNorm and GELU outputs go first, products
+later. An addition that does not lower the peak is undone. When no addition helps, layers are
+checkpointed: only values that pass from layer to layer are kept, and the search continues from
+there. Finally launches that need not run again are removed, slowest first.
 
-The search asks an estimate of the plan's memory (`plan/estimate.py`); a real plan judges each
+The search uses an estimate of the plan's memory (`plan/estimate.py`); a real plan judges each
 proposal.
 """
 
@@ -26,20 +26,20 @@ from onward.plan.plan import MemoryRegion, Plan
 from onward.plan.select import select
 
 ROUNDS = 6  # proposals before giving up
-SMALLEST = 1 / 2000  # of the peak: a storage below that frees too little to be worth a look
-SLOWEST = 1 / 200  # of the time of all that is done again: a launch below is not worth saving
+SMALLEST = 1 / 2000  # of the peak: smaller storages are not considered
+SLOWEST = 1 / 200  # of all recomputation time: faster launches are not worth removing
 
 
 def between(least: int, most: int, fraction: float) -> int:
-    """The amount of bytes of a budget that is a fraction of what recomputing can spare. least: the
-    peak that it can reach (0.0); most: the peak without it (1.0)."""
+    """Converts a fraction to bytes of a budget. least: the smallest peak (0.0). most: the peak
+    without recomputation (1.0)."""
     return least + int(fraction * max(0, most - least))
 
 
 class Search:
-    """The search of proposals for one specialized graph and one limit in bytes.
+    """The search for proposals for one specialized graph and a limit in bytes.
 
-    graph: the specialized graph as the planner lowers it; the names in a proposal are its values'.
+    graph: the specialized graph as `select` lowers it; proposals use the names of its values.
     """
 
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, target: Target) -> None:
@@ -47,23 +47,25 @@ class Search:
         self.limit = limit
         self.unconstrained, self._machine = unconstrained, target
         kernels = select(self.graph, target)
-        sort(self.graph)  # so that "just before its first reader" means the reader's launch
+        sort(self.graph)  # into launch order, which decides what is the first reader
         self._memory = memory = MemoryEstimate(self.graph, kernels)
         self._seconds = [seconds(node, target) for node in memory.nodes]
         self._again: set[int] = set()
         self._now = memory.estimate(self._again)
-        self._unseen = unconstrained.peak - self._now.nbytes  # what the estimate does not see
+        # bytes that the estimate does not count
+        self._unseen = unconstrained.peak - self._now.nbytes
         self._smallest = unconstrained.peak
-        self._useless: set[int] = set()  # storages tried in vain since the last gain
+        # storages that did not lower the peak since the last success
+        self._useless: set[int] = set()
         self._layers_tried = False
 
     # ---- between search and plan
 
     def proposals(self) -> Iterator[set[str]]:
-        """Yields sets of values to recompute. The plan of each goes to `judge`.
+        """Yields sets of values to recompute; the caller passes the plan of each to `judge`.
 
-        Where they end without fitting, those of a search without a limit follow: its road to the
-        smallest peak is another, and the peak that the error names must be one that can be had.
+        If none fits, a search without a limit follows: it may reach a smaller peak on another path,
+        and the error must name a peak that can be had.
         """
         yield from self._towards_limit()
         if self.limit > 0:
@@ -80,12 +82,12 @@ class Search:
             yield self._memory.values(self._again)
 
     def judge(self, plan: Plan) -> None:
-        """Takes the real plan of the last proposal."""
+        """Receives the real plan of the last proposal."""
         self._smallest = min(self._smallest, plan.peak)
         self._unseen = max(self._unseen, plan.peak - self._now.nbytes)
 
     def error(self) -> OnwardError:
-        """The error that the budget cannot be met, by how much, and what to do."""
+        """The error for a budget that cannot be met, with the bytes lacking and a fix."""
         lasting = self.unconstrained.sizes[MemoryRegion.PERSISTENT]
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
@@ -102,7 +104,7 @@ class Search:
         return self.limit - self._unseen
 
     def _shrink(self) -> None:
-        """Recomputes more and more until the estimate fits or nothing lowers its peak."""
+        """Recomputes more until the estimate fits or nothing lowers its peak."""
         while self._now.nbytes > self._target:
             step = self._best_step()
             if step is not None:
@@ -121,7 +123,8 @@ class Search:
                 return
 
     def _move(self, again: set[int]) -> bool:
-        """Takes `again` unless it raises the peak estimated: of two equal ones it may lower one."""
+        """Accepts `again` unless it raises the estimated peak; a step that changes nothing may
+        enable one that lowers it. Returns whether it was accepted."""
         then = self._memory.estimate(again)
         if then.nbytes > self._now.nbytes:
             return False
@@ -129,7 +132,8 @@ class Search:
         return True
 
     def _best_step(self) -> tuple[int, set[int]] | None:
-        """The idle storage that frees most bytes for a second, and the launches that make it."""
+        """The idle storage that frees most bytes per second of recomputation, and the launches that
+        make it."""
         memory, kept = self._memory, self._kept()
         idle = {
             s
@@ -143,18 +147,19 @@ class Search:
                 continue
             freed = sum(memory.nbytes[y] for n in chain for y in memory.makes[n] if y in idle)
             rate = freed / sum(self._seconds[n] for n in chain)
-            if rate > best_rate:  # of equals the first made: its backward comes last
+            if rate > best_rate:  # of equal ones the first made, whose backward comes last
                 best, best_rate = (s, chain), rate
         return best
 
     def _kept(self) -> set[int]:
-        """The storages that outlive the forward half: they are read late and not made again."""
+        """The storages that stay alive into the backward half: read there, and not recomputed."""
         memory = self._memory
         read = {s for n in self._again for s in memory.reads[n]} | memory.late
         return {s for s in read if memory.maker[s] not in self._again} | memory.fixed
 
     def _chain(self, storage: int, kept: set[int]) -> set[int] | None:
-        """The launches that make a storage from others that are kept or made again anyway."""
+        """The launches that make a storage from values that are kept or recomputed anyway; None
+        where one of them cannot run again."""
         memory = self._memory
         chain: set[int] = set()
         stack = [storage]
@@ -169,7 +174,7 @@ class Search:
         return chain
 
     def _inside_layers(self) -> set[int]:
-        """The forward launches of layers, without those whose results leave their layer."""
+        """The forward launches within layers, except those whose results another layer reads."""
         memory = self._memory
         layers = [layer(node) for node in memory.nodes]
         leaving = {
@@ -184,7 +189,7 @@ class Search:
         }
 
     def _prune(self) -> None:
-        """Takes values out of the proposal that need not be made again after all."""
+        """Removes from the proposal launches that need not run again."""
         allowed = max(self._target, self._now.nbytes)
         floor = SLOWEST * sum(self._seconds[n] for n in self._again)
         for n in sorted(self._again, key=lambda n: -self._seconds[n]):
@@ -196,7 +201,7 @@ class Search:
 
 
 def layer(node: Node) -> str:
-    """The path of the layer that a node belongs to: `transformer.h.0`; "" outside of all."""
+    """The path of a node's layer, such as `transformer.h.0`; "" outside of layers."""
     parts = where(node).split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     return "" if number is None else ".".join(parts[: number + 1])

@@ -1,4 +1,5 @@
-"""Node -> kernel: the first that applies; an onward op without one becomes its body."""
+"""Selects a kernel for each node: the first that applies. Own ops without one become their
+bodies."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from onward.plan.views import VIEWS
 
 
 def spec_of(node: Node) -> KernelSpec:
-    """The spec of a node's call, at the sizes that the plan is made for."""
+    """The spec of a node's call, at the sizes planned for."""
     return open_spec(node).mapped(lambda t: t.concrete)
 
 
 def open_spec(node: Node) -> KernelSpec:
-    """The spec of a node's call with open sizes as names."""
+    """The spec of a node's call, with open sizes as symbols."""
     attrs = attributes(node)
     if node.op_type.startswith("Reduce") and len(node.inputs) > 1:
         attrs["axes"] = content_of(node.inputs[1])  # types may fit several where sizes are equal
@@ -29,17 +30,17 @@ def open_spec(node: Node) -> KernelSpec:
 
 
 def select(graph: Graph, target: Target | None = None) -> dict[Node, Kernel]:
-    """A kernel for every node that is not always a view; inlines bodies where none applies.
+    """Selects a kernel for every node that is not always a view, and inlines bodies where none
+    applies.
 
-    target: this machine's CPU where left out.
-
-    Raises OnwardError listing every node left without a kernel, with each kernel's reason.
+    target: by default this machine's CPU. Raises OnwardError that lists every node without a
+    kernel, with each kernel's reason.
     """
     target = target or host()
     chosen: dict[Node, Kernel] = {}
     refused: list[str] = []
     if _inline_bodies(graph, target) and graph.symbols:
-        name_sizes(graph)  # a body may ask for open sizes
+        name_sizes(graph)  # a body may contain `Shape` of an open size
     for node in graph:
         found = kernel_for(spec_of(node), target)
         if isinstance(found, Kernel):
@@ -52,7 +53,8 @@ def select(graph: Graph, target: Target | None = None) -> dict[Node, Kernel]:
 
 
 def _inline_bodies(graph: Graph, target: Target) -> bool:
-    """Puts bodies in the place of onward ops that have no kernel here; whether there were any."""
+    """Replaces own ops without a kernel for this target by their bodies. Returns whether there were
+    any."""
     found = False
     pending = [node for node in graph if node.domain == ONWARD]
     while pending:

@@ -1,4 +1,4 @@
-"""What a plan may hold, checked under `ONWARD_CHECK=1`: a table, each line with its reason."""
+"""The rules that a plan must satisfy, checked under `ONWARD_CHECK=1`; each has its reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sizes for symbols: a graph whose dims are numbers, or names with the number planned for.
+"""Specializes a graph: replaces symbols by numbers, or by names with the number planned for.
 
-Sizes that change from batch to batch stay open: one plan then serves all batches up to its own
-sizes. What a step computes from sizes alone becomes an input whose content is known.
+Sizes that change from batch to batch stay open, so that one plan serves all batches up to its own
+sizes. Values that depend on sizes alone become inputs whose content is known.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def specialize(
     open: Collection[str] = (),
     outputs: Iterable[str] | None = None,
 ) -> Graph:
-    """A copy of the graph with `dims` (symbol -> size) in place; those in `open` keep their names.
-    outputs: all that it computes, where these are not all.
+    """Returns a copy of the graph with `dims` (symbol -> size) put in; symbols in `open` keep their
+    names. outputs: those that the copy computes; None: all.
 
     Raises OnwardError naming a missing symbol.
     """
@@ -38,7 +38,7 @@ def specialize(
         keep_outputs(made, outputs)
     settle_stops(made)
     constant_folding(made)
-    noop(made)  # which may ask for sizes itself
+    noop(made)  # removing no-ops may add new `Shape` nodes
     if open:
         name_sizes(made)
     dead_code_elimination(made)
@@ -50,7 +50,7 @@ def specialize(
 
 
 def name_sizes(graph: Graph) -> None:
-    """Turns `Shape(x)`, and what is computed from it, into inputs that say what they hold."""
+    """Replaces `Shape(x)`, and values computed from it, by inputs with known content."""
     made: dict[tuple[object, ...], Value] = {}
     for node in list(graph):
         value = node.outputs[0]

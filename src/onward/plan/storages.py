@@ -1,8 +1,8 @@
-"""Storages: the memory that values lie in, and what each launch reads, makes and may take over.
+"""Storages: the memory that values lie in, and what each launch reads, makes and may overwrite.
 
-A storage is the memory of one value and of all windows on it: views, and values whose assigned
-layout lies there. Nothing here depends on when a launch runs or on where a storage is placed: the
-lifetimes are `plan/liveness.py`'s, the bytes' offsets `plan/placement.py`'s.
+A storage is the memory of one value and of all windows on it: views, and values with an assigned
+layout there. Nothing here depends on when a launch runs (`plan/liveness.py`) or on where a storage
+is placed (`plan/placement.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from onward.plan.views import VIEWS, Layout, contiguous, view
 
 @dataclass(frozen=True)
 class Access:
-    """The accesses of one node to storages, which are numbers here.
+    """The storages, by number, that one node reads and writes.
 
-    position: of the node in the order, views counted. reads: each once. makes: those that it is
-    the first to write. over: for each of `makes`, storages of inputs in whose place it may lie
-    where this node is the last to read them, best first. copies: inputs that the kernel wants
-    contiguous and that are not. scratch: the kernel's temporaries. transient: bytes of both.
-    need: None where the node is no launch of its own: a Concat whose parts lie in their places.
+    position: the node's, counting views. reads: each once. makes: those that it is the first to
+    write. over: for each of `makes`, the input storages that it may reuse if the node is their last
+    reader, best first. copies: numbers of inputs to be copied, since the kernel needs them
+    contiguous. scratch: the kernel's temporaries. transient: bytes of both. spec: None where the
+    node has no kernel of its own, as a Concat whose inputs are written in place.
     """
 
     node: Node
@@ -48,15 +48,15 @@ class Access:
 class Storages:
     """The storages of a graph whose nodes run in this order, and each node's access to them.
 
-    kernels: of the nodes that need a launch. layouts: of each value, the buffer being its
-    storage's number. of, sizes, nbytes, maker: of each storage, the value whose whole memory it
-    is, its bytes (open sizes by name), these at the sizes planned for and aligned, and the access
-    that makes it (None: an input or constant). kept: those of the graph's outputs, which live to
-    the end. shared: those that several launches write. state: storage -> the state's storage that
-    it is, where an update writes in place. windows: of each storage, the nodes that only show it.
-    accesses: in order; views have none. Of a graph whose halves run apart, kept are the gradients;
-    shown: those of the other outputs, which the forward half leaves; half: its accesses, of its so
-    many nodes.
+    kernels: of the nodes that need a launch. layouts: of each value, with the number of its storage
+    as buffer. Lists by storage: of, the value whose whole memory it is; sizes, bytes with open
+    sizes as symbols; nbytes, these at the sizes planned for, aligned; maker, the access that makes
+    it, None for inputs and constants; windows, nodes that only show it. kept: storages of the
+    graph's outputs, which live to the end. shared: those that several launches write. state:
+    storage -> the state's storage, where an update writes in place. accesses: in order; most views
+    have none. If the graph runs in two halves of which the first has `half` nodes: kept are only
+    the gradients; shown are the other outputs, which the forward half leaves; the attribute half
+    counts its accesses.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class Storages:
         self.half = 0
         self._outputs = graph.output_values()
         self.assigned = assign_output_layouts(nodes, kernels, self._outputs)
-        self._owners: dict[Value, int] = {}  # owner of assigned layouts -> its storage
+        self._owners: dict[Value, int] = {}  # the storage of each owner of assigned layouts
         self._sources = {graph.outputs[name]: source for name, source in graph.state.items()}
-        self._updates: dict[int, int] = {}  # storage -> the state's that its kernel can overwrite
+        # storage -> storage of the state that its kernel can overwrite
+        self._updates: dict[int, int] = {}
         for given in [*graph.inputs, *graph.ir.initializers.values()]:
             self._whole(given, None)
         for position, node in enumerate(nodes):
@@ -109,7 +110,7 @@ class Storages:
         return len(self.of) - 1
 
     def _whole(self, owner: Value, maker: int | None) -> int:
-        """Makes a storage for a value alone."""
+        """Makes a storage for a value of its own."""
         made = self._storage(owner, maker)
         self.layouts[owner] = contiguous(made, type_of(owner))
         return made
@@ -120,8 +121,8 @@ class Storages:
     # ---- what each node does
 
     def _view(self, node: Node, position: int) -> bool:
-        """Whether the node shows its first input. It then reads nothing itself, but for what tells
-        it which part to show; one that is shown to nobody counts as a reader."""
+        """Whether the node is a view of its first input. A view reads only its other inputs, which
+        say what to show; a view without readers counts as a reader itself."""
         x = node.inputs[0] if node.inputs else None
         made = view(node, self.layouts[x]) if node.op_type in VIEWS and x is not None else None
         if made is None:
@@ -136,7 +137,8 @@ class Storages:
         return True
 
     def _window(self, shown: Value, made: list[int]) -> Layout:
-        """The layout assigned to a value; its owner's memory is made by the first that writes."""
+        """The layout assigned to a value. The first value written makes the storage of their common
+        owner."""
         assigned = self.assigned.of[shown]
         if assigned.owner not in self._owners:
             self._owners[assigned.owner] = self._storage(assigned.owner, len(self.accesses))
@@ -144,8 +146,7 @@ class Storages:
         return replace(assigned.layout, buffer=self._owners[assigned.owner])
 
     def _concat(self, node: Node, position: int) -> None:
-        """Enters a Concat, some of whose inputs lie in their place already; the others are copied
-        there."""
+        """Records a Concat: inputs already in place need nothing, the others are copied there."""
         made: list[int] = []
         whole = self.layouts[node.outputs[0]] = self._window(node.outputs[0], made)
         self.shared.add(whole.buffer)
@@ -180,7 +181,8 @@ class Storages:
             made.append(self._whole(result, len(self.accesses)))
             over.append(candidates)
             source = self._sources.get(result, result)
-            last = not result.uses()  # else the state would change before all has run
+            # an update whose result is read again would change the state too early
+            last = not result.uses()
             at = [node.inputs[j] for j in rights]
             if last and source in at and self._alone(node, source, rights):
                 self._updates[made[-1]] = self.layouts[source].buffer
@@ -194,8 +196,8 @@ class Storages:
     # ---- what may be overwritten
 
     def _replaceable(self, node: Node, x: Value, result: Value, rights: Sequence[int]) -> bool:
-        """Whether `result` may lie where x does, if the node is the last to read it: x is the whole
-        of a storage that a launch made. rights: inputs that the kernel may overwrite."""
+        """Whether `result` may reuse x's memory if the node is its last reader: x has a storage of
+        its own, made by a launch. rights: inputs that the kernel may overwrite."""
         layout = self.layouts[x]
         written = (self.layouts[y].buffer for y in node.outputs if y in self.layouts)
         return (
@@ -208,8 +210,9 @@ class Storages:
         )
 
     def _alone(self, node: Node, x: Value, rights: Sequence[int]) -> bool:
-        """Whether the node reads x's memory only where its kernel may overwrite what it reads: not
-        where a product's addend is its operand too, or an update's gradient shows the parameter."""
+        """Whether the node reads x's memory only through inputs that its kernel may overwrite. It
+        does not if a product's addend is also its operand, or if an update's gradient is a view of
+        the parameter."""
         storage = self.layouts[x].buffer
         return all(
             v is None or self.layouts[v].buffer != storage or (v is x and i in rights)
@@ -217,7 +220,7 @@ class Storages:
         )
 
     def _write_state_in_place(self) -> None:
-        """Lets an update write the state itself where nothing else reads that any more."""
+        """Makes updates overwrite the state itself where nothing reads the old state later."""
         last = {s: i for i, access in enumerate(self.accesses) for s in access.reads}
         for made, source in self._updates.items():
             maker = self.maker[made]

@@ -1,7 +1,7 @@
-"""Views: values that are windows on another value's memory, and their strides.
+"""Views: values that are windows on another value's memory, described by strides.
 
 Reshape, Transpose, Slice, Split, Squeeze, Unsqueeze and Expand need no launch where strides can
-say the same; a matrix product reads a transposed operand as it lies.
+express them; a matrix product reads a transposed operand without a copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ VIEWS = named("view")
 
 @dataclass(frozen=True)
 class Layout:
-    """A strided window: element offset, shape and strides (in elements) within a buffer.
+    """A strided window of a buffer: offset, shape and strides, in elements.
 
-    Open sizes stay names: what is said of a window holds for all their values.
+    Open sizes stay symbols: facts about a window hold for all their values.
     """
 
     buffer: int
@@ -39,12 +39,12 @@ class Layout:
 
     @property
     def size(self) -> Size:
-        """Bytes."""
+        """The size of the window in bytes, with open sizes as symbols."""
         return product(self.shape) * int(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Bytes at the sizes that the plan is made for."""
+        """The size in bytes at the sizes planned for."""
         return value(self.size)
 
     @property
@@ -53,7 +53,7 @@ class Layout:
 
 
 def dense(shape: Shape) -> Shape:
-    """Row-major strides."""
+    """The row-major strides of a shape."""
     return tuple(product(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -62,7 +62,8 @@ def contiguous(buffer: int, type: Type) -> Layout:
 
 
 def view(node: Node, x: Layout) -> list[Layout] | None:
-    """Layouts of the node's outputs as windows on its first input; None where a copy is needed."""
+    """The layouts of a node's outputs as windows on its first input; None where a copy is
+    needed."""
     out = [type_of(v).shape for v in node.outputs]
     match node.op_type:
         case "Identity":
@@ -84,7 +85,7 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             offset = x.offset
             starts, ends = content_of(node.inputs[1]), content_of(node.inputs[2])
             if starts is None or ends is None:
-                return None  # the batch decides which part is shown
+                return None  # which part is shown depends on the batch
             axes = content_of(node.inputs[3]) if len(node.inputs) > 3 else None
             dims = axes or tuple(range(len(starts)))
             for start, end, dim in zip(starts, ends, dims, strict=True):
@@ -112,7 +113,7 @@ def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides that make `new` a view of a strided `shape`; None where the elements must move."""
     if 0 in new or 0 in shape:
         return dense(new)
-    # runs of old dims that lie like one dim: (size, stride of the innermost)
+    # runs of old dims that act as one dim: (size, stride of the innermost)
     runs: list[tuple[Size, Size]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -123,7 +124,7 @@ def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
             runs.append((size, stride))
     out: list[Size] = []
     run = len(runs) - 1
-    left, inner = runs[run] if runs else (1, 1)  # elements of the run not yet handed out
+    left, inner = runs[run] if runs else (1, 1)  # elements of the run not yet used
     for size in reversed(new):
         if size == 1:
             out.append(inner)

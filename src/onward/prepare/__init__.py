@@ -1,6 +1,6 @@
 """What a Trainer and the user's own loop share: a captured call, prepared to run on any batch.
 
-In: a captured call (`CapturedModule`) and batches. Out: a `PreparedStep`, which runs a batch by
-padded or packed plans, its guards, and reports of what it does.
+In: a captured call (`CapturedModule`) and batches. Out: a `PreparedStep`, which runs each batch by
+a padded or a packed plan; guards that say whether the capture still holds; reports of what ran.
 Imports: compile.py and the stages before it, nothing of train, module or explanation.
 """

@@ -1,9 +1,9 @@
-"""A batch: the arguments of one call of the model, targets, and a cheap signature of shapes.
+"""Batch: the arguments of one call of the model, targets, and a cheap signature of shapes.
 
-What a batch may be: a mapping (UserDict and BatchEncoding too), a dataclass, a tuple or a list, or
-the arguments themselves. Numpy arrays and lists of numbers, nested or not, become tensors as
-`torch.as_tensor` makes them: integers are int64, numpy's types stay (float64 is no float32). Other
-Python numbers, strings and None, and tuples of them, are values of the program.
+A batch may be given as a mapping (including UserDict and BatchEncoding), a dataclass, a tuple, a
+list, or the arguments themselves. Numpy arrays and lists of numbers, nested or not, become tensors
+as `torch.as_tensor` makes them: Python integers become int64, numpy dtypes are kept (float64 stays
+float64). Other Python numbers, strings and None, and tuples of them, are constants of the graph.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _VALUES = (
 
 @dataclass
 class Batch:
-    """`model(*args, **kwargs)`, then `loss_fn(outputs, *target)` where there is one.
+    """The arguments of `model(*args, **kwargs)` and, if there is a loss function, of
+    `loss_fn(outputs, *target)`.
 
-    tensors: the tensor leaves in order; kind: structure, non-tensor values, dtypes and ranks;
-    signature: kind and sizes, the key of a plan.
+    tensors: the tensor leaves in order. kind: the structure, non-tensor values, dtypes and ranks.
+    signature: the kind and the sizes, the key of a plan.
     """
 
     args: tuple[Any, ...]
@@ -45,23 +46,24 @@ class Batch:
 
     @property
     def given(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
-        """What is passed to the model, and the loss function's targets."""
+        """The model's positional and keyword arguments, and the loss function's targets."""
         return self.args, self.kwargs, self.target
 
     @property
     def batch_size(self) -> int:
-        """Dim 0 of the first tensor."""
+        """The size of dim 0 of the first tensor that has dims."""
         return next((t.shape[0] for t in self.tensors if t.dim()), 1)
 
     def named(self) -> dict[str, Any]:
-        """Keyword inputs by name; positional ones as `input_0`, ...; targets as `labels`."""
+        """The inputs by name: keyword arguments by theirs, positional ones as `input_0`, ...; the
+        first target as `labels`."""
         out = {f"input_{i}": a for i, a in enumerate(self.args)} | self.kwargs
         return out | ({"labels": self.target[0]} if self.target else {})
 
 
 def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> Batch:
-    """The batch of a step's arguments. Raises OnwardError where it is empty, lacks the target a
-    loss function needs, or holds what is neither a tensor nor a plain value."""
+    """Makes a Batch of a step's arguments. Raises OnwardError where there are no tensors, where a
+    loss function lacks its target, and for a value that is neither a tensor nor a plain value."""
     if len(args) == 1 and not kwargs:
         [given] = args
         if isinstance(given, Mapping):
@@ -88,7 +90,7 @@ def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) ->
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Batch:
-    """The batch of what the model, and the loss function after it, are given. Raises OnwardError
+    """Makes a Batch of the model's arguments and the loss function's targets. Raises OnwardError
     where there is no tensor."""
     leaves, spec = pytree.tree_flatten((args, kwargs, target))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
@@ -99,7 +101,8 @@ def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, .
 
 
 def leaf_kind(leaf: Any) -> tuple[Any, ...]:
-    """What of a leaf a program depends on; 1, 1.0 and True are not the same, nor 0.0 and -0.0."""
+    """The part of a leaf that a graph depends on: dtype and rank of a tensor, type and value of
+    anything else. 1, 1.0 and True differ; so do 0.0 and -0.0."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim()
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex, slice)) else leaf
@@ -115,7 +118,8 @@ def _key(key: Any) -> str:
 
 
 def _converted(value: Any, where: str) -> Any:
-    """The value with tensors for arrays and lists of numbers, and dicts for other mappings."""
+    """Converts arrays and lists of numbers to tensors, and mappings to dicts, at any depth. Raises
+    OnwardError for other values that a graph cannot take."""
     if type(value) is torch.Tensor and not _strange(value):
         return value
     if isinstance(value, np.ndarray):
@@ -140,7 +144,7 @@ def _leaf(value: Any, where: str) -> Any:
 
 
 def refuse_leaf(value: Any) -> str | None:
-    """Why no graph can be given it, and the way out."""
+    """The reason why a graph cannot take this value, with a fix; None where it can."""
     if isinstance(value, torch.Tensor):
         return _strange(value)
     if isinstance(value, _VALUES):
@@ -152,7 +156,7 @@ def refuse_leaf(value: Any) -> str | None:
 
 
 def _strange(tensor: torch.Tensor) -> str | None:
-    """Why no step reads it, and the way out."""
+    """The reason why a step cannot read this tensor, with a fix; None where it can."""
     if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}, which is not supported; fix: to_dense()"
     if tensor.is_nested:
@@ -164,7 +168,8 @@ def _strange(tensor: torch.Tensor) -> str | None:
         return (
             "on the meta device, where tensors have no data; fix: create it on the model's device"
         )
-    strange = own_class(tensor)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    strange = None if plain else own_class(tensor)
     if strange:
         return f"{strange}; fix: x.as_subclass(torch.Tensor)"
     for name in vars(tensor):
@@ -177,14 +182,15 @@ def _strange(tensor: torch.Tensor) -> str | None:
 
 
 def _numbers(value: Any) -> bool:
-    """Whether a list holds numbers alone, at any depth, and at least one."""
+    """Whether a list holds only numbers, at any depth, and at least one."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_numbers, value))
     return isinstance(value, (bool, int, float, np.generic, np.ndarray))
 
 
 def _list(value: list[Any], where: str) -> torch.Tensor:
-    """Python numbers take torch's default types, numpy's keep their own."""
+    """Converts a list to a tensor: Python numbers take torch's default dtypes, numpy's keep theirs.
+    Raises OnwardError for rows of unequal length."""
     try:
         if _has_numpy(value):
             return _array(np.array(value), where)
@@ -206,7 +212,7 @@ def _has_numpy(value: Any) -> bool:
 
 def _array(array: np.ndarray, where: str) -> torch.Tensor:
     if not array.flags.writeable or any(s < 0 for s in array.strides):
-        array = array.copy()  # torch warns about the first, and cannot have the second
+        array = array.copy()  # torch warns about read-only arrays and refuses negative strides
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:

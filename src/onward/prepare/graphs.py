@@ -1,4 +1,5 @@
-"""Graphs: the programs of one captured call, each made when it is first asked for."""
+"""Graphs: the forward, packed and step graphs of one captured call, each made when first asked
+for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from onward.graph.graph import Graph
 
 
 class Graphs:
-    """The graphs of a training step, where there is a recipe; without one, of an evaluation."""
+    """The graphs of a captured call: of a training step if there is a recipe, else of an
+    evaluation."""
 
     def __init__(
         self, compiler: Compiler, captured: Captured, recipe: Recipe | None = None
@@ -35,9 +37,10 @@ class Graphs:
 
     @cached_property
     def step(self) -> Graph:
-        """What a batch runs, on every row: forward, gradients and updates as the recipe says."""
+        """The graph that a batch runs on every row: forward, and gradients and updates as the
+        recipe says."""
         return self.completed(self.forward)
 
     def completed(self, forward: Graph) -> Graph:
-        """A form of the forward with its gradients and updates, as the recipe says."""
+        """Adds gradients and updates to a forward graph, as the recipe says."""
         return forward if self.recipe is None else self.compiler.step(forward, self.recipe)

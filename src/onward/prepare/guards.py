@@ -1,28 +1,29 @@
-"""Guards: whether what a captured graph depends on, beyond the batch, is still what it was.
+"""Guards: whether a captured graph still describes the model, its loss function and their state.
 
-Seen, wherever the model, its loss function and what they hold lead:
-  - parameters and buffers: which they are, dtype, shape, strides, `requires_grad`, ties, hooks;
-  - submodules: which they are, their order and names, training flags, classes, hooks;
+Checked, on the model, its loss function and everything they refer to:
+  - parameters and buffers: identity, dtype, shape, strides, `requires_grad`, ties, hooks;
+  - submodules: identity, order, names, training flags, classes, hooks;
   - plain attributes: numbers, strings, flags, enums, containers, config objects, functions,
-    partials, tensors and arrays; also those of plain objects, `facts.DEPTH` levels of objects deep:
-    of a plain object (a configuration) those that a capture has read, whatever lies beside them;
+    partials, tensors and arrays;
+  - attributes of plain objects such as a config, `facts.DEPTH` levels deep, but only those that a
+    capture has read;
   - code: a `forward` or another function replaced on an instance or a class, a function's own code,
-    and for code outside of installed packages its defaults, its closure and the globals it names;
-  - tensors that were baked in: also where they were written in place, however they are reached;
+    and for code outside of installed packages its defaults, closure and the globals it names;
+  - tensors that were baked in as constants, also where they were written in place through an alias;
   - the default dtype and the default device.
 
-Not seen:
-  - attributes of plain objects that no graph's capture has read (model_state/reads.py);
+Not checked:
+  - attributes of plain objects that no capture has read (model_state/reads.py);
   - the elements of a container of more than `facts.ELEMENTS`: only its length;
-  - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
+  - arrays larger than `facts.BYTES` bytes edited in place; baked tensors as large, written without
     autograd's version counter (`.data`, `.numpy()`);
-  - what lies behind a walk's first `walk.VALUES` values, or deeper than `walk.NESTING`: a line says
-    where it has stopped;
-  - objects of extension types, of torch and of the standard library: only which object it is;
+  - objects after the first `walk.VALUES` that a walk meets, or nested deeper than `walk.NESTING`: a
+    log line says where the walk stopped;
+  - the content of objects of extension types, of torch and of the standard library: only identity;
   - globals read by installed packages, files, environment variables, the clock.
 
 The check at each step compares object identities, in a few passes that stay within C. Only where
-one differs is everything looked at anew and compared by value.
+one differs are all facts read again and compared by value.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from onward.errors import CaptureError
 from onward.model_state import Sweep, Walk, facts
 from onward.model_state.walk import Read
 
-OFTEN = 5  # changes of one attribute until a warning says what they cost
+OFTEN = 5  # changes of one attribute before a warning says that recapturing is slow
 
 log = logging.getLogger("onward")
 
@@ -64,7 +65,7 @@ _LIBRARIES = tuple(
 
 def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Raises CaptureError for hooks around `optimizer.step()`, which may read gradients, and where
-    another function has taken its place."""
+    `optimizer.step` itself has been replaced."""
     for step in (optimizer.step, type(optimizer).step):
         if not _is_its_own(step, type(optimizer)):
             raise CaptureError(
@@ -89,8 +90,8 @@ def _name_of(function: Any) -> str:
 
 
 def _is_its_own(step: Any, kind: type) -> bool:
-    """Whether an optimizer's `step` is torch's, Onward's, or the one that a plugin's class is
-    written with, and nothing but a scheduler's count is around it."""
+    """Whether an optimizer's `step` is torch's, Onward's or its plugin class's own, wrapped at most
+    by a learning rate scheduler's counter."""
     files = {c: getattr(sys.modules.get(c.__module__), "__file__", None) for c in kind.__mro__}
     written = {(file, f"{c.__qualname__}.step") for c, file in files.items()}
     while step is not None:
@@ -105,33 +106,37 @@ def _is_its_own(step: Any, kind: type) -> bool:
 
 
 class Guards:
-    """What the graphs of a model and its loss function depend on, as it was last seen."""
+    """The facts that the graphs of a model and its loss function depend on, as last read."""
 
     def __init__(self) -> None:
         self._facts: dict[str, Any] = {}
         self._flags: dict[str, bool] = {}
         self._roots: tuple[Any, ...] = ()
         self._sweep: Sweep | None = None
-        # what graphs have read of plain objects, None for all: by path, and by the object's id
-        self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each
+        # attribute names that captures read of plain objects, by path and by the object's id; None:
+        # all
+        self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each object
         self._plain: dict[int, tuple[Any, frozenset[str] | None]] = {}
-        self._unread = True  # whether the flags may be others than at the last training step
+        self._unread = True  # whether flags may differ from those of the last training step
         self._baked: list[torch.Tensor] = []
         self._marks: list[int] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._times: Counter[str] = Counter()
-        self._set_apart: tuple[str, ...] = ()  # what parts that run in PyTorch set in themselves
-        self._paths: list[str] = []  # what has changed
+        # paths that parts running in PyTorch set in themselves
+        self._set_apart: tuple[str, ...] = ()
+        self._paths: list[str] = []  # what changed last
 
     def changed(
         self, model: torch.nn.Module, loss_fn: Any, training: bool, count: bool = True
     ) -> bool:
-        """Whether graphs made before no longer say what these say; what is seen is then the new
-        state. Raises CaptureError where the surroundings are not a graph's.
+        """Whether earlier graphs no longer describe this model and loss function; the facts found
+        now become the reference. Raises CaptureError where the surroundings, such as a trace, allow
+        no graph.
 
-        training: whether a training step is asked for. Training flags matter only there; a model
-        in evaluation mode counts as wholly in training mode, in which such a step puts it. count:
-        whether a change costs a capture, of which many are told (`count_changes` otherwise).
+        training: whether a training step is asked for. Training flags matter only there; a model in
+        evaluation mode counts as all in training mode, since such a step puts it there. count:
+        count a change towards the warning of slow recaptures at once; else the caller calls
+        `count_changes`.
         """
         refuse_surroundings()
         same, kept = self._is_met(model, loss_fn), self._kept()
@@ -148,7 +153,7 @@ class Guards:
             return False
         self._baked, self._marks, self._copies = [], [], []
         self._paths = paths if before else []
-        if self._names is not None:  # of the graphs that are dropped
+        if self._names is not None:  # facts that only the dropped graphs depended on
             self._names = None
             self._look(model, loss_fn)
         if count:
@@ -156,8 +161,8 @@ class Guards:
         return True
 
     def fresh(self, model: torch.nn.Module, loss_fn: Any, training: bool) -> bool:
-        """Whether all is as it was last seen, by a look at identities alone. training: see
-        `changed`, which raises as this does."""
+        """Whether nothing has changed since the last look, by object identities alone. training and
+        errors: as in `changed`."""
         refuse_surroundings()
         return not (training and self._unread) and self._is_met(model, loss_fn) and self._kept()
 
@@ -166,13 +171,13 @@ class Guards:
         return self._sweep is not None and all(map(is_, self._roots, roots)) and self._sweep.same()
 
     def count_changes(self) -> None:
-        """What changed last has made a capture necessary."""
+        """Counts the last change as one that caused a capture."""
         self._count(self._paths)
 
     def saw(self, other: Guards, flags: bool = False) -> bool:
-        """Whether what `other` has just seen is what these saw when their graphs were made, though
-        by other objects; these then go by those. flags: whether training flags are to be the same.
-        """
+        """Whether the state that `other` has just read equals this one's, though its objects may
+        differ; these guards then refer to the objects of `other`. flags: also require equal
+        training flags."""
         if not other._roots or not self._kept():
             return False
         if flags and self._flags and self._flags != other._flags:
@@ -188,7 +193,8 @@ class Guards:
         return True
 
     def same(self, model: torch.nn.Module) -> bool:
-        """Whether all is as it was last seen, but for training flags; a look at identities."""
+        """Whether nothing but training flags has changed since the last look, by object identities
+        alone."""
         return (
             self._sweep is not None
             and self._roots[0] is model
@@ -197,19 +203,21 @@ class Guards:
         )
 
     def successor(self) -> Guards:
-        """Guards that know what these know, and go on by themselves."""
+        """A copy of these guards that may diverge from them."""
         found = copy.copy(self)
         found._baked, found._marks, found._copies = [*self._baked], [*self._marks], [*self._copies]
         return found
 
     def restless(self, times: int) -> str | None:
-        """What has changed at least so often, seen over all the states that followed each other."""
+        """The path that has changed most often, if at least `times` times over all successive
+        states."""
         for path, count in self._times.most_common(1):
             return path if count >= times else None
         return None
 
     def _read_flags(self, model: torch.nn.Module) -> list[str]:
-        """The paths of the flags that are others than at the last training step."""
+        """Reads the training flags; returns the paths of those that differ from the last training
+        step's."""
         before = self._flags
         self._flags = {
             f"{name}.training": m.training or not model.training
@@ -218,10 +226,10 @@ class Guards:
         return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
 
     def settle(self, captured: Captured) -> bool:
-        """Takes the state after a capture as the one that it saw. Returns whether the forward has
-        set something else, which graphs of before may read."""
+        """Takes the state after a capture as the one that its graph holds for. Returns whether the
+        forward has set anything else, which earlier graphs may read."""
         self._leave_apart(captured)
-        paths = self._look(*self._roots)  # also what a refusal has left
+        paths = self._look(*self._roots)  # includes changes that a refused capture has left
         self._count(paths)
         self._narrow(captured)
         assert self._sweep is not None
@@ -237,12 +245,12 @@ class Guards:
         return bool(paths)
 
     def _narrow(self, captured: Captured) -> None:
-        """Narrows the facts of plain objects to what this capture and those before it have read."""
+        """Keeps, of plain objects, only the facts that this capture or an earlier one has read."""
         first, before = self._names is None, self._plain
 
         def read(x: Any, path: str) -> frozenset[str] | None:
             new = captured.reads.names(x)
-            if first or id(x) not in before:  # to which no graph before has read the way
+            if first or id(x) not in before:  # no earlier graph has read this object
                 return new
             old = before[id(x)][1]
             return None if new is None or old is None else old | new
@@ -254,15 +262,14 @@ class Guards:
         return None if self._names is None else self._names.get(path)
 
     def _take(self, seen: Walk, model: torch.nn.Module, loss_fn: Any) -> None:
-        """Goes by what a walk has seen."""
+        """Makes the facts of a walk the reference."""
         self._facts = self._without_apart(seen.facts)
         self._roots, self._sweep = (model, loss_fn), Sweep(seen)
         self._names = {path: names for path, (_, names) in seen.plain.items()}
         self._plain = {id(x): (x, names) for x, names in seen.plain.values()}
 
     def _leave_apart(self, captured: Captured) -> None:
-        """What code that runs within the graph sets in its own modules is no matter of the graph:
-        no other code reads it."""
+        """Drops facts that regions set in their own modules: only their own code reads them."""
         paths = {path for region in captured.regions for path in region.sets}
         self._set_apart = tuple({*self._set_apart, *paths})
         self._facts = self._without_apart(self._facts)
@@ -278,11 +285,11 @@ class Guards:
         }
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
-        """Looks at everything; the paths whose facts are others than before."""
+        """Reads all facts anew; returns the paths of those that changed."""
         before, names = self._facts, self._names
         self._take(_walk(model, loss_fn, self._read_at), model, loss_fn)
         after = self._facts
-        if names is None:  # of each object still all
+        if names is None:  # still all attributes of each object
             self._names = None
         if before == after:
             return []
@@ -290,7 +297,7 @@ class Guards:
         return [n for n in paths if before.get(n, _ABSENT) != after.get(n, _ABSENT)]
 
     def _kept(self) -> bool:
-        """Whether the baked tensors still hold what they held."""
+        """Whether the baked tensors still hold the same numbers."""
         return list(map(_version, self._baked)) == self._marks and all(
             torch.equal(tensor, copy) for tensor, copy in self._copies
         )
@@ -312,8 +319,8 @@ class Guards:
 
 
 def _walk(model: torch.nn.Module, loss_fn: Any, read: Read) -> Walk:
-    """A look at everything, while no other thread traces a model: a trace replaces attributes of
-    classes that all models have."""
+    """Reads all facts while no other thread traces a model: a trace replaces attributes of classes
+    that all models share."""
     with ONE_AT_A_TIME:
         return Walk(model, loss_fn, read)
 

@@ -1,4 +1,5 @@
-"""Packed step: a step on the rows that are read, whose numbers the batch itself says."""
+"""Packed step: the form of a step that computes only the rows that are read, chosen by each
+batch."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from onward.prepare.session import Bind, PlanCache, Session
 from onward.prepare.unread_rows import Ids, Unread
 from onward.rewrite import FlopCount, prune, with_rows_given
 
-KEPT = 256  # sizes whose share is known
+KEPT = 256  # combinations of sizes whose share is kept
 
 
 class PackedStep(Generic[Bound]):
-    """The packed form of a step for some results; `forward` is the packed forward, and `bind` gives
-    the executable of a plan of the step. running: whether it ran the last batch."""
+    """The packed form of a step for the requested results. forward: the packed forward. bind: makes
+    the executable of a plan. running: whether the last batch ran in this form."""
 
     def __init__(
         self,
@@ -45,19 +46,20 @@ class PackedStep(Generic[Bound]):
 
     @cached_property
     def graph(self) -> Graph:
-        """The whole step, with the rows' numbers as inputs."""
+        """The whole step, with the indices of the rows as inputs."""
         return with_rows_given(self._graphs.completed(self._forward))
 
     @property
     def looks(self) -> list[Plan]:
-        """The plans that have looked at a batch, before its step."""
+        """The plans that inspect a batch before its step."""
         return [*self.rows.plans, *self._ids.plans]
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest
     ) -> PreparedBatch[Bound] | None:
-        """The step for this batch; None where too few rows can be spared, and for ids that no table
-        has, at rows that nobody reads: the padded form refuses them as eager does."""
+        """Prepares this batch; None where it has to run padded: too few rows can be left out, or an
+        unread row has an id outside its table, which the padded form refuses as eager PyTorch
+        does."""
         rows, sizes = self.rows.of(staged, dims), dims
         counts = {size: len(numbers) for size, numbers in rows.items()}
         dims = dims | counts
@@ -74,7 +76,7 @@ class PackedStep(Generic[Bound]):
         return PreparedBatch(executable, dims, inputs, self.share(dims), counts)
 
     def share(self, dims: Mapping[str, int]) -> float:
-        """The packed step's arithmetic as a share of the padded one's."""
+        """The packed step's FLOPs as a share of the padded step's."""
         key = tuple(dims.items())
         share = self._shares.get(key)
         if share is None:
@@ -86,9 +88,9 @@ class PackedStep(Generic[Bound]):
         return share
 
     def pays(self, dims: Mapping[str, int]) -> bool:
-        """Whether to run the packed form. What ran last stays unless the other is clearly better,
-        so that batches near the bound do not change places in memory. All ranks of a mesh run the
-        same form, since each form has collectives of its own."""
+        """Whether to run the packed form. The form that ran last is kept unless the other is
+        clearly better, so that batches near the threshold do not alternate. All ranks of a mesh run
+        the same form, since each form has collectives of its own."""
         self.running = self._agreed(self.share(dims) < (0.99 if self.running else 0.95))
         return self.running
 

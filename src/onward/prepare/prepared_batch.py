@@ -1,4 +1,4 @@
-"""Prepared batch: all that one run needs, and what it was asked to compute."""
+"""Prepared batch: an executable with its inputs, and the request that it serves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onward.graph.signature import Signature
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """What a run is to compute: results of the model by name, and what it does besides
+    """The outputs that a run computes: results of the model by name, and whether it updates
     (`Signature.requested`)."""
 
     results: tuple[str, ...]
     update: bool | None = None
 
     def outputs(self, graph: Graph) -> list[str]:
-        """The graph's names of them."""
+        """The names of the requested outputs in a graph."""
         return graph.signature.requested(self.results, self.update)
 
 
@@ -33,7 +33,8 @@ Bound = TypeVar("Bound", Executable, ExecutableHalves)
 class PreparedBatch(Generic[Bound]):
     """An executable, and the sizes and tensors with which it runs a batch.
 
-    share: of the arithmetic on every row, what is done. counts: of the rows that are read, by set.
+    share: the FLOPs done as a share of those for all rows. counts: the rows computed, by set of
+    rows.
     """
 
     executable: Bound
@@ -48,26 +49,26 @@ class PreparedBatch(Generic[Bound]):
 
     @property
     def rows(self) -> dict[str, Any]:
-        """For reports."""
+        """The share of the arithmetic and the row counts, for reports."""
         return {"arithmetic_done": self.share, "counts": dict(self.counts)}
 
     @property
     def loss(self) -> torch.Tensor:
-        """A copy of what is minimised, whatever results of the model are called."""
+        """A copy of the loss, even where the model has a result called `loss`."""
         assert self.signature.loss is not None, "a step has a loss"
         return self.executable.output(self.signature.loss)
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of a result by the user's name; `loss` is the loss where the model has no result
-        of that name."""
+        """A copy of a result by the user's name; `loss` is the training loss unless the model has a
+        result of that name."""
         found = self.signature.results.get(name)
         assert found is not None or name == "loss", f"nothing is called {name}"
         return self.loss if found is None else self.executable.output(found)
 
 
 def scalars(signature: Signature, seed: torch.Tensor, offset: int, weight: float) -> dict[str, Any]:
-    """Inputs by name: the words `i64[2]` of the seed, the first sample's number in the window, and
-    the weight of each output that is differentiated."""
+    """The scalar inputs of a run, by graph input: the seed `i64[2]`, the number of the batch's
+    first sample within the window, and the cotangent of each differentiated output (`weight`)."""
     given: dict[str, Any] = dict.fromkeys(signature.cotangents.values(), weight)
     drawn = ((signature.seed, seed), (signature.sample_offset, offset))
     return given | {name: value for name, value in drawn if name is not None}

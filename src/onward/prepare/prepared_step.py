@@ -1,8 +1,8 @@
 """Prepared step: a captured call, its graphs, and the plans made of them.
 
-A step exists in two forms. The padded one computes every row, and is planned for each shape of
-batch. The packed one computes the rows that are read (`packed_step.py`); it is planned for the most
-rows seen, and each batch runs on its own counts. Which one runs is decided for every batch.
+A step exists in two forms. The padded one computes every row; it is planned once for each shape of
+batch. The packed one computes only the rows that are read (`packed_step.py`); it is planned for the
+most rows seen so far, and each batch runs at its own counts. Each batch decides which form runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KEPT = 64  # plans of one graph that stay bound, one per shape and request
 
 
 class PreparedStep(Generic[Bound]):
-    """`kind` is the structure and the dtypes of the batches that it serves; `bind` gives the
-    executable of a plan of its step."""
+    """A captured call that runs batches of one kind. kind: their structure and dtypes. bind: makes
+    the executable of a plan."""
 
     def __init__(
         self, kind: tuple[Any, ...], graphs: Graphs, session: Session, bind: Bind[Bound]
@@ -33,7 +33,7 @@ class PreparedStep(Generic[Bound]):
         self.captured = graphs.captured
         self.padded: dict[Any, Bound] = {}  # by the batch's signature, and the request
         self._bind = bind
-        self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
+        self._dims: dict[Any, dict[str, int]] = {}  # by the signatures seen
         self._packed: dict[tuple[str, ...], PackedStep[Bound] | None] = {}
 
     def fits(self, batch: Batch) -> bool:
@@ -48,7 +48,8 @@ class PreparedStep(Generic[Bound]):
         return dims is not None
 
     def prepare(self, batch: Batch, request: OutputRequest) -> PreparedBatch[Bound]:
-        """What runs this batch. Raises OnwardError for a result that the model lacks."""
+        """Prepares a batch in its padded or packed form. Raises OnwardError for a result that the
+        model lacks."""
         dims, staged = self.sizes(batch), self.staged(batch)
         packed = self.packed(request.results)
         if packed is not None:
@@ -68,7 +69,7 @@ class PreparedStep(Generic[Bound]):
         return PreparedBatch(executable, dims, staged)
 
     def packed(self, results: tuple[str, ...]) -> PackedStep[Bound] | None:
-        """The form for the rows that these results need; None where that is all of them."""
+        """The packed form for these results; None where they need every row."""
         if results not in self._packed:
             self._check(results)
             forward = self.graphs.forward
@@ -82,7 +83,7 @@ class PreparedStep(Generic[Bound]):
 
     @property
     def looks(self) -> list[Plan]:
-        """The plans that have looked at batches, before their steps."""
+        """The plans that inspect batches before their steps."""
         packed = (step for step in self._packed.values() if step is not None)
         return [plan for step in packed for plan in step.looks]
 

@@ -1,4 +1,4 @@
-"""Regions: what is said of the parts of a model that run in PyTorch within its graph."""
+"""Warnings about the parts of a model that run in PyTorch within its graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onward.errors import EagerWarning
 
 
 class WarnOnce:
-    """What a model's user has been told of, so that it is said once."""
+    """Warns of each kind of region once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def tell(self, model: torch.nn.Module, regions: Iterable[Any]) -> None:
-        """Warns of the regions that nobody has been told of, as a table."""
+        """Warns of the regions not warned of before, as a table."""
         lines = [line for line in table(regions) if line not in self._said]
         self._said.update(lines)
         if lines:
@@ -37,7 +37,7 @@ class WarnOnce:
 
 
 def table(regions: Iterable[Any]) -> list[str]:
-    """A line for regions that differ in the numbers of their paths alone."""
+    """The lines of a table of regions: regions whose paths differ only in numbers share one."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for region in regions:
         key = re.sub(r"\d+", "*", region.path), region.operator, region.reason

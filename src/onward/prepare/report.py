@@ -1,4 +1,4 @@
-"""Report: of the last training step, printed as a table; and short forms for notebooks."""
+"""Report: the last training step as a table or a dict; and short representations for notebooks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MIB = 2**20
 
 
 class Report(dict[str, Any]):
-    """What `Trainer.report()` returns: print it as a table, or read it as the dict that it is.
+    """The result of `Trainer.report()`: printed it is a table; it is also a dict.
 
-    compile_seconds: by stage. passes: of each rewrite pass its name, edits, seconds, nodes left.
+    compile_seconds: by stage. passes: each rewrite pass's name, edits, seconds, nodes left.
     near_misses: places that a pass left unfused: its `pass`, the `op`, the `reason`, the `modules`.
-    predicted_peak_bytes: beyond the user's parameters. launches: of the last step's plan.
-    rows: of the last training step, `arithmetic_done` (a share) and the `counts` of rows.
-    no_gradient: parameters that ask for a gradient and that the loss does not reach, so that they
-    stay as they are. frozen: those whose `requires_grad` is off. Both by their paths in the model.
-    notes: what capture did that a user may want to know.
+    predicted_peak_bytes: beyond the user's parameters. launches: of the last step's plan. rows: of
+    the last training step, `arithmetic_done` (a share) and the `counts` of rows. no_gradient: paths
+    of parameters that require a gradient but that the loss does not depend on; they are not
+    updated. frozen: paths of parameters with `requires_grad=False`. notes: remarks of the capture
+    for the user.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, of values that JSON knows."""
+        """A plain dict of JSON-serializable values."""
         return dict(self)
 
     def __repr__(self) -> str:
@@ -83,8 +83,8 @@ def report_of(
     prepared: PreparedBatch[Any],
     still: WithoutGradient,
 ) -> Report:
-    """The report of a batch that has run, and of the compilation before it. still: the parameters
-    that got no gradient."""
+    """Reports a batch that has run and the compilation before it. still: parameters without a
+    gradient."""
     plan: Plan = prepared.executable.plan
     return Report(
         compile_seconds=dict(journal.seconds),
@@ -100,7 +100,7 @@ def report_of(
 
 
 def as_html(thing: object) -> str:
-    """The short form, with the whole table behind a click."""
+    """HTML of a Report or the like: its repr, which unfolds to the whole table."""
     return (
         f"<details><summary><code>{escape(repr(thing))}</code></summary>"
         f"<pre>{escape(str(thing))}</pre></details>"
@@ -108,7 +108,7 @@ def as_html(thing: object) -> str:
 
 
 def tensor_text(tensor: torch.Tensor | None) -> str:
-    """A number as it is, anything larger by dtype and shape: `float32[4, 12]`."""
+    """A scalar as its number, any other tensor as dtype and shape: `float32[4, 12]`."""
     if tensor is None:
         return "None"
     if tensor.numel() == 1:

@@ -1,4 +1,5 @@
-"""The numbers of the rows that a packed graph computes, which a batch itself says."""
+"""Row numbers: the indices of the rows that a packed graph computes, found from the batch
+itself."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from onward.prepare.graphs import Graphs
 from onward.prepare.session import PlanCache, Session
 from onward.rewrite import row_conditions
 
-Rows = Mapping[str, torch.Tensor]  # i64[R], by the name of R
+Rows = Mapping[str, torch.Tensor]  # indices i64[R] of the rows of a set, by the name of its size R
 
 
 class RowNumbers:
-    """The numbers of the rows of one packed forward, whose sizes R are its own."""
+    """Finds the row indices of one packed forward. Its sets of rows, and their sizes R, are its
+    own."""
 
     def __init__(
         self, forward: Graph, compiler: Compiler, graphs: Graphs, session: Session
@@ -29,11 +31,11 @@ class RowNumbers:
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans that have looked at a batch."""
+        """The plans that inspect a batch."""
         return self._counting.plans
 
     def of(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> Rows:
-        """The numbers of the rows of each set."""
+        """The indices of the rows of each set for this batch."""
         sizes = list(self._conditions.outputs)
         executable = self._counting.serving(self._conditions, sizes, dims)
         executable.run(staged, dims)
@@ -41,6 +43,6 @@ class RowNumbers:
 
 
 def given(graph: Graph, rows: Rows) -> dict[str, torch.Tensor]:
-    """The rows as the inputs of a graph `with_rows_given`."""
+    """The row indices by the graph inputs that `with_rows_given` has made for them."""
     named = graph.signature.rows
     return {named[size]: numbers for size, numbers in rows.items()}

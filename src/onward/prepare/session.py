@@ -16,37 +16,39 @@ from onward.plan import Plan
 from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import Bound
 
-ROOM = 16  # a plan for counted rows has room for one in ROOM more
-SMALL = 32 << 20  # where the plan before took fewer bytes, memory is cheaper than another plan:
-ROOMY = 2  # there is room for one in ROOMY more
+ROOM = 16  # a plan for counted rows leaves room for 1/ROOM more rows
+# bytes; a plan smaller than this leaves room for 1/ROOMY more: memory costs less than replanning
+SMALL = 32 << 20
+ROOMY = 2
 
 
 class StateTensors(Protocol):
-    """Whoever holds the optimizer's state, accumulated gradients and the like between steps."""
+    """The owner of optimizer state, accumulated gradients and the like between steps."""
 
     def owned(self, signature: Signature) -> Mapping[str, torch.Tensor]:
-        """The tensors behind the state inputs of a plan, by input."""
+        """The tensors of a plan's state inputs, by graph input."""
         ...
 
 
 @dataclass(frozen=True)
 class Session:
-    """The memory, the optimizer's state where there is one, and the budget of bytes that a step is
-    planned within."""
+    """The memory that steps share, the optimizer's state if any, and the memory budget of a
+    step."""
 
     memory: Memory
     state: StateTensors | None = None
     memory_budget: int | float | str | None = None
 
     def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
-        """A plan of these graphs, with the tensors of the user and of the session."""
+        """Binds a plan of these graphs to the session's memory and to the tensors of user and
+        session."""
         state = {} if self.state is None else self.state.owned(plan.signature)
         owned = {**graphs.captured.owned, **state}
         return compiler.bind(plan, self.memory, owned, graphs.captured.regions)
 
     def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:
-        """A plan that runs in two halves, bound in the same way. Blocks that are free go, for they
-        may be much larger than what it needs."""
+        """Binds a plan that runs in two halves, as `bind` does. Frees unused blocks first, since
+        they may be much larger than this plan needs."""
         self.memory.blocks.clear()
         captured = graphs.captured
         return compiler.bind_halves(plan, self.memory, captured.owned, captured.regions)
@@ -56,9 +58,9 @@ Bind = Callable[[Plan], Bound]
 
 
 class PlanCache(Generic[Bound]):
-    """Plans of one graph for batches of any size: each serves all sizes up to its own.
+    """The bound plans of one graph for batches of any size: each serves all sizes up to its own.
 
-    bind: gives the executable of a plan. budget: of bytes, for graphs that are steps. label: before
+    bind: makes the executable of a plan. budget: bytes, for graphs that are steps. label: prefix of
     the names of dumps.
     """
 
@@ -71,7 +73,8 @@ class PlanCache(Generic[Bound]):
     ) -> None:
         self._compiler, self._bind = compiler, bind
         self._budget, self._label = budget, label
-        self._executables: dict[frozenset[str], Bound] = {}  # by the sizes that are not 0
+        # by the names of the sizes that are not 0
+        self._executables: dict[frozenset[str], Bound] = {}
 
     @property
     def plans(self) -> list[Plan]:
@@ -85,9 +88,9 @@ class PlanCache(Generic[Bound]):
         dims: Mapping[str, int],
         counted: Collection[str] = (),
     ) -> Bound:
-        """A bound plan for these sizes; where it must be made, with room for larger ones.
+        """Returns a bound plan for these sizes; a new one has room for larger sizes.
 
-        counted: sizes that differ from batch to batch, so that room is left at once.
+        counted: sizes that differ from batch to batch: even the first plan leaves room for them.
         """
         key = frozenset(n for n, size in dims.items() if size)
         found = self._executables.get(key)

@@ -1,4 +1,4 @@
-"""Checks of rows that a step leaves out as unread: of their ids, and that nothing reads them."""
+"""Checks of the rows that a packed step leaves out: their ids are valid, and nothing reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onward.rewrite import STEP, FusionPass, PackedForward, lookups, with_rows_g
 
 
 class Ids:
-    """The ids that a forward graph looks up in its tables, on every row of a batch."""
+    """Checks the ids of all rows of a batch that a forward graph looks up in its tables."""
 
     def __init__(self, forward: Graph, graphs: Graphs, session: Session) -> None:
         self._graph, self._tables = lookups(forward)
@@ -29,11 +29,11 @@ class Ids:
 
     @property
     def plans(self) -> list[Plan]:
-        """The plan of the last look, if any."""
+        """The plan of the last check, if any."""
         return [] if self._executable is None else [self._executable.plan]
 
     def within(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> bool:
-        """Whether its table has every id."""
+        """Whether each id of the batch lies within its table."""
         if not self._tables or not all(dims.values()):
             return True
         found = self._executable
@@ -52,11 +52,11 @@ class Ids:
 
 
 class Unread:
-    """Finds out whether rows that are left out as unread are read after all (`ONWARD_CHECK`)."""
+    """Finds out whether rows left out as unread are read after all (`ONWARD_CHECK`)."""
 
     def __init__(self, graphs: Graphs, forward: Graph, session: Session) -> None:
         self._graphs, self._forward, self._session = graphs, forward, session
-        # without fused ops, whose kernels need not pass NaN on
+        # without fused ops, whose kernels may not propagate NaN
         fused = [p.name for p in STEP if isinstance(p, FusionPass)]
         before = graphs.compiler
         self._compiler = Compiler(
@@ -66,7 +66,7 @@ class Unread:
             before.policy,
             before.mesh,
         )
-        self._filled: tuple[PackedForward, RowNumbers] | None = None  # NaN in those rows
+        self._filled: tuple[PackedForward, RowNumbers] | None = None  # with NaN in the unread rows
 
     def check(
         self,
@@ -75,23 +75,23 @@ class Unread:
         rows: Rows,
         gradients: bool,
     ) -> None:
-        """Raises OnwardError where NaN in those rows arrives in the loss or a gradient. Parts that
-        run in PyTorch run once for each step: where there are any nothing is asked. rows: those of
-        the packed step."""
+        """Fills the unread rows with NaN and raises OnwardError where it arrives in the loss or a
+        gradient. rows: those that the packed step computes. Checks nothing where parts run in
+        PyTorch, since these may run only once per step."""
         if self._graphs.captured.regions:
             return
         if self._filled is None:
             outputs = list(self._forward.outputs)
             packed = self._compiler.pack(self._graphs.forward, outputs, watch=True)
             assert packed is not None, "the rows that are read are all rows after all"
-            # sets of rows may be others than the step's
+            # the sets of rows may differ from the step's
             numbers = RowNumbers(packed.graph, self._compiler, self._graphs, self._session)
             self._filled = packed, numbers
         packed, numbers = self._filled
         forward, reads = packed.graph, packed.reads
         found = self._nan(forward, [*reads], staged, sizes, numbers.of(staged, sizes), gradients)
         reached = [name for name in found if name not in reads]
-        if reached:  # NaN of the batch's own arrives without them too
+        if reached:  # the batch may hold NaN itself, which arrives without the filling too
             own = self._nan(self._forward, [], staged, sizes, rows, gradients)
             reached = [name for name in reached if name not in own]
         if reached:

@@ -1,4 +1,4 @@
-"""Whole jobs: functions that turn a typed configuration into a described run and carry it out.
+"""Recipes: whole jobs, from a typed configuration to a described run and its execution.
 
 Nothing here imports torch or transformers until a job runs, so that `onward --help` stays fast.
 """

@@ -1,4 +1,5 @@
-"""The model and its tokenizer: a preset, a local folder or a hub name; checks against the data."""
+"""The model and its tokenizer: a preset, a local folder or a hub name; and checks against the
+data."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# What the model families call their dropout probabilities.
+# Names of dropout probabilities in the configurations of model families.
 DROPOUT_NAMES = (
     "resid_pdrop",
     "embd_pdrop",
@@ -30,7 +31,7 @@ DROPOUT_NAMES = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
 )
-# What loading raises on a broken folder: no file, no key, a wrong shape, a broken archive.
+# Errors that loading raises for a broken folder: no file, no key, a wrong shape, a broken archive.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 
 
@@ -47,7 +48,8 @@ def from_scratch(config: FinetuneConfig) -> bool:
 
 
 def check_model_name(config: FinetuneConfig) -> None:
-    """A path must be a model folder; a near miss of a preset's name is taken for a typing error."""
+    """Raises InputError for a path that is not a model folder, and for a name that nearly is a
+    preset's."""
     name = config.model_name_or_path
     where = "in --model_name_or_path"
     if from_scratch(config):
@@ -69,7 +71,7 @@ def check_model_name(config: FinetuneConfig) -> None:
 
 
 def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
-    """The configuration of a loaded model, which must be a causal language model's."""
+    """Loads the model's configuration. Raises InputError unless it is a causal language model's."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -86,7 +88,7 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
             f"name a local folder, a hub name you can reach, or one of {', '.join(PRESETS)}",
         ) from error
     kind = type(model_config)
-    # Families such as BERT can be either; without is_decoder their attention sees the future.
+    # Families such as BERT can be both; without is_decoder their attention sees later tokens.
     encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model_config, "is_decoder", False)
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or encoder:
         raise InputError(
@@ -98,7 +100,8 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
 
 
 def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
-    """The named tokenizer, else the loaded model's; None where one is to be trained."""
+    """Loads the named tokenizer, else the loaded model's; None where one is to be trained. Raises
+    InputError where it cannot be loaded."""
     from transformers import AutoTokenizer
 
     if config.tokenizer_name is None and from_scratch(config):
@@ -112,14 +115,14 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
         raise InputError(
             f"cannot load a tokenizer from {name!r} ({_first_line(error)})", where, fix
         ) from error
-    # Where the files are missing, transformers makes a tokenizer that knows no words.
+    # If files are missing, transformers returns a tokenizer without words.
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise InputError(f"the tokenizer in {name!r} has no vocabulary", where, fix)
     return tokenizer
 
 
 def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The preset's configuration with the vocabulary of the tokenizer (or --vocab_size)."""
+    """The preset's configuration with the tokenizer's vocabulary (or --vocab_size)."""
     given = config.vocab_size if config.tokenizer_name else None
     vocab_size = given or len(tokenizer)
     eos = tokenizer.eos_token_id
@@ -127,7 +130,7 @@ def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -
 
 
 def set_dropout(model_config: PreTrainedConfig, probability: float) -> None:
-    """Sets every dropout probability the configuration knows."""
+    """Sets every dropout probability in the configuration."""
     text_config = model_config.get_text_config()
     for name in DROPOUT_NAMES:
         if isinstance(getattr(text_config, name, None), int | float):
@@ -142,7 +145,7 @@ def has_dropout(model_config: PreTrainedConfig) -> bool:
 
 
 def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
-    """A block must fit into the model's positions."""
+    """Raises InputError for a block longer than the model's positions."""
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if isinstance(positions, int) and block_size > positions:
         raise InputError(
@@ -153,7 +156,7 @@ def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
 
 
 def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokenizer: Any) -> None:
-    """Every id of the arrays `ids` must be a row of the model's embedding."""
+    """Raises InputError where an id in the arrays `ids` is outside of the model's embedding."""
     vocab_size = model_config.get_text_config().vocab_size
     largest = max(int(array.max()) for array in ids if array.size)
     if largest >= vocab_size:
@@ -166,7 +169,8 @@ def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokeniz
 
 
 def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
-    """The model in fp32 with its start weights; seeds torch, so that every call gives the same."""
+    """Builds the fp32 model with its start weights; seeds torch, so that every call gives the same
+    weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -198,7 +202,7 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
 
 
 def parameter_count(config: FinetuneConfig, model_config: PreTrainedConfig) -> int:
-    """Numbers in the weights, shared ones once; allocates none of them."""
+    """The number of weights, shared ones counted once; allocates none."""
     import torch
     from transformers import AutoModelForCausalLM
 

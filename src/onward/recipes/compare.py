@@ -1,4 +1,4 @@
-"""Both engines on one job, each in a process of its own, and the table of what they did."""
+"""Runs both engines on one job, each in a process of its own, and makes a table of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onward
 from onward.recipes.loop import EngineResult, Job, TrainingError, train
 from onward.recipes.rundir import write_json
 
-# Onward first: what it cannot capture shows before the other engine's time is spent.
+# Onward first, so that a failing capture shows before time is spent on the other engine.
 ENGINE_ORDER = ("onward", "torch")
 JOB_OPTION = "--engine_job="
 LAUNCH = (
@@ -23,8 +23,8 @@ LAUNCH = (
 
 
 class EngineFailed(Exception):
-    """The process of an engine ended with the exit status `status`, after it printed the reason
-    itself."""
+    """Raised if the process of an engine ended with exit status `status`; it has printed the
+    reason."""
 
     def __init__(self, engine: str, status: int) -> None:
         super().__init__(f"engine {engine} ended with status {status}")
@@ -34,7 +34,7 @@ class EngineFailed(Exception):
 
 def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
-    # The new process runs this process's code, wherever that was imported from.
+    # Run this process's code, wherever it was imported from.
     package_root = str(Path(onward.__file__).resolve().parents[1])
     command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
     command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
@@ -46,8 +46,8 @@ def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
 
 
 def run_job(job_folder: Path, engine: str, folder: Path) -> None:
-    """The other end of `run_engine`, in the new process."""
-    # Both processes hold the same libraries when the base of memory is read.
+    """Runs an engine's job in the process that `run_engine` started."""
+    # import the same libraries in both processes before the base of memory is read
     import onward
 
     _ = onward.Trainer
@@ -60,7 +60,8 @@ def _result_file(job_folder: Path, engine: str) -> Path:
 
 
 def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult]:
-    """Onward writes into `folder`, where its model is saved; torch into `folder/torch`."""
+    """Runs both engines: Onward writes into `folder`, where its model is saved, torch into
+    `folder/torch`. Raises TrainingError if their start weights differ."""
     job.save(job_folder)
     (folder / "torch").mkdir()
     folders = {"onward": folder, "torch": folder / "torch"}
@@ -73,9 +74,9 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table: `value` of a result, shown by `form`.
+    """One line of the table: `value` of a result, formatted by `form`.
 
-    ratio: what Onward's share is of: "as fast" (of times the inverse) or "the memory".
+    ratio: the label of Onward's share: "as fast" (of inverse times) or "the memory"; "" for none.
     """
 
     title: str
@@ -100,8 +101,8 @@ ROWS = (
 
 
 def largest_difference(ours: EngineResult, reference: EngineResult) -> tuple[float, int]:
-    """The largest difference |a - b| / |b| over the updates' losses, and the update (from 1) it is
-    at."""
+    """The largest difference |a - b| / |b| between the losses of updates, and the number (from 1)
+    of that update."""
     differences = [
         abs(a - b) / abs(b) for a, b in zip(ours.step_losses, reference.step_losses, strict=True)
     ]
@@ -120,7 +121,7 @@ def comparison(ours: EngineResult, reference: EngineResult) -> dict[str, object]
 
 
 def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float) -> str:
-    """The table of both engines and, for time and memory, Onward against the reference."""
+    """The table of both engines; for time and memory, also Onward as a share of the reference."""
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
         a, b = row.value(ours), row.value(reference)

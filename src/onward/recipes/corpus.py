@@ -1,4 +1,5 @@
-"""Text to tokens to blocks: text files, the built-in corpus, tokenising, the unigram baseline."""
+"""From text to tokens to blocks: text files, the built-in corpus, tokenising, the unigram
+baseline."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ Ids = NDArray[np.int32]
 
 END_OF_TEXT = "<|endoftext|>"
 EVAL_ONE_IN = 20  # One in this many files, or of the last blocks, is held out for evaluation.
-PIECE_CHARS = 1 << 20  # Long documents are tokenised in pieces, on all cores.
-# Other people's packages, tests, applications, and tables written by programs (encodings).
+PIECE_CHARS = 1 << 20  # characters; longer documents are tokenised in pieces, on all cores
+# Folders of others' packages, tests, applications, and generated tables (encodings).
 SKIPPED_DIRS = frozenset(
     {
         "site-packages",
@@ -43,10 +44,10 @@ SKIPPED_DIRS = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """Documents and where they came from.
+    """Documents and their source.
 
-    source: a path, or the name of the built-in corpus.
-    sha256: of the bytes read; for many files of (relative path, length, bytes) in reading order.
+    source: a path, or the name of the built-in corpus. sha256: of the bytes read; for many files of
+    (relative path, length, bytes) in reading order.
     """
 
     source: str
@@ -54,12 +55,13 @@ class Text:
     sha256: str
 
     def __len__(self) -> int:
-        """Characters in all documents."""
+        """The number of characters in all documents."""
         return sum(map(len, self.documents))
 
 
 def read_text_file(path: Path, option: str) -> Text:
-    """One UTF-8 file as one document, of any suffix (WikiText's `.tokens` too)."""
+    """Reads a UTF-8 file with any suffix (also WikiText's `.tokens`) as one document. Raises
+    InputError where that is impossible."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -79,10 +81,10 @@ def read_text_file(path: Path, option: str) -> Text:
 
 
 def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text]:
-    """The built-in corpus: the library's Python sources, (train, eval) split by whole files.
+    """The built-in corpus: the library's Python sources, split by whole files into (train, eval).
 
-    The hash of a file's relative path decides its place in the order and its side of the split,
-    so that the corpus of one interpreter version is the same on every machine.
+    A hash of a file's relative path decides its order and its side of the split, so that an
+    interpreter version has the same corpus on every machine.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     ranked = sorted(
@@ -101,7 +103,7 @@ def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text
         if not text.strip() or total + len(data) > max_bytes:
             continue
         total += len(data)
-        # The last digits: the first ones are the order, which the cap cuts off.
+        # the last digits: the first ones decide the order, which --corpus_bytes cuts off
         side = int(int(rank[-8:], 16) % EVAL_ONE_IN == 0)
         sides[side].append(text)
         digests[side].update(f"{relative.as_posix()}\0{len(data)}\0".encode() + data)
@@ -119,10 +121,10 @@ def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text
 
 
 def _library_files(root: Path) -> Iterator[Path]:
-    """Relative paths of the Python sources that are the library itself."""
+    """Relative paths of the Python sources that belong to the library itself."""
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
-        # _sysconfigdata describes the build machine.
+        # _sysconfigdata differs by build machine
         if SKIPPED_DIRS.isdisjoint(relative.parts) and not path.name.startswith("_sysconfigdata"):
             yield relative
 
@@ -130,7 +132,7 @@ def _library_files(root: Path) -> Iterator[Path]:
 def train_tokenizer(
     documents: Sequence[str], vocab_size: int, positions: int
 ) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of at most `vocab_size` tokens in a form that `save_pretrained` knows."""
+    """Trains a byte-level BPE of at most `vocab_size` tokens, which `save_pretrained` can save."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -156,7 +158,7 @@ def train_tokenizer(
 
 
 def _pieces(documents: Sequence[str]) -> Iterator[str]:
-    """The documents cut into pieces of about a megabyte, each cut after a line's end."""
+    """The documents in pieces of about a megabyte, each cut at the end of a line."""
     for document in documents:
         start = 0
         while len(document) - start > PIECE_CHARS:
@@ -167,7 +169,7 @@ def _pieces(documents: Sequence[str]) -> Iterator[str]:
 
 
 def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
-    """All documents as one row of ids `i32[tokens]`, with the end-of-text token between them."""
+    """All documents as one sequence of ids `i32[tokens]`, separated by the end-of-text token."""
     separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     parts: list[Ids] = []
     for document in documents:
@@ -182,21 +184,23 @@ def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
 
 
 def blocks(ids: Ids, block_size: int) -> Ids:
-    """Consecutive blocks `i32[blocks, block_size]`; fewer than `block_size` ids are left off."""
+    """Consecutive blocks `i32[blocks, block_size]`; a shorter remainder is dropped."""
     count = len(ids) // block_size
     return ids[: count * block_size].reshape(count, block_size)
 
 
 def split_blocks(all_blocks: Ids) -> tuple[Ids, Ids]:
-    """(train, eval) blocks of one text: the last twentieth, at least one block, is held out."""
+    """Splits the blocks of one text into (train, eval): the last twentieth, at least one, is held
+    out."""
     held_out = max(1, len(all_blocks) // EVAL_ONE_IN)
     return all_blocks[:-held_out], all_blocks[-held_out:]
 
 
 def unigram_perplexity(train_blocks: Ids, eval_blocks: Ids, vocab_size: int) -> float:
-    """Perplexity of the eval tokens under the train tokens' frequencies, add-one smoothed.
+    """Perplexity of the eval tokens under the frequencies of the train tokens, with add-one
+    smoothing.
 
-    Only tokens that a model predicts are counted: all of a block but its first.
+    Only tokens that a model predicts count: all of a block except its first.
     """
     counts = np.bincount(train_blocks.reshape(-1), minlength=vocab_size).astype(np.float64) + 1
     log_probability = np.log(counts / counts.sum())

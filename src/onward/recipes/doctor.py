@@ -1,4 +1,4 @@
-"""`onward doctor`: the versions, and what this machine's kernels and libraries are."""
+"""`onward doctor`: versions, and the kernels and libraries of this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXTRAS = {
     "ort": ("onnxruntime",),
     "viz": ("matplotlib",),
 }
-SIDE = 384  # of the matrices whose product is timed: a hundredth of a second, or much less
+SIDE = 384  # size of the matrices whose product is timed: a hundredth of a second, or much less
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -95,7 +95,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 
 
 def _low_products() -> Iterator[tuple[str, str]]:
-    """Whether the processor multiplies bf16, how fast, and what "auto" makes of it."""
+    """Whether the processor has bf16 products, their speed, and what "auto" means here."""
     import torch
 
     from onward.kernels.host import bf16_instructions, host
@@ -111,12 +111,12 @@ def _low_products() -> Iterator[tuple[str, str]]:
 
 
 def _rate(dtype: torch.dtype) -> float:
-    """GFLOP/s of PyTorch's product of two square matrices: the best of a few, and no more than a
-    fifth of a second where one takes longer."""
+    """GFLOP/s of PyTorch's product of two square matrices: the best of a few runs, within about a
+    fifth of a second."""
     import torch
 
     a, b = torch.ones(SIDE, SIDE, dtype=dtype), torch.ones(SIDE, SIDE, dtype=dtype)
-    torch.mm(a[:8], b)  # what is set up at the first call
+    torch.mm(a[:8], b)  # the first call sets up libraries
     best, start = math.inf, time.perf_counter()
     for _ in range(5):
         began = time.perf_counter()
@@ -176,6 +176,6 @@ def _graphs() -> str:
 
 
 def _plugin(entry: EntryPoint) -> str:
-    """A plugin as it is installed; nothing of it is loaded."""
+    """Describes an installed plugin, without loading it."""
     package = "" if entry.dist is None else f", {entry.dist.name} {entry.dist.version}"
     return f"{entry.name} ({entry.value}{package})"

@@ -1,4 +1,4 @@
-"""The two ways to compute a training step, behind one interface."""
+"""The two engines that compute a training step, with one interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision(config: FinetuneConfig) -> str:
-    """The precision of a run, by its name in `TrainerOptions.mixed_precision`."""
+    """The precision of a run, as in `TrainerOptions.mixed_precision`."""
     return "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
 
 
@@ -28,26 +28,26 @@ def _finite(norm: float | None) -> float | None:
 
 
 class StepEngine(Protocol):
-    """Trains a model in place. skipped: whether the last update was left out, since a gradient was
+    """Trains a model in place. skipped: whether the last update was skipped because a gradient was
     infinite or NaN."""
 
     skipped: bool
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
-        """Does one optimizer update from micro-batches `i64[B,T]`.
+        """Makes one optimizer update from micro-batches `i64[B,T]`.
 
-        Gives the mean of their losses (nats per token) and the gradient's global 2-norm before
-        clipping, None where it was not computed or is not finite.
+        Returns the mean of their losses (nats per token) and the gradient's global 2-norm before
+        clipping, None where it is not computed or not finite.
         """
         ...
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        """The mean loss over the labels `i64[B,T]` that are not -100, dropout off."""
+        """The mean loss, without dropout, over labels `i64[B,T]` that are not -100."""
         ...
 
 
 class TorchEngine:
-    """Eager PyTorch, written as its users write it."""
+    """Eager PyTorch, in a typical training loop."""
 
     def __init__(
         self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig
@@ -134,7 +134,7 @@ ENGINES: dict[str, type[OnwardEngine] | type[TorchEngine]] = {
 
 
 def adamw(model: PreTrainedModel, config: FinetuneConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices only: not biases, not the weights of norms (both are vectors)."""
+    """AdamW that decays matrices only, not vectors (biases and weights of norms)."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},

@@ -1,5 +1,5 @@
 """Models by name, built without a network, with random weights and an example batch: presets, model
-types and classes of Transformers, folders with a config.json."""
+types and classes of Transformers, and folders with a config.json."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onward.recipes.options import InputError
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 _WHERE = "as MODEL_OR_SCRIPT"
 _OWN = "name a function that returns a model and a batch: module.py:function"
-_LABELLED = 0.15  # of a masked language model's tokens
+_LABELLED = 0.15  # share of tokens that a masked language model has labels for
 Batch = dict[str, torch.Tensor]
 
 
 def example(
     name: str, batch_size: int | None = None, sequence_length: int | None = None
 ) -> tuple[Any, Batch]:
-    """The model in training mode, and random inputs with labels. Raises InputError for a name that
-    means nothing, and for a model that memory has no room for."""
+    """Builds the model in training mode, and random inputs with labels. Raises InputError for an
+    unknown name and for a model that does not fit into memory."""
     require_hf()
     from transformers.utils import logging
 
@@ -37,7 +37,7 @@ def example(
         raise InputError(f"no example batch is known for {kind.__name__}", _WHERE, _OWN)
     length = _length(config, task, sequence_length)
     if task == "sequence classification" and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # by which such a model finds the last token
+        config.pad_token_id = 0  # such a model finds the last token by it
     if task == "sequence to sequence" and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     with torch.device("meta"):
@@ -49,7 +49,7 @@ def example(
     return model, _BATCHES[task](config, size, length)
 
 
-# ---- which model
+# ---- the model
 
 
 def _described(name: str) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ def _described(name: str) -> tuple[Any, Any]:
 
 
 def _usual_class(config: Any, name: str) -> Any:
-    """The class that trains such a model on a task of its own."""
+    """The class that trains such a model on its usual task."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
@@ -113,7 +113,7 @@ def _usual_class(config: Any, name: str) -> Any:
 
 def _length(config: Any, task: str, asked: int | None) -> int:
     """The sequence length in tokens: the requested one, or a usual one within the model's
-    positions."""
+    positions. Raises InputError where the model cannot have it."""
     if task == "image classification":
         if asked is not None:
             raise InputError("an image has no tokens", "in --sequence_length", "leave it out")
@@ -141,11 +141,11 @@ def _check_room(kind: Any, parameters: int) -> None:
         )
 
 
-# ---- which batch
+# ---- the batch
 
 
 def _task(kind: Any) -> str | None:
-    """The task of a class, by the lists of Transformers."""
+    """The task of a class, from the lists of Transformers; None where it is in none."""
     from transformers.models.auto import modeling_auto as auto
 
     lists = {

@@ -1,4 +1,4 @@
-"""`onward explain`: a model by name, by a function or by a script, and its step explained."""
+"""`onward explain`: explains the step of a model given by name, by a function or by a script."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _WHERE = "as MODEL_OR_SCRIPT"
 
 
 def explain(target: str, config: ExplainConfig, arguments: Sequence[str] = ()) -> int:
-    """Explains, shows and writes; 1 where the step runs in eager PyTorch. arguments: of a script.
+    """Explains a step, prints and writes the result. Returns 1 where the step runs in eager
+    PyTorch. arguments: of a script.
 
-    Raises InputError for what cannot be meant; nothing is written then.
+    Raises InputError for invalid input; nothing is written then.
     """
     check_explain(config)
     found = explanation(target, config, arguments)
@@ -49,7 +50,7 @@ def explain(target: str, config: ExplainConfig, arguments: Sequence[str] = ()) -
 def explanation(
     target: str, config: ExplainConfig, arguments: Sequence[str] = ()
 ) -> StepExplanation:
-    """The explanation of what the target names."""
+    """Makes the explanation of what `target` names."""
     options = {
         "memory": config.memory, "batch_sizes": config.sizes, "profile": config.profile,
     }  # fmt: skip
@@ -85,7 +86,8 @@ def _of_model(
     config: ExplainConfig,
     options: dict[str, Any],
 ) -> StepExplanation:
-    """The step of a loop that is made for the model, unless it comes with its own."""
+    """Explains the step of a loop around the model, unless the model is a Trainer or accelerated
+    already."""
     own: type = type(model)
     if issubclass(own, (onward.Trainer, onward.Module)) or accelerated(model) is not None:
         refuse_options(config, OF_A_LOOP, "what the function gives")
@@ -98,7 +100,7 @@ def _of_model(
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained or [torch.nn.Parameter(torch.zeros(1))])
     with warnings.catch_warnings():
-        # what runs in eager PyTorch is a part of what is told
+        # the explanation says which parts run in eager PyTorch
         warnings.simplefilter("ignore", EagerWarning)
         if config.loop == "module":
             onward.accelerate(model, outputs=config.outputs or "auto", **chosen)
@@ -107,11 +109,12 @@ def _of_model(
         return onward.explain(trainer, args, kwargs, **options)
 
 
-# ---- functions of the user's
+# ---- the user's functions
 
 
 def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The result of `module.py:function`: a model or a Trainer, and the arguments of its call."""
+    """Calls `module.py:function`; returns the model or Trainer, and the arguments for its call.
+    Raises InputError where it returns anything else."""
     from onward.recipes.first_step import failed
 
     place, _, name = target.rpartition(":")
@@ -168,8 +171,7 @@ def _function(place: str, name: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _importing(place: str) -> Iterator[None]:
-    """A context in which modules are found as by a program in that folder, or by one started
-    here."""
+    """A context in which imports work as for a program in that folder, or one started here."""
     before = list(sys.path)
     folder = Path(place).absolute().parent if place.endswith(".py") else Path.cwd()
     sys.path.insert(0, str(folder))
@@ -183,15 +185,15 @@ def _importing(place: str) -> Iterator[None]:
 
 
 def _write_new(path: Path, content: str) -> None:
-    """Writes a file that appears whole, or not at all. Raises OnwardError where it exists by
-    now."""
+    """Writes a file that appears whole or not at all. Raises OnwardError if it exists by then."""
     try:
         handle, partial = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(content)
             Path(partial).chmod(0o644)
-            path.hardlink_to(partial)  # fails where the name is taken by now: nothing is replaced
+            # fails if the name was taken meanwhile: nothing is overwritten
+            path.hardlink_to(partial)
         finally:
             Path(partial).unlink()
     except OSError as error:

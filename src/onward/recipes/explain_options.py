@@ -52,7 +52,7 @@ class ExplainConfig:
 
 _SIZES = re.compile(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*")
 
-# An option, the condition on its value, and the condition in words.
+# (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("batch_size", lambda v: v > 0, "more than 0"),
     ("sequence_length", lambda v: v > 1, "at least 2 tokens"),
@@ -60,13 +60,13 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("batch_sizes", lambda v: bool(_SIZES.fullmatch(str(v))), "such as 1,2,4"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
 )
-# Options that a script, or a function that gives model and batch, decides itself.
+# Options that a script, or a function that returns model and batch, decides itself.
 OF_A_BATCH = ("batch_size", "sequence_length")
 OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
 
 
 def check_explain(config: ExplainConfig) -> None:
-    """Raises InputError on the first value that cannot be meant."""
+    """Raises InputError for the first invalid value."""
     for name, holds, words in CONDITIONS:
         value = getattr(config, name)
         if value is not None and not holds(value):
@@ -80,7 +80,7 @@ def check_explain(config: ExplainConfig) -> None:
 
 
 def check_new_file(path: Path, name: str) -> None:
-    """A file that is to be written must not exist, and its folder must."""
+    """Raises InputError where a file to be written exists, or its folder does not."""
     if path.exists() or path.is_symlink():
         raise InputError(f"{str(path)!r} exists", f"in --{name}", "name a new file")
     if not path.absolute().parent.is_dir():
@@ -90,7 +90,7 @@ def check_new_file(path: Path, name: str) -> None:
 
 
 def refuse_options(config: ExplainConfig, names: tuple[str, ...], who: str) -> None:
-    """Raises InputError for options that have no effect since `who` decides."""
+    """Raises InputError for options without effect, since `who` decides them."""
     for name in names:
         if getattr(config, name) is not None:
             raise InputError(f"{who} decides it", f"in --{name}", "leave it out")

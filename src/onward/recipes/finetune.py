@@ -60,12 +60,12 @@ WRITE_ERRORS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOTEMPTY, errno.
 
 @dataclass(frozen=True)
 class Run:
-    """A described run: nothing is left to choose, nothing has been written.
+    """A described run: everything is decided, nothing is written yet.
 
     job: resolved options, model configuration, blocks.
-    texts: what was read. train_tokens, eval_tokens: before the cut into blocks; eval_tokens is 0
-        where the eval blocks were held out of the train text.
-    parameters: numbers in the weights. unigram: perplexity of the unigram model.
+    texts: those read. train_tokens, eval_tokens: numbers of tokens before they are cut into blocks;
+        eval_tokens is 0 if the eval blocks were held out of the train text.
+    parameters: number of weights. unigram: perplexity of the unigram model.
     """
 
     job: Job
@@ -78,7 +78,7 @@ class Run:
 
 
 def describe(config: FinetuneConfig) -> Run:
-    """Reads and checks everything; raises InputError or MissingExtraError, writes nothing."""
+    """Reads and checks everything, and writes nothing. Raises InputError or MissingExtraError."""
     check_options(config)
     check_model_name(config)
     scratch = from_scratch(config)
@@ -92,7 +92,7 @@ def describe(config: FinetuneConfig) -> Run:
         )
     texts = _read_texts(config)
     require_hf()
-    # The run's own lines say what matters; the library's notes would break the progress bar.
+    # the run prints what matters; transformers' notes would break the progress bar
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -141,7 +141,7 @@ def describe(config: FinetuneConfig) -> Run:
 
 
 def _check_positions(positions: int, block_size: int) -> None:
-    """Checks the block size of a preset before anything is read (see `check_block_size`)."""
+    """Checks the block size against a preset before anything is read (see `check_block_size`)."""
     if block_size > positions:
         raise InputError(
             f"block_size {block_size} is over the model's {positions} positions",
@@ -151,8 +151,7 @@ def _check_positions(positions: int, block_size: int) -> None:
 
 
 def _read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
-    """Reads the (train, eval) texts, or the train text alone where the eval blocks come out of
-    it."""
+    """Reads the (train, eval) texts, or only the train text if eval blocks are held out of it."""
     if config.train_file is None:
         return python_library(config.corpus_bytes)
     train = read_text_file(Path(config.train_file), "train_file")
@@ -184,7 +183,8 @@ def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
 
 
 def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> FinetuneConfig:
-    """Fills in what depends on the data and the model."""
+    """Fills in options that depend on the data and the model. Raises InputError where the text is
+    too short."""
     per_update = config.per_device_train_batch_size * config.gradient_accumulation_steps
     if train_blocks < per_update:
         raise InputError(
@@ -213,7 +213,7 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
 
 
 def summary(run: Run) -> str:
-    """A summary of what will run, in a few lines."""
+    """A few lines about what will run."""
     job, config = run.job, run.job.config
     engines = "onward and torch" if config.compare else config.engine
     start = "random" if from_scratch(config) else "its"
@@ -240,7 +240,7 @@ def summary(run: Run) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that compute the numbers."""
+    """The versions of the packages that affect the numbers."""
     found = {"python": platform.python_version(), "onward": onward.__version__}
     for name in ("torch", "transformers", "tokenizers", "onnx", "onnxruntime"):
         try:
@@ -262,7 +262,7 @@ def versions_line() -> str:
 
 
 def run_config(run: Run, command: list[str]) -> dict[str, Any]:
-    """The content of run_config.json: all that is needed to run it again."""
+    """The content of run_config.json: everything needed to repeat the run."""
     import torch
 
     return {
@@ -288,9 +288,9 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
 
 
 def finetune(config: FinetuneConfig, command: list[str]) -> int:
-    """Runs the whole job; progress to stderr, results to stdout. Gives the exit status.
+    """Runs the whole job; progress goes to stderr, results to stdout. Returns the exit status.
 
-    command: the command line, for the record.
+    command: the command line, to be recorded.
     """
     run = describe(config)
     job, config = run.job, run.job.config
@@ -349,7 +349,8 @@ def single_report(result: EngineResult, unigram: float) -> str:
 
 
 def verify(config: VerifyConfig) -> int:
-    """Compares Onward's first step on the described run with its references; 1 if they differ."""
+    """Compares Onward's first step of the described run with its references; returns 1 if they
+    differ."""
     config = dataclasses.replace(config, output_dir=None)
     run = describe(config)
     import torch

@@ -1,6 +1,6 @@
-"""A training script, run until its first training step with Onward is done.
+"""Runs a training script until its first training step with Onward is done.
 
-The lines of the script before that step do run, with all that they do; those after it do not.
+Everything before that step runs, with all its effects; nothing after it does.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onward.train import Trainer
 
 
 class FirstStep(BaseException):
-    """Ends the script, which may catch exceptions of its own. owner: the Trainer, or the model that
-    is accelerated. reason: why a call of such a model runs in eager PyTorch."""
+    """Ends the script; a BaseException, since the script may catch exceptions. owner: the Trainer,
+    or the accelerated model. reason: why a call of such a model runs in eager PyTorch."""
 
     def __init__(self, owner: Trainer | torch.nn.Module, reason: str | None = None) -> None:
         super().__init__("the first training step is done")
@@ -32,8 +32,8 @@ class FirstStep(BaseException):
 
 
 def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
-    """Runs the script as `python path arguments` does. What it prints goes to stderr. Raises
-    OnwardError where the script exits or fails before a training step."""
+    """Runs the script as `python path arguments` would, with its output on stderr. Raises
+    OnwardError if it exits or fails before a training step."""
     if not path.is_file():
         raise InputError(f"no such script {str(path)!r}", "as MODEL_OR_SCRIPT", "name one")
     try:
@@ -59,7 +59,7 @@ def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
 
 
 def failed(error: Exception, where: str) -> OnwardError:
-    """Says in one line that code of the user's raised, and at which of its lines."""
+    """The one-line error for an exception in the user's code, with the line that raised it."""
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == where
     ]
@@ -83,11 +83,11 @@ def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[None]:
-    """A context in which the first training step raises FirstStep when it is done: a `train_step`,
-    or a backward of an accelerated model."""
+    """A context in which the first training step (a `train_step`, or a backward of an accelerated
+    model) raises FirstStep when it is done."""
     step, call, backward = Trainer.train_step, Accelerated._as_graph, CallRun.backward
     in_eager = Accelerated._in_eager
-    models: dict[int, torch.nn.Module] = {}  # by what is prepared for a call
+    models: dict[int, torch.nn.Module] = {}  # by id of the prepared call
 
     def train_step(self: Trainer, *args: Any, **kwargs: Any) -> Any:
         step(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""GPT-2 in three sizes, described by Hugging Face configurations, to be trained from scratch."""
+"""GPT-2 in three sizes, as Hugging Face configurations for training from scratch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    # Two wide blocks learn more per second on a CPU than four narrow ones of equal cost.
+    # two wide blocks learn more per second on a CPU than four narrow ones of equal cost
     "gpt2-tiny": Preset(2, 256, 4, 512, 4096, 1e-3),
     "gpt2-small": Preset(12, 768, 12, 1024, 50257, 6e-4),
     "gpt2-medium": Preset(24, 1024, 16, 1024, 50257, 3e-4),

@@ -1,4 +1,4 @@
-"""One engine's run over prepared blocks: updates, evaluation, and what is saved."""
+"""One engine's run over prepared blocks: updates, evaluation, and saving."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ IGNORED_LABEL = -100
 
 
 class TrainingError(OnwardError):
-    """The run was well described but cannot go on."""
+    """Raised if a valid run cannot continue."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The job that an engine runs, with all that it needs, so that two processes can train the same
-    thing.
+    """Everything that an engine needs for a run, so that two processes can train the same.
 
-    config: with max_steps and learning_rate filled in.
-    train_blocks, eval_blocks: `i32[blocks, block_size]`.
+    config: with max_steps and learning_rate filled in. train_blocks, eval_blocks: `i32[blocks,
+    block_size]`.
     """
 
     config: FinetuneConfig
@@ -58,7 +57,7 @@ class Job:
 
     @classmethod
     def load(cls, folder: Path) -> Job:
-        """Reads what `save` wrote."""
+        """Reads a job written by `save`."""
         options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
         return cls(
             FinetuneConfig(**options),
@@ -98,22 +97,22 @@ class EngineResult:
 
     @property
     def train_loss(self) -> float:
-        """Mean loss of the last ten updates: one batch's loss alone says little."""
+        """Mean loss of the last ten updates, since one batch's loss says little."""
         last = self.step_losses[-10:]
         return sum(last) / len(last)
 
     @property
     def total_s(self) -> float:
-        """Training and evaluation, seconds."""
+        """Seconds of training and evaluation."""
         return self.train_s + self.eval_s
 
 
 def block_order(
     count: int, per_update: int, updates: int, seed: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Indices `i64[per_update]` of each update's blocks: a fresh permutation per epoch.
+    """Indices `i64[per_update]` of each update's blocks, in a new permutation for each epoch.
 
-    Blocks that fill no whole update are left out of that epoch.
+    Blocks that do not fill a whole update are left out of that epoch.
     """
     done = epoch = 0
     while done < updates:
@@ -127,12 +126,12 @@ def block_order(
 
 
 def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) -> EngineResult:
-    """Runs the job with one engine and writes metrics, results and the model into `folder`."""
+    """Runs the job with one engine; writes metrics, results and the model into `folder`."""
     config = job.config
     base_rss = rss_mib()
     model = build_model(config, job.model_config)
     start_weights = weights_sha256(model)
-    # The cache of keys and values serves generation; in training it only costs memory.
+    # the key/value cache serves generation; in training it only costs memory
     use_cache = getattr(model.config, "use_cache", None)
     model.config.use_cache = False
     losses, engine, first_step_s, train_s = _updates(job, engine_name, model, folder)
@@ -164,8 +163,8 @@ def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) 
 def _updates(
     job: Job, engine_name: str, model: PreTrainedModel, folder: Path
 ) -> tuple[list[float], StepEngine, float, float]:
-    """Runs all updates: losses, the engine, seconds to the end of the first update and of the
-    last."""
+    """Runs all updates. Returns the losses, the engine, and the seconds until the first and the
+    last update were done. Raises TrainingError for a loss that is not finite."""
     config = job.config
     updates = config.max_steps or 1
     micro, accumulate = config.per_device_train_batch_size, config.gradient_accumulation_steps
@@ -215,7 +214,7 @@ def _updates(
 def evaluate(engine: StepEngine, eval_blocks: Ids, batch_size: int) -> float:
     """Mean loss over all predicted tokens of the blocks `i32[blocks,T]`, nats per token.
 
-    The last batch is filled up with ignored rows: one shape serves all batches.
+    The last batch is padded with ignored rows, so that one shape serves all batches.
     """
     total = 0.0
     for start in range(0, len(eval_blocks), batch_size):
@@ -231,7 +230,7 @@ def evaluate(engine: StepEngine, eval_blocks: Ids, batch_size: int) -> float:
 
 
 def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]:
-    """The content of eval_results.json, by the names Hugging Face's examples use."""
+    """The content of eval_results.json, with the names of Hugging Face's examples."""
     return {
         "engine": result.engine,
         "eval_loss": result.eval_loss,
@@ -250,7 +249,7 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
 
 
 def weights_sha256(model: PreTrainedModel) -> str:
-    """sha256 over the names and bytes of all weights and buffers."""
+    """The SHA-256 of the names and bytes of all weights and buffers."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())

@@ -1,4 +1,5 @@
-"""The options of `onward finetune`: typed, Hugging Face's names, checked before a model loads."""
+"""The options of `onward finetune`: typed, with Hugging Face's names, checked before a model
+loads."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from onward.options import MEMORY_BUDGET, memory_amount, switch_lines
 
 
 class InputError(OnwardError):
-    """What the user gave cannot run: `what, where; fix: how`, always one line."""
+    """Raised for user input that cannot run: `what, where; fix: how`, always one line."""
 
     def __init__(self, what: str, where: str, fix: str) -> None:
         text = f"{what}, {where}; fix: {fix}"
@@ -22,12 +23,13 @@ class InputError(OnwardError):
 
 
 def option(default: Any, help: str) -> Any:
-    """A dataclass field with the line that `--help` shows for it."""
+    """A dataclass field with its line in `--help`."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 def of_trainer(name: str, default: Any) -> Any:
-    """A switch that sets an option of onward.Trainer; its line stands with that option."""
+    """A switch that sets an option of onward.Trainer; its line in `--help` is kept with that
+    option."""
     return option(default, switch_lines()[name])
 
 
@@ -102,12 +104,12 @@ class FinetuneConfig:
 
 @dataclass(frozen=True)
 class VerifyConfig(FinetuneConfig):
-    """Options of `onward verify`: those of finetune, of which model and data are used."""
+    """Options of `onward verify`: those of finetune, of which only model and data matter."""
 
     bisect: bool = option(False, "on a difference, find the first value in the graph that is wrong")
 
 
-# An option, the condition on its value, and the condition in words.
+# (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("vocab_size", lambda v: v >= 257, "at least 257 (256 bytes and the end-of-text token)"),
     ("corpus_bytes", lambda v: v > 0, "more than 0"),
@@ -130,7 +132,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def check_options(config: FinetuneConfig) -> None:
-    """Raises InputError on the first value that cannot be meant; touches no file but by `stat`."""
+    """Raises InputError for the first invalid value. Of files it only reads `stat`."""
     for name, holds, words in CONDITIONS:
         value = getattr(config, name)
         if value is not None and not holds(value):
@@ -148,7 +150,7 @@ def check_options(config: FinetuneConfig) -> None:
 
 
 def check_text_file(path: str | None, name: str) -> None:
-    """A text file must exist, be a file and hold bytes."""
+    """Raises InputError unless a text file exists, is a file and is not empty."""
     if path is None:
         return
     if not Path(path).exists():
@@ -160,7 +162,8 @@ def check_text_file(path: str | None, name: str) -> None:
 
 
 def check_output_dir(path: Path) -> None:
-    """The output folder must be absent or empty, and lie in folders."""
+    """Raises InputError unless the output folder is absent or empty, and its parents are
+    folders."""
     if path.is_dir():
         if any(path.iterdir()):
             raise InputError(

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def rss_mib() -> float:
-    """Memory that the process holds now, MiB."""
+    """Present resident memory of the process, MiB."""
     return psutil.Process().memory_info().rss / MIB
 
 
@@ -31,17 +31,17 @@ def reset_peak_rss() -> None:
 
 
 def peak_rss_mib() -> float:
-    """Largest memory the process has held since `reset_peak_rss`, or since its start; MiB."""
+    """Peak resident memory since `reset_peak_rss`, or since the process started; MiB."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not ru_maxrss: that starts at the size of the process which launched this one.
+        # not ru_maxrss, which starts at the size of the parent process
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
     memory = psutil.Process().memory_info()
     if sys.platform == "win32":
         return memory.peak_wset / MIB
-    import resource  # Not on Windows, which returned above.
+    import resource  # not available on Windows, which returned above
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MIB if sys.platform == "darwin" else peak / 1024
@@ -51,10 +51,10 @@ def peak_rss_mib() -> float:
 class Metrics:
     """One line of `metrics.jsonl`.
 
-    loss: mean over the updates since the line before, nats per token.
-    grad_norm: global 2-norm before clipping, of the last update; None where not clipped.
-    tokens_per_second, step_ms: over the same updates, the run's first one left out if possible.
-    rss_mib: memory held now. elapsed_s: since the run's start.
+    loss: mean over the updates since the previous line, nats per token. grad_norm: global 2-norm
+    before clipping, of the last update; None where not clipped. tokens_per_second, step_ms: over
+    the same updates, without the run's first one if possible. rss_mib: present resident memory.
+    elapsed_s: since the run's start.
     """
 
     engine: str
@@ -70,7 +70,7 @@ class Metrics:
 
 
 class Progress:
-    """Collects one entry per update and shows the mean of every `logging_steps` of them."""
+    """Collects one entry per update, and shows the mean of every `logging_steps` of them."""
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class Progress:
             self._bar.close()
 
     def _compiling(self, stage: str) -> None:
-        """Shows the stage of a compilation, which takes seconds without a finished step."""
+        """Shows the stage of a compilation, during which no step finishes for seconds."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"compiling: {stage}")
 
     def update(self, step: int, loss: float, grad_norm: float | None, learning_rate: float) -> None:
-        """Takes in update number `step` (from 1); `learning_rate` is the one it used."""
+        """Records update number `step` (from 1). learning_rate: the one that it used."""
         self._losses.append(loss)
         self._window_steps += 1
         compiled = self._stages.taken()
@@ -130,7 +130,7 @@ class Progress:
         if step % self.logging_steps == 0 or step == self.total_steps:
             self._log(step, grad_norm, learning_rate)
         elif step == 1:
-            # The first step prepares the engine; its time would spoil the first line's rate.
+            # the first step prepares the engine; its time would distort the first line's rate
             self._window_started, self._window_steps = time.perf_counter(), 0
 
     def _log(self, step: int, grad_norm: float | None, learning_rate: float) -> None:

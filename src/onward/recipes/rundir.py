@@ -1,4 +1,4 @@
-"""The output folder: filled beside its final place, renamed into it when all is there."""
+"""The output folder: written beside its final place, and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RunDirectory:
     """A folder that appears at `final` whole, or not at all.
 
     `with RunDirectory(final) as partial:` gives a sibling of `final` to write into; leaving the
-    block without an error renames it. After an error it is removed with the parents made for it,
-    unless a trained model is already in it: then it stays, and `kept` says where.
+    block without an error renames it. After an error it is removed, with any parents made for it,
+    unless it has a trained model already: then it stays, and `kept` is its path.
     """
 
     def __init__(self, final: Path) -> None:
@@ -45,7 +45,7 @@ class RunDirectory:
         if kind is None:
             self.kept = self.partial
             if self.final.is_dir():
-                self.final.rmdir()  # Raises where someone filled it meanwhile: nothing is lost.
+                self.final.rmdir()  # raises if it was filled meanwhile, so that nothing is lost
             self.partial.rename(self.final)
             self.kept = None
         elif any(self.partial.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Shows what is being compiled while it is: the stages that the logger `onward` tells of."""
+"""Shows compilation stages while they run, from the messages of the logger `onward`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 class Stages(logging.Handler):
-    """Calls `begin(stage)` as each stage begins, and adds up the seconds of those that ended."""
+    """Calls `begin(stage)` as each stage begins, and sums the seconds of finished stages."""
 
     def __init__(self, begin: Callable[[str], None]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Stages(logging.Handler):
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def taken(self) -> str:
-        """The stages that were compiled since the last question, in words; empty for nothing."""
+        """Describes the stages compiled since the last call; "" for none."""
         if not self.seconds:
             return ""
         parts = ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items() if s >= 0.05)
@@ -52,10 +52,9 @@ class Stages(logging.Handler):
 
 
 class StageLine(Stages):
-    """Shows stages as one line on stderr: on a terminal it follows the stages, elsewhere it sums
-    up.
+    """Shows stages as one line on stderr: updated as they go on a terminal, as a summary elsewhere.
 
-    title: what stands before it.
+    title: the beginning of the line.
     """
 
     def __init__(self, title: str) -> None:

@@ -1,6 +1,6 @@
 """Command-line switches of other trainers: Hugging Face's language-modelling examples and the ONNX
-Runtime training example for GPT-2. `RENAMED` maps those that Onward has by another name; each of
-the others is either accepted with a note that it changes nothing, or refused with what to do
+Runtime training example for GPT-2. `RENAMED` maps those that Onward has under another name. Each of
+the others is either accepted, with a note that it changes nothing, or refused, with what to do
 instead."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch that Onward has no option for.
+    """A switch without an option of Onward's.
 
-    told: the reason in the message. fix: what to do instead; empty where the switch changes nothing
-    and is accepted. asks_nothing: values that are granted all the same. flag: it may stand without
-    a value. off: what to do where a flag is given as false; empty where that is granted.
+    told: the reason in the message. fix: what to do instead; "" where the switch changes nothing
+    and is accepted. asks_nothing: values that are accepted even so. flag: it may stand without a
+    value. off: what to do if a flag is given as false; "" where that is accepted.
     """
 
     told: str
@@ -48,7 +48,7 @@ _ONE_PROCESS = Switch("training is one process on the CPU", "leave it out", ("-1
 _TEXT_FILES = Switch("training text comes from files", "give --train_file")
 
 SWITCHES: dict[str, Switch] = {
-    # accepted: they ask for what is done anyway, or for nothing that matters here
+    # accepted: they ask for what is done anyway, or what does not matter here
     "do_train": _flag("finetune always trains", off="onward verify compares without training"),
     "do_eval": _flag("finetune always evaluates, once, at the end"),
     "overwrite_output_dir": _flag("a folder that holds files is refused, never overwritten"),
@@ -86,7 +86,7 @@ SWITCHES: dict[str, Switch] = {
     "local_rank": _ONE_PROCESS,
     "world_rank": _ONE_PROCESS,
     "world_size": _ONE_PROCESS,
-    # refused: without them the run would be another
+    # refused: ignoring them would change the run
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
@@ -115,9 +115,9 @@ SWITCHES: dict[str, Switch] = {
 
 
 class Foreign:
-    """The foreign switches of one command line, and what there is to say of them.
+    """The foreign switches on one command line, and notes about them.
 
-    switches, renamed: those that are understood; by default all there are.
+    switches, renamed: those that are understood; by default all.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Foreign:
         self._config_name: str | None = None
 
     def takes(self, name: str) -> bool:
-        """Whether a name is that of a foreign switch."""
+        """Whether a name is a foreign switch's."""
         return name in self._switches or (name == "config_name" and bool(self._switches))
 
     def may_stand_alone(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class Foreign:
         return name in self._switches and self._switches[name].flag
 
     def take(self, spelled: str, name: str, value: str) -> None:
-        """Accepts one with a note, or raises InputError with what to do instead."""
+        """Accepts a switch with a note, or raises InputError with what to do instead."""
         if name == "config_name":
             self._config_name = value
             return
@@ -152,7 +152,8 @@ class Foreign:
         self.notes.append(f"--{spelled} changes nothing: {switch.told}")
 
     def settle(self, given: dict[str, str]) -> None:
-        """Settles what a configuration's name means beside the model's: that model, or a preset."""
+        """Resolves the switch config_name, which beside a model's name is either that model or a preset.
+        Raises InputError otherwise."""
         name = self._config_name
         if name is None:
             return

@@ -1,9 +1,9 @@
 """Graph -> graph of the same meaning; `lists.py` has the three ordered lists of passes.
 
-A pass is `f(graph) -> int`: it edits in place and returns how many edits it made. Its name is its
-function's; that name switches it off (`disable=`), and appears in reports and dumps. A pass that
-writes own ops is `f(graph, context) -> int`: at each place it asks the context whether kernels take
-what it would write, and notes what it leaves (`context.py`).
+A pass is `f(graph) -> int`: it edits the graph in place and returns its number of edits. The
+function's name is the pass's: it appears in reports and dumps, and `disable=` takes it. A pass that
+writes own ops is `f(graph, context) -> int`: at each place it asks the context whether kernels
+accept the call, and if not, records a near miss (`context.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`y = gelu(x); ...; dw = dz^T y, dx = dy gelu'(x)  =>  dw = dz^T gelu(x)`: the backward half keeps
-x for the slope as it is, so y is made again from it, and need not be kept.
+x for the slope anyway, so it recomputes y instead of keeping it too.
 
-They are the widest values of a layer. Making y again is one pass over memory, where each number of
-it costs the products on both sides 6 D multiplications and additions. Not Relu, whose slope shows
-in y.
+These are the widest values of a layer. Recomputing y is one pass over memory, while each of its
+elements costs 6 D multiplications and additions in the products around it. Relu is left out, since
+its slope is read from y.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ACTIVATIONS = ("BiasActivation", "GatedActivation", "Gelu")
 
 
 def activation_again(graph: Graph) -> int:
-    """Computes activations that both halves read again in the backward half, from inputs that it
-    reads anyway."""
+    """Recomputes, in the backward half, activations that both halves read, if the backward half
+    reads their inputs anyway."""
     names: set[str] = set()
     outputs = graph.output_values()
     edits = 0
@@ -34,10 +34,10 @@ def activation_again(graph: Graph) -> int:
 
 
 def _at_once(graph: Graph) -> None:
-    """Moves each product of a new y before all else that reads what it is multiplied with, dz: y is
-    gone again when the next as wide a value, dy, is made."""
+    """Moves the product that reads a recomputed y right after its other operand, dz, so that y is
+    freed before dy, which is as wide, is made."""
     for node in [n for n in graph if n.op_type in ACTIVATIONS and n.meta.get("again")]:
-        place = {n: i for i, n in enumerate(graph)}  # which the last one moved has changed
+        place = {n: i for i, n in enumerate(graph)}  # recomputed, since the last move changed it
         values = shown(node.outputs[0], backward=True)
         group = {n for y in values for n in (y.producer(), *y.consumers()) if n is not None}
         operands = [x.producer() for n in group for x in n.inputs if x is not None]
@@ -49,8 +49,8 @@ def _at_once(graph: Graph) -> None:
 
 
 def _kept(node: Node) -> bool:
-    """Whether the backward half reads every input of the node, and the step has computed the one it
-    is applied to: a parameter may change before a backward that runs as a separate call."""
+    """Whether the backward half reads every input of the node, and its first is no parameter or
+    buffer, which may change before a backward that runs as a separate call."""
     xs = [x for x in node.inputs if x is not None]
     computed = xs[:1] if node.op_type == "BiasActivation" else xs
     return all(source(x).producer() is not None for x in computed) and all(

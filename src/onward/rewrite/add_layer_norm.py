@@ -1,7 +1,7 @@
-"""`LayerNormalization(residual + Dropout(x))  =>  AddLayerNormalization(x, residual)`, and so
-`RMSNorm(...)  =>  AddRMSNorm(...)`.
+"""`LayerNormalization(residual + Dropout(x))  =>  AddLayerNormalization(x, residual)`, and
+`RMSNorm(...)  =>  AddRMSNorm(...)` likewise.
 
-The sum stays a result of the op: a pre-norm model adds to it further on, and the backward reads it.
+The sum stays an output of the op: a pre-norm model adds to it later, and the backward reads it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def add_layer_norm(graph: Graph, context: Context) -> int:
             continue
         x, residual, dropout = _terms(add, outputs)
         draw: dict[str, Any] = {} if dropout is None else attributes(dropout)
-        seeds = dropout.inputs[1:] if dropout is not None else []  # offset, coordinates
+        seeds = dropout.inputs[1:] if dropout is not None else []  # seed, offset, coordinates
         weights = [*norm.inputs[1:], None][: 2 if norm.op_type == "LayerNormalization" else 1]
         inputs = [x, residual, *weights, *seeds]
         attrs = {"epsilon": attributes(norm).get("epsilon", 1e-5), **draw}
         if not context.takes(norm, op, inputs, attrs):
             continue
-        b = Builder.at(graph, add)  # the sum may have readers before the norm
+        b = Builder.at(graph, add)  # at the sum, which may be read before the norm
         b.module = where(norm)
         made = b.node(op, inputs, attrs)
         assert isinstance(made, tuple)
@@ -47,16 +47,16 @@ def add_layer_norm(graph: Graph, context: Context) -> int:
 
 
 def _normalised_sum(norm: Node) -> Node | None:
-    """The Add of two tensors of one type that a norm reads."""
+    """The Add of two tensors of equal type that a norm reads; None where there is none."""
     r = norm.inputs[0] if norm.op_type in _JOINED else None
     add = r.producer() if r is not None else None
     if add is None or add.op_type != "Add":
         return None
-    return add if all(type_of(x) == type_of(r) for x in add.inputs) else None  # none broadcast
+    return add if all(type_of(x) == type_of(r) for x in add.inputs) else None  # no broadcasting
 
 
 def _obstacle(norm: Node, add: Node) -> str | None:
-    """Why a norm and the sum before it cannot become one, if so."""
+    """The reason why a norm and the sum before it cannot be fused; None where they can."""
     type, attrs = type_of(norm.inputs[0]), attributes(norm)
     if type.rank == 0 or attrs.get("axis", -1) % type.rank != type.rank - 1:
         return "it normalises more than the last dim"
@@ -67,12 +67,13 @@ def _obstacle(norm: Node, add: Node) -> str | None:
     weights = [v for v in norm.inputs[1:] if v is not None]
     if any(type_of(v) != type.with_shape(type.shape[-1:]) for v in weights):
         return "its weights are not one number per feature in its input's dtype"
-    # the fused op stands where the sum stood: what it reads must be made before
+    # the fused op stands where the sum stood, so its inputs must exist by then
     return "its weights are computed" if any(v.producer() for v in weights) else None
 
 
 def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
-    """`x`, `residual` and the Dropout of x, if there is one that nobody else reads."""
+    """The terms `x` and `residual` of a sum, and the Dropout of x, if there is one with no other
+    reader."""
     first, second = add.inputs
     assert first is not None and second is not None
     for term, other in ((first, second), (second, first)):
@@ -84,5 +85,5 @@ def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
             continue
         if 0.0 < attributes(dropout)["ratio"] < 1.0:
             return x, other, dropout
-    # x is the term that lives on in no other node: y may take its memory
+    # x is the term without other readers: y may reuse its memory
     return (first, second, None) if len(first.uses()) == 1 else (second, first, None)

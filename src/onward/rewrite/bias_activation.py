@@ -1,7 +1,7 @@
 """`activation(Gemm(x, w, bias))  =>  BiasActivation(Gemm(x, w), bias)`.
 
-The sum is never written to memory, and the bias gradient falls out of the activation's. Gelu in
-both forms, Relu, and Silu, which is written `u * Sigmoid(u)`.
+The sum is never written to memory, and the op's gradient includes the bias's. Activations: both
+forms of Gelu, Relu, and Silu, which is written `u * Sigmoid(u)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bias_activation(graph: Graph, context: Context) -> int:
         b = Builder.at(graph, node, before=gemm)
         y = b.BiasActivation(product, gemm.inputs[2], activation=name)
         sum_ = gemm.outputs[0]
-        graph.replace(sum_, y)  # reshapes between the two now carry y
+        graph.replace(sum_, y)  # reshapes between the two now pass y on
         graph.replace(node.outputs[0], y if u is sum_ else u)
         graph.remove([*readers, gemm])
         edits += 1
@@ -42,8 +42,8 @@ def bias_activation(graph: Graph, context: Context) -> int:
 
 
 def activation_of(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]] | None:
-    """The activation whose last node is this one: its name, the value it is applied to, and its
-    nodes, last one first."""
+    """Recognizes an activation by its last node. Returns its name, its input, and its nodes, last
+    first; None for other nodes."""
     x = node.inputs[0] if node.inputs else None
     if x is None:
         return None
@@ -67,7 +67,7 @@ def activation_of(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Nod
 
 
 def _product_before(u: Value) -> Node | None:
-    """The Gemm with an addend that u is, reshaped or not."""
+    """The Gemm with an addend whose result is u, directly or reshaped; None where there is none."""
     node = u.producer()
     while node is not None and node.op_type == "Reshape" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -77,7 +77,8 @@ def _product_before(u: Value) -> Node | None:
 
 
 def _obstacle(u: Value, readers: list[Node], gemm: Node, outputs: set[Value]) -> str | None:
-    """Why the product and the activation of u cannot become one, if so. readers: of u."""
+    """The reason why the product and the activation of u cannot be fused; None where they can.
+    readers: of u."""
     bias, y = gemm.inputs[2], type_of(gemm.outputs[0])
     if type_of(bias).shape != y.shape[-1:] or attributes(gemm).get("beta", 1.0) != 1.0:
         return "what is added to the matrix product is not a bias (one number per feature)"

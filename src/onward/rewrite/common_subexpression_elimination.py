@@ -8,8 +8,9 @@ from onward.graph.graph import Graph, Node, Value, attributes, precision_said
 
 
 def _key(node: Node, early: bool) -> tuple[Any, ...]:
-    """Equal keys compute equal values. A random op's site is an attribute, so sites never merge.
-    early: what the model's autocast blocks say of a node is still to be written as casts."""
+    """A key such that nodes with equal keys compute equal values. A random op's site is an
+    attribute, so that different sites never merge. early: also include the precision that autocast
+    blocks of the model ask for, which casts do not express yet."""
     attrs = tuple(sorted((k, repr(v)) for k, v in attributes(node).items()))
     inputs = tuple(None if v is None else id(v) for v in node.inputs)
     said = precision_said(node) if early else ""
@@ -17,7 +18,7 @@ def _key(node: Node, early: bool) -> tuple[Any, ...]:
 
 
 def common_subexpression_elimination(graph: Graph) -> int:
-    """Common subexpressions: the first of equal nodes serves all."""
+    """Merges nodes that compute equal values into the first of them."""
     first: dict[tuple[Any, ...], Node] = {}
     edits, early = 0, not graph.signature.cotangents
     for node in list(graph):

@@ -1,4 +1,4 @@
-"""`f(constants)  =>  constant`, and known shape vectors become literals."""
+"""`f(constants)  =>  constant`; shape vectors with known numbers become literals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from onward.graph.evaluate import evaluate_constant
 from onward.graph.graph import ONWARD, Graph, Node, array_of, content_of, type_of
 from onward.graph.types import DType, product
 
-LIMIT = 1 << 16  # elements; larger results are cheaper to compute than to keep
+LIMIT = 1 << 16  # elements; larger results are cheaper to recompute than to store
 
 
 def constant_folding(graph: Graph) -> int:
-    """Evaluates nodes whose inputs are all constant, on the reference evaluator."""
+    """Evaluates nodes with only constant inputs, with the reference evaluator."""
     edits = 0
     for node in list(graph):
         if node.domain == ONWARD:
@@ -31,7 +31,7 @@ def constant_folding(graph: Graph) -> int:
 
 
 def _known(node: Node) -> np.ndarray | None:
-    """The literal of a node whose integers shape inference has settled."""
+    """The literal result of an integer node that shape inference has determined; None otherwise."""
     value = node.outputs[0]
     type, content = type_of(value), content_of(value)
     if len(node.outputs) != 1 or content is None or type.dtype != DType.INT64:

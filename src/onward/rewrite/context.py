@@ -1,7 +1,7 @@
-"""Context: by it a fusion asks whether kernels take the call that it would write.
+"""Context: tells a fusion whether kernels accept the call that it would write.
 
-A fusion that no kernel takes would run as its body, slower than what stood there before. So it
-asks at each place, leaves the place alone where it is refused, and says so: a near miss.
+A fused op without a kernel would run as its body, slower than the nodes that it replaced. So a
+fusion asks at each place; where the call is refused it changes nothing and records a near miss.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Types: TypeAlias = "tuple[Type | None, ...]"
 
 @dataclass(frozen=True)
 class Fusion:
-    """The call of an own op that a pass would write: its inputs' types and its attributes.
-    gradient: whether kernels are needed for its gradient too."""
+    """A call of an own op that a pass would write: input types and attributes. gradient: whether
+    its gradient needs kernels too."""
 
     op: str
     inputs: Types
@@ -27,14 +27,16 @@ class Fusion:
     gradient: bool = True
 
 
-Refuse: TypeAlias = Callable[[Fusion], "str | None"]  # why no kernel takes it
+# returns why no kernel accepts a fusion, or None
+Refuse: TypeAlias = Callable[[Fusion], "str | None"]
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A place that a pass left as it was though its pattern stood there, or almost.
+    """A place where a pass found its pattern, or nearly, but changed nothing.
 
-    op: what it would have written. module: the path of the place. reason: why it did not.
+    name: the pass. op: what it would have written. module: the path of the place. reason: why it
+    did not.
     """
 
     name: str
@@ -44,13 +46,12 @@ class NearMiss:
 
 
 def everything_taken(fusion: Fusion) -> str | None:
-    """`Refuse` where an engine runs all own ops, by their bodies if need be."""
+    """A `Refuse` that accepts every fusion, for engines that run own ops by their bodies."""
     return None
 
 
 class Context:
-    """The context of one run of one pass. name: the pass's. misses: the places it left alone so
-    far."""
+    """The context of one run of one pass. name: of the pass. misses: the near misses so far."""
 
     def __init__(self, name: str, refuse: Refuse = everything_taken) -> None:
         self.name, self._refuse = name, refuse
@@ -64,20 +65,22 @@ class Context:
         attrs: Mapping[str, Any],
         gradient: bool = True,
     ) -> bool:
-        """Whether kernels take this call; where not, it is noted as a near miss at `place`."""
+        """Whether kernels accept this call; if not, records a near miss at `place`. gradient:
+        whether its gradient needs kernels too."""
         types = tuple([type_of(x) if isinstance(x, Value) else x for x in inputs])
         reason = self._refuse(Fusion(op, types, attrs, gradient))
         return reason is None or self.missed(place, op, reason)
 
     def missed(self, place: Node, op: str, reason: str) -> bool:
-        """Notes that `place` was left alone; returns False, for the caller to answer."""
+        """Records a near miss at `place`; returns False, so that the caller can return the
+        result."""
         self.misses.append(NearMiss(self.name, op, where(place), reason))
         return False
 
 
 def summary(misses: Iterable[NearMiss]) -> list[dict[str, Any]]:
-    """Sums up near misses, those of one pass, op and reason as one: `pass`, `op`, `reason`,
-    `modules` (the paths, each once, in order)."""
+    """Groups near misses by pass, op and reason into dicts: `pass`, `op`, `reason`, `modules` (the
+    paths, each once, in order)."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for miss in misses:
         found.setdefault((miss.name, miss.op, miss.reason), {})[miss.module or "(top)"] = None

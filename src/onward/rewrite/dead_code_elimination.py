@@ -6,5 +6,5 @@ from onward.graph.graph import Graph
 
 
 def dead_code_elimination(graph: Graph) -> int:
-    """Removes nodes nobody reads, and constants left without a reader."""
+    """Removes nodes without readers, and constants left without readers."""
     return graph.sweep()

@@ -1,7 +1,9 @@
-"""`Attention(q, k, v, ...)  =>  FlashAttention(q, k, v, ...)`, whose gradient keeps no scores.
+"""`Attention(q, k, v, ...)  =>  FlashAttention(q, k, v, ...)`, which keeps no scores for its
+gradient.
 
-An added mask that parameters decide, such as T5's relative positions (arXiv 1910.10683), becomes a
-bias, which has a gradient; what else is added stays the mask: `(bias + mask)  =>  bias, mask`.
+An added mask that depends on parameters, such as T5's relative positions (arXiv 1910.10683),
+becomes a bias, which has a gradient; the other addends stay the mask: `(bias + mask)  =>  bias,
+mask`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from onward.rewrite.context import Context
 
 
 def flash_attention(graph: Graph, context: Context) -> int:
-    """Turns each Attention into FlashAttention, where kernels take it."""
+    """Turns each Attention into FlashAttention where kernels accept it."""
     edits = 0
     trained = _reached_from_parameters(graph)
     for node in list(graph):
@@ -49,8 +51,8 @@ def flash_attention(graph: Graph, context: Context) -> int:
 def _parted(
     b: Builder, mask: Value, trained: set[Value], q: Value, k: Value
 ) -> tuple[Value | None, Value]:
-    """Splits an added mask f[...,Q,S] into the sum that no parameter decides, and the rest as a
-    bias f[1 or B,H,Q,S]."""
+    """Splits an added mask f[...,Q,S] into the sum of addends without trained parameters, None if
+    there are none, and a bias f[1 or B,H,Q,S], the sum of the others."""
     addends = _addends(mask, trained)
     fixed = [x for x in addends if x not in trained]
     if any(type_of(x).rank > 4 for x in addends):
@@ -60,7 +62,7 @@ def _parted(
 
 
 def _addends(value: Value, trained: set[Value]) -> list[Value]:
-    """The addends of a value, through sums that are trained."""
+    """The addends of a value, found through sums that depend on parameters."""
     node = value.producer()
     if node is None or node.op_type != "Add" or value not in trained:
         return [value]
@@ -75,7 +77,7 @@ def _sum(b: Builder, values: Sequence[Value]) -> Value:
 
 
 def _reached_from_parameters(graph: Graph) -> set[Value]:
-    """Floating values through which a parameter may take a gradient."""
+    """The floating values through which a parameter may get a gradient."""
     reached = set(graph.inputs_with(Role.PARAM))
     for node in graph:
         if any(x in reached for x in node.inputs) and node.op_type != "StopGradient":

@@ -1,9 +1,9 @@
-"""Attention that a model writes out, as one Attention node: `dropout(softmax(scores)) v`.
+"""Fuses attention that a model writes out, `dropout(softmax(scores)) v`, into one Attention node.
 
-The scores are `scale q k^T`, in any order with divisions by a constant, under a soft cap
-`c tanh(scores / c)`, added masks and biases, and `where(mask, scores, number)`. Products of three
-dims (`bmm`, `baddbmm`) are heads and samples in one. What stands in the way is noted at the
-softmax, `node.meta["unfused"]`, where the rewrite that looks for attention reads it.
+The scores are `scale q k^T`, with factors and divisors in any order, optionally under a soft cap `c
+tanh(scores / c)`, added masks and biases, and `where(mask, scores, number)`. Products of rank 3
+(`bmm`, `baddbmm`) have samples and heads merged in one dim. If fusion fails, the reason is stored
+in the softmax's `meta["unfused"]`, for the pass that makes flash attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from onward.graph.types import DType, Shape, product
 
 @dataclass(frozen=True)
 class _Addend:
-    """A mask or bias, times a number. leading: the dims that its first one stands for, or None."""
+    """A mask or bias times a number. leading: the dims that its merged first dim stands for, or
+    None."""
 
     value: Value
     factor: float
@@ -30,15 +31,16 @@ class _Addend:
 
 @dataclass
 class _Scores:
-    """`softcap tanh(scale q k^T / softcap)` (no cap: 0) under what is added and filled, as a walk
-    from the softmax to the product, against the order of computing, finds it."""
+    """The scores `softcap tanh(scale q k^T / softcap)` (no cap: 0) with masks and biases, as a walk
+    from the softmax back to the product has found them so far."""
 
-    factor: float = 1.0  # of what is below, or of what tanh is taken
+    factor: float = 1.0  # of the nodes below, or of tanh's argument
     softcap: float = 0.0
     added: list[_Addend] = field(default_factory=list)
-    filled: list[tuple[Value, bool, float]] = field(default_factory=list)  # where (not): a number
-    shape: Shape | None = None  # above a Reshape, where one was met
-    matmul: Node | None = None  # its end
+    # (mask, negated, number) of each Where
+    filled: list[tuple[Value, bool, float]] = field(default_factory=list)
+    shape: Shape | None = None  # the shape after a Reshape, if one was met
+    matmul: Node | None = None  # where the walk ended
 
     @property
     def scale(self) -> float:
@@ -46,7 +48,7 @@ class _Scores:
 
 
 def fuse_attention(graph: Graph) -> int:
-    """Returns how many attentions were found."""
+    """Fuses every attention; returns how many."""
     outputs, found = set(graph.outputs.values()), 0
     for node in list(graph):
         if node.op_type != "Softmax":
@@ -60,7 +62,8 @@ def fuse_attention(graph: Graph) -> int:
 
 
 def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
-    """None where it is an attention, and now a node. Else why not, "" where it looks like none."""
+    """Fuses the attention around a softmax; returns None if it did. Otherwise returns the reason,
+    "" where nothing looks like attention."""
     x, probabilities = softmax.inputs[0], softmax.outputs[0]
     assert x is not None
     rank = type_of(x).rank
@@ -88,7 +91,7 @@ def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
 
 
 def _reader(value: Value, op_type: str) -> Node | None:
-    """The first node of this kind that takes it as its first input."""
+    """The first node of this type that reads the value as its first input."""
     found = (n for n in value.consumers() if n.op_type == op_type and n.inputs[0] is value)
     return next(found, None)
 
@@ -96,7 +99,8 @@ def _reader(value: Value, op_type: str) -> Node | None:
 def _attention(
     graph: Graph, x: Value, scores: _Scores, dropout: Node | None, reshape: Node | None, last: Node
 ) -> Value | str:
-    """The node's result, in the shape of `last`'s."""
+    """Writes the Attention node; returns its result in the shape of `last`'s, or a reason why
+    not."""
     assert scores.matmul is not None
     q, turned = scores.matmul.inputs
     v, y = last.inputs[1], type_of(last.outputs[0]).shape
@@ -108,7 +112,8 @@ def _attention(
     if reshape is not None and not _joins(shape, type_of(reshape.outputs[0]).shape):
         return "its probabilities are reshaped"
     b = Builder.at(graph, last)
-    if precision_said(scores.matmul) == DType.FLOAT.name:  # one of both products
+    # an autocast block asks for fp32 in one of the products
+    if precision_said(scores.matmul) == DType.FLOAT.name:
         b.precision = DType.FLOAT.name
     leading = shape[:-2]
     q, turned = (_led(b, value, leading) for value in (q, turned))
@@ -143,26 +148,26 @@ def _attention(
 
 
 def _joins(whole: Shape, flat: Shape) -> bool:
-    """Whether `[B,H,T,S]` becomes `[B*H,T,S]`."""
+    """Whether `flat` is `[B*H,T,S]` for the whole `[B,H,T,S]`."""
     return len(flat) > 2 and flat[-2:] == whole[-2:] and product(flat[:-2]) == product(whole[:-2])
 
 
 def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
-    """The value reshaped to have these dims before its last two; None where it is broadcast over
-    samples."""
+    """Reshapes the value to have the dims `leading` before its last two; None where it broadcasts
+    over samples."""
     shape = type_of(value).shape
     own = shape[:-2]
     if own == leading:
         return value
     if len(own) == len(leading) == 2 and own[0] == leading[0] and own[1] == 1:
-        return value  # keys and values that all heads share
+        return value  # keys or values that all heads share
     if product(own) == product(leading):
         return b.reshape(value, (*leading, *shape[-2:]))
     return None
 
 
 def _transposed(b: Builder, turned: Value) -> Value:
-    """`k` of `k^T`."""
+    """Returns `k` for `k^T`."""
     rank, node = type_of(turned).rank, turned.producer()
     swap = [*range(rank - 2), rank - 1, rank - 2]
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
@@ -173,8 +178,8 @@ def _transposed(b: Builder, turned: Value) -> Value:
 
 
 def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Value | None] | str:
-    """One mask for all that is filled or added: bools, or floats. And a bias, where both are. Why
-    there are none."""
+    """Merges everything filled or added into a mask, boolean or float, and a bias if there is a
+    boolean mask besides. Returns a reason where that is impossible."""
     low = {number for _, _, number in scores.filled}
     if len(low) > 1:
         return "its masks fill scores with different numbers"
@@ -207,7 +212,8 @@ def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Val
 
 
 def _scores(x: Value) -> _Scores | str | None:
-    """None where no product is found; why, where one is, under something else."""
+    """Walks from the softmax to the product. Returns None where there is none, and a reason where
+    it is found behind something unsupported."""
     walk, value = _Scores(), x
     while (node := value.producer()) is not None:
         if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
@@ -223,7 +229,7 @@ def _scores(x: Value) -> _Scores | str | None:
 
 
 def _below(node: Node, walk: _Scores) -> Value | str | None:
-    """The scores that a node was given, what it does to them noted."""
+    """The scores that a node reads; records what the node does to them."""
     match node.op_type:
         case "Mul" | "Div":
             for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
@@ -278,7 +284,7 @@ def _filled(node: Node, walk: _Scores) -> Value | str | None:
 
 
 def _added(node: Node, walk: _Scores) -> Value | str | None:
-    """The side that a product is behind; the other is a mask or a bias."""
+    """The side of a sum that leads to the product; the other is recorded as a mask or bias."""
     if walk.softcap:
         return "a bias is added before its soft cap"
     y, is_sum = type_of(node.outputs[0]).shape, node.op_type == "Add"
@@ -311,7 +317,7 @@ def _unexpanded(value: Value | None) -> Value | None:
 
 
 def _number(value: Value | None) -> float | None:
-    """The number that a constant is throughout; None for another value."""
+    """The number that all elements of a constant equal; None for other values."""
     array = array_of(value)
     if array is None or array.size == 0 or array.dtype == bool:
         return None
@@ -319,7 +325,7 @@ def _number(value: Value | None) -> float | None:
 
 
 def _remove_unread(graph: Graph, last: Node, outputs: set[Value]) -> None:
-    """The nodes that nobody reads any more, from `last` on."""
+    """Removes nodes that nobody reads any more, from `last` backwards."""
     stack = [last]
     while stack:
         node = stack.pop()

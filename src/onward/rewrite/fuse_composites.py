@@ -1,4 +1,4 @@
-"""Composites that models write out by hand, fused to one canonical node at the end of capture."""
+"""Fuses activations that models write out by hand, first of all passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.graph.graph import Graph, Node, Value, array_of, type_of
 
 
 def fuse_composites(graph: Graph) -> int:
-    """Fuses every known spelling; returns how many were found."""
+    """Fuses every known spelling; returns how many."""
     found = 0
     for node in list(graph):
         if node.op_type == "Tanh":
@@ -23,7 +23,7 @@ def _number(value: Value | None) -> float | None:
 
 
 def _split(value: Value | None, op_type: str) -> tuple[Value, float] | None:
-    """`op(x, constant)` in either order -> (x, constant)."""
+    """Matches `op(x, constant)` with operands in either order; returns (x, constant)."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type or len(node.inputs) != 2:
         return None
@@ -56,7 +56,7 @@ def _tanh_gelu(graph: Graph, tanh: Node) -> int:
             x = candidate
     if x is None:
         return 0
-    # tanh -> (+1) -> the product with x/2, in any order of the factors
+    # tanh -> (+1) -> the product with x/2, with factors in any order
     for plus in list(tanh.outputs[0].consumers()):
         if plus.op_type != "Add" or _split(plus.outputs[0], "Add") != (tanh.outputs[0], 1.0):
             continue

@@ -1,7 +1,7 @@
 """`Mul(activation(gate), up)  =>  GatedActivation(gate, up)`.
 
-The activation is never written to memory, and one pass of the backward makes both gradients. The
-activations are those of `bias_activation`; which of the factors is the gate shows by them.
+The activation is never written to memory, and one pass over memory computes both gradients. The
+activations are those of `bias_activation`; the factor that is one of them is the gate.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def gated_activation(graph: Graph, context: Context) -> int:
 
 
 def _gate(node: Node, outputs: set[Value]) -> tuple[str, Value, Value, list[Node]] | None:
-    """The gate of a product: the activation's name, the value it is applied to, the other factor,
-    and the nodes that the activation is written in; the last one first."""
+    """Recognizes a gated product. Returns the activation's name, its input, the other factor, and
+    the activation's nodes, last first; None for other products."""
     if node.op_type != "Mul":
         return None
     for factor, up in (node.inputs, node.inputs[::-1]):
@@ -44,13 +44,13 @@ def _gate(node: Node, outputs: set[Value]) -> tuple[str, Value, Value, list[Node
         if found is None or up is None or up is factor:
             continue
         name, gate, parts = found
-        if type_of(gate) == type_of(up) == type_of(node.outputs[0]):  # none is broadcast
+        if type_of(gate) == type_of(up) == type_of(node.outputs[0]):  # no broadcasting
             return name, gate, up, parts
     return None
 
 
 def _obstacle(parts: list[Node], outputs: set[Value]) -> str | None:
-    """Why the activation cannot go into the product, if so."""
+    """The reason why the activation cannot be fused into the product; None where it can."""
     y = parts[0].outputs[0]
     if y in outputs or len(y.uses()) > 1:
         return "the activation is read by other ops too"

@@ -1,7 +1,7 @@
-"""`Add(Gemm(a, b), c)  =>  Gemm(a, b, c)`: residuals and gradients accumulate inside the product.
+"""`Add(Gemm(a, b), c)  =>  Gemm(a, b, c)`: residuals and gradients are added inside the product.
 
-A BLAS adds to what the result holds already (beta = 1), and the plan puts the result over `c`
-where `c` is not read again: an accumulator, the gradient arriving on a residual branch.
+A BLAS can add to its output (beta = 1), and the plan puts the output over `c` if `c` is not read
+again, as with an accumulator, or the gradient that arrives on a residual branch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def gemm_add(graph: Graph) -> int:
     for node in list(graph):
         if node.op_type != "Add":
             continue
-        # where both sides are products, the later one takes the other as its addend
+        # if both sides are products, the later one gets the other as its addend
         for side in sorted((0, 1), key=lambda i: -_position(node.inputs[i], place)):
             product, addend = node.inputs[side], node.inputs[1 - side]
             assert product is not None and addend is not None
@@ -49,7 +49,8 @@ def _position(value: Value | None, place: dict[Node, int]) -> int:
 
 
 def _gemm(value: Value, outputs: set[Value]) -> Node | None:
-    """The Gemm without addend that alone makes the value, reshaped or not, for this one reader."""
+    """The Gemm without addend that computes the value, directly or reshaped, if nothing else reads
+    it."""
     while True:
         node = value.producer()
         if node is None or value in outputs or len(value.uses()) != 1:
@@ -66,7 +67,7 @@ def _gemm(value: Value, outputs: set[Value]) -> Node | None:
 
 
 def _remove(graph: Graph, add: Node, product: Value, gemm: Node) -> None:
-    """The Add, the reshapes between, and the old product."""
+    """Removes the Add, the reshapes between, and the old product."""
     chain = [add]
     node = product.producer()
     while node is not None and node is not gemm:

@@ -1,6 +1,6 @@
 """`Attention(q, repeated(k), repeated(v))  =>  Attention(q, k, v)`.
 
-Heads that share keys and values ("GQA", arXiv 2305.13245) share them in memory.
+Query heads that share a key and value head ("GQA", arXiv 2305.13245) then share its memory.
 
 repeated(k) is k f[B,G,S,K] with each head n times in a row: unsqueezed, expanded and reshaped.
 """
@@ -28,7 +28,7 @@ def grouped_keys(graph: Graph) -> int:
 
 
 def _repeated(value: Value | None) -> Value | None:
-    """The value whose heads are repeated to give this one, if so."""
+    """The k of a value `repeated(k)`; None for other values."""
     names = ("Reshape", "Expand", ("Unsqueeze", "Reshape"))
     found, shapes = value, [] if value is None else [type_of(value).shape]
     for name in names:

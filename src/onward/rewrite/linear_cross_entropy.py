@@ -1,10 +1,10 @@
 """`SoftmaxCrossEntropyLoss(Gemm(x, w^T, bias), labels)  =>  LinearCrossEntropy`, and its step.
 
-Forward, before differentiation: the loss no longer reads the logits, which are then computed only
-where an output asks for them. Step, after it: the loss and its gradients become one op where the
-gradient of the loss is known without the loss, as in a whole training step; where it comes when the
-forward is done, the forward makes the gradients of a loss that weighs 1, which are multiplied then
-(as Liger Kernel does, arXiv 2410.10989).
+In the forward graph, the loss no longer reads logits; they are computed only where an output needs
+them. After differentiation, loss and gradients become one op where the loss's own gradient does not
+depend on the loss, as in a whole training step. Where it arrives after the forward, the forward
+computes the gradients for a loss of weight 1, and these are scaled later (as in Liger Kernel, arXiv
+2410.10989).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def linear_cross_entropy(graph: Graph, context: Context) -> int:
         if not context.takes(node, "LinearCrossEntropy", inputs, attrs):
             continue
         b = Builder.at(graph, node)
-        # the product is what may be of low precision: what is said of the head is said of it
+        # take the head's precision, since the product is what may be computed in low precision
         b.module, b.precision = where(head), precision_said(head)
         loss = b.one("LinearCrossEntropy", inputs, attrs)
         graph.replace(node.outputs[0], loss)
@@ -60,7 +60,7 @@ def linear_cross_entropy(graph: Graph, context: Context) -> int:
 
 
 def _head(value: Value | None) -> Node | None:
-    """The Gemm that makes f[N,V] logits, through reshapes that change no row."""
+    """The Gemm that computes f[N,V] logits, directly or through reshapes that keep rows."""
     if value is None or type_of(value).rank != 2:
         return None
     node, wide = value.producer(), type_of(value).shape
@@ -75,7 +75,8 @@ def _head(value: Value | None) -> Node | None:
 
 
 def _obstacle(loss: Node, head: Node, attrs: Mapping[str, Any], outputs: set[Value]) -> str | None:
-    """Why a head and its loss cannot become one, if so. attrs: the loss's."""
+    """The reason why a head and its loss cannot be fused; None where they can. attrs: of the
+    loss."""
     if any(v.uses() or v in outputs for v in loss.outputs[1:]):
         return "the log-probabilities are read by other ops too"
     if attrs["reduction"] not in ("mean", "sum"):
@@ -99,7 +100,7 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         if grad is None:
             continue
         if loss.outputs[0].uses():
-            # the loss moves to its gradient's place, so no reader may stand between them
+            # the loss moves to its gradient's place, so nothing may read it before
             context.missed(loss, "LinearCrossEntropyStep", "its gradient may depend on the loss")
             continue
         call = (list(grad.inputs), attributes(grad))
@@ -124,7 +125,7 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
         if grad is None:
             continue
         if type_of(loss.inputs[0]).dtype == DType.FLOAT16:
-            # what a scaler is for: rounded before the loss's scale is known, gradients are lost
+            # rounded before they are scaled, fp16 gradients would be lost
             context.missed(loss, "LinearCrossEntropyStep", "fp16 gradients need the loss scale")
             continue
         b, later = Builder.at(graph, loss), Builder.at(graph, grad)
@@ -141,9 +142,9 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
 
 
 def _scale(graph: Graph, b: Builder, grad: Node, made: Sequence[Value]) -> None:
-    """Replaces the outputs of `grad` by the gradients made ahead, times the loss's gradient. Rows
-    that do not count get 0 whatever that gradient is: a sum over no labels divided by their number
-    weighs 1/0, and eager PyTorch writes zeros there."""
+    """Multiplies the gradients computed ahead by the loss's gradient, and replaces the outputs of
+    `grad`. Rows that do not count get 0 even where that gradient is infinite, as it is for a mean
+    over no labels; eager PyTorch writes zeros there too."""
     pairs = list(zip(grad.outputs, made, strict=True))
     asked = [pair for pair in pairs if pair[0].uses() or pair[0] in graph.output_values()]
     if not asked:
@@ -154,13 +155,14 @@ def _scale(graph: Graph, b: Builder, grad: Node, made: Sequence[Value]) -> None:
         attrs["label_smoothing"] = held["label_smoothing"]
     inputs = [grad.inputs[0], grad.inputs[4], *(new for _, new in asked)]
     scaled = b.node("LinearCrossEntropyScale", inputs, attrs)
-    outputs = scaled if isinstance(scaled, tuple) else (scaled,)  # one, of a head that is frozen
+    # a single output where the head is frozen
+    outputs = scaled if isinstance(scaled, tuple) else (scaled,)
     for (old, _), new in zip(asked, outputs, strict=True):
         graph.replace(old, new)
 
 
 def _gradient(loss: Node) -> Node | None:
-    """The gradient node of this loss, if there is one."""
+    """The gradient node of this loss; None where there is none."""
     x = loss.inputs[0]
     assert x is not None
     for user in x.consumers():

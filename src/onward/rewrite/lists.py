@@ -1,6 +1,7 @@
-"""The three ordered lists of passes, each line with its reason, and the names that switch them off.
+"""The three ordered lists of passes, each line with its reason, and the names that switch passes
+off.
 
-A pass is in one file, and in one line here.
+A pass has one file, and one line here.
 """
 
 from __future__ import annotations
@@ -48,71 +49,72 @@ from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
 _FORWARD: Sequence[AnyPass] = (
-    # what models write out by hand, before anything moves the ops it is written with
+    # spellings written out by hand, before anything moves their ops
     Pass(fuse_composites, exact=False),
     Pass(fuse_attention, exact=False),
-    Pass(constant_folding),  # constants first: everything after sees literals
-    Pass(noop),  # identities hide equal expressions from the next
-    # before differentiation, so that a gradient is derived once
+    Pass(constant_folding),  # first: later passes see literals
+    Pass(noop),  # identities would hide equal expressions from the next pass
+    # before differentiation, so that each gradient is derived once
     Pass(common_subexpression_elimination),
-    # before Reshapes move: what turns a convolution's result into rows meets what undoes it
+    # before Reshapes move: needs those that turn a convolution's result into rows next to it
     Pass(patch_convolution, exact=False),
-    # before Slices become Splits and move: a turn's halves lie beside the sum that they go into
+    # before Slices become Splits and move: needs a rotation's halves next to its sum
     FusionPass(rotary, exact=False),
-    Pass(grouped_keys, exact=False),  # before Reshapes move too
-    FusionPass(rms_norm, exact=False),  # before the sum before it is joined to it
-    Pass(slices_to_split),  # equal slices are one; a Split's gradient is one Concat
-    Pass(split_first),  # a packed projection is split as its product wrote it
-    Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
-    # sums a row in blocks; before differentiation, which would take attention apart
+    Pass(grouped_keys, exact=False),  # before Reshapes move, too
+    # before add_layer_norm, which fuses the norm with the sum before it
+    FusionPass(rms_norm, exact=False),
+    Pass(slices_to_split),  # equal slices are merged by now; the gradient of a Split is one Concat
+    Pass(split_first),  # split a packed projection in the layout that its product wrote
+    Pass(reshape_through_transpose),  # after Splits have moved: heads become strides on products
+    # before differentiation, which would take attention apart into ops that keep its scores
     FusionPass(flash_attention, exact=False),
-    # before differentiation, as every fusion: the gradient then never reads whole logits
+    # before differentiation, like every fusion: the gradient then never reads whole logits
     FusionPass(linear_cross_entropy, exact=False),
-    # the sum, its dropout and its norm in one pass over memory, here and in the backward
+    # sum, dropout and norm in one pass over memory, forward and backward
     FusionPass(add_layer_norm),
-    Pass(dead_code_elimination),  # sweeps what the others and capture left
-    # dead nodes would count as readers; neither leaves any. A gate takes more than a bias saves
+    Pass(dead_code_elimination),  # removes what the other passes and capture have left
+    # after dead nodes, which would count as readers; gates first, since they save more than biases
     FusionPass(gated_activation, exact=False),
     FusionPass(bias_activation, exact=False),
 )
 
-# for a graph into which a cast policy is written
+# for graphs with the casts of a policy
 _PRECISION: Sequence[AnyPass] = (
-    Pass(move_casts),  # to what views show, so that equal casts meet
+    Pass(move_casts),  # next to the values that views show, so that equal casts merge
     Pass(cancel_casts),
-    Pass(common_subexpression_elimination),  # a weight that is read twice is cast once
-    FusionPass(fold_casts),  # casts have their last readers now
+    Pass(common_subexpression_elimination),  # cast a weight once that is read twice
+    FusionPass(fold_casts),  # casts have their final readers by now
     Pass(dead_code_elimination),
 )
 
 _STEP: Sequence[AnyPass] = (
     Pass(constant_folding),
-    Pass(noop),  # reshapes of reshapes that rules wrote
-    Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
-    Pass(cancel_casts),  # a gradient's up and the next product's down
-    # before scatter_into: the head's dW gets its producer
+    Pass(noop),  # reshapes of reshapes, written by gradient rules
+    Pass(common_subexpression_elimination),  # masks and shapes that forward and backward share
+    Pass(cancel_casts),  # a gradient's cast up and the next product's cast down
+    # before scatter_into: makes the producer of the head's dW
     FusionPass(linear_cross_entropy_step),
-    Pass(gemm_add, exact=False),  # sums of gradients have their final form now
-    Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
-    FusionPass(fold_casts),  # gradients have their last readers
+    Pass(gemm_add, exact=False),  # sums of gradients are in their final form by now
+    Pass(scatter_into, exact=False),  # likewise; adds an embedding's rows to the head's gradient
+    FusionPass(fold_casts),  # gradients have their final readers by now
     Pass(dead_code_elimination),
-    # after all that makes one of equal nodes; dead nodes would count as readers
+    # after the passes that merge equal nodes; dead nodes would count as readers
     Pass(activation_again),
-    Pass(cast_again),  # of biases that activations read again too
+    Pass(cast_again),  # includes biases that recomputed activations read
 )
 
 FORWARD: list[AnyPass] = []
 PRECISION: list[AnyPass] = []
 STEP: list[AnyPass] = []
 _LISTS = {"forward": FORWARD, "precision": PRECISION, "step": STEP}
-ROW_DEMAND = "row_demand"  # in no list, but switched off like one that is
+ROW_DEMAND = "row_demand"  # in no list, but switched off like one of their passes
 
 
 def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> None:
-    """Puts a pass into the list of a stage: before or after another by name, else at the end.
+    """Adds a pass to the list of a stage: before or after the pass of that name, else at the end.
 
-    The very same again changes nothing. Raises ValueError for a stage or a neighbour that is not
-    there, and where the name is another pass's, with both places.
+    Registering the same pass again changes nothing. Raises ValueError for an unknown stage or
+    neighbour, and for a name that another pass has, with both places.
     """
     passes = _LISTS.get(stage)
     if passes is None:
@@ -143,7 +145,7 @@ for _stage, _items in (("forward", _FORWARD), ("precision", _PRECISION), ("step"
 
 
 def in_precision(policy: Policy) -> list[AnyPass]:
-    """The passes of PRECISION, behind the one that writes the policy's casts."""
+    """The pass that writes the policy's casts, then the passes of PRECISION."""
 
     def written(graph: Graph) -> int:
         return write_casts(graph, policy)
@@ -153,15 +155,15 @@ def in_precision(policy: Policy) -> list[AnyPass]:
 
 
 def without_fusions(passes: Iterable[AnyPass]) -> list[AnyPass]:
-    """The passes among these that write no own ops on account of kernels."""
+    """The given passes except those that write own ops for kernels."""
     return [item for item in passes if isinstance(item, Pass)]
 
 
 def halves() -> list[AnyPass]:
-    """The passes of STEP for a graph whose forward runs before the cotangents are known."""
+    """The passes of STEP for a graph that runs in two halves."""
     ahead = FusionPass(linear_cross_entropy_ahead)
     passes = [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
-    return [*passes, Pass(kept_biases)]  # last: nothing else would keep a copy
+    return [*passes, Pass(kept_biases)]  # last, since other passes would remove the copies
 
 
 def switches() -> tuple[str, ...]:
@@ -172,8 +174,8 @@ def switches() -> tuple[str, ...]:
 
 
 def switched_off(disable: Iterable[str]) -> set[str]:
-    """The passes to leave out, by option and by environment. Raises OnwardError for a name that
-    none has."""
+    """The names of passes switched off by `disable` and by the environment. Raises OnwardError for
+    a name that no pass has."""
     names = environment().disable
     check_names("disable", "pass", disable, switches())
     check_names("ONWARD_DISABLE", "pass", names, switches())

@@ -1,5 +1,5 @@
-"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts to the same type; and
-transposes of what its maker can make as it is wanted."""
+"""Removes nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts to the same
+type, and transposes of a product that can be computed transposed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
 
 def noop(graph: Graph) -> int:
-    """Removes what changes nothing and joins chains of reshapes and of transposes."""
+    """Removes nodes that change nothing, and joins chains of reshapes and of transposes."""
     edits, trained = 0, _trained(graph)
     for node in list(graph):
         new = _unchanged(node, trained) or _joined(graph, node)
         if new is None:
             continue
         if node.outputs[0] in trained:
-            trained.add(new)  # which may be of a node that was just made
+            trained.add(new)  # `new` may be the result of a node just made
         graph.replace(node.outputs[0], new)
         graph.remove([node])
         edits += 1
@@ -27,8 +27,8 @@ def noop(graph: Graph) -> int:
 
 
 def _trained(graph: Graph) -> set[Value]:
-    """Floating values that depend on a floating input, to which they may pass a gradient; needed
-    only where a node stops gradients."""
+    """The floating values that may pass a gradient to a floating input. Empty if no node stops
+    gradients, since it is not needed then."""
     if all(node.op_type != "StopGradient" for node in graph):
         return set()
     found = {x for x in graph.inputs if type_of(x).is_floating}
@@ -97,6 +97,6 @@ def _joined(graph: Graph, node: Node) -> Value | None:
 
 
 def _order(transpose: Node) -> list[int]:
-    """The `perm` of a Transpose; absent, it reverses the dims."""
+    """The `perm` of a Transpose; by default it reverses the dims."""
     rank = type_of(transpose.inputs[0]).rank
     return attributes(transpose).get("perm") or list(reversed(range(rank)))

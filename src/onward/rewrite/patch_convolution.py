@@ -1,7 +1,8 @@
-"""`Conv(x, w)` in steps as large as its kernel  =>  `Gemm(patches of x, w)`, where rows are wanted.
+"""`Conv(x, w)` with strides as large as its kernel  =>  `Gemm(patches of x, w)`, if rows are
+wanted.
 
 Each element of x is then read once, and a patch embedding is one product, forward and backward.
-Elsewhere, where the next op wants channels before places, a convolution writes them so.
+Where the next op wants channels before positions, the convolution stays: it writes them so.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _RESHAPES = named("reshapes")
 
 
 def patch_convolution(graph: Graph) -> int:
-    """Turns convolutions over patches that do not overlap into products, where the result is turned
-    into rows (ViT, arXiv 2010.11929)."""
+    """Turns convolutions over patches that do not overlap into products, if their results are
+    turned into rows (ViT, arXiv 2010.11929)."""
     edits = 0
     outputs = graph.output_values()
     for node in list(graph):
@@ -31,7 +32,7 @@ def patch_convolution(graph: Graph) -> int:
 
 
 def _tiling(node: Node) -> ConvWindow | None:
-    """The window of a convolution, where its places share no element and have none between them."""
+    """The window of a convolution whose patches neither overlap nor leave gaps; None for others."""
     if node.op_type != "Conv" or attributes(node).get("group", 1) != 1:
         return None
     x, w = type_of(node.inputs[0]), type_of(node.inputs[1])
@@ -46,7 +47,7 @@ def _tiling(node: Node) -> ConvWindow | None:
 
 
 def _turned(y: Value, outputs: set[Value]) -> bool:
-    """Whether every reader of y, through other shapes, is a Transpose that puts channels last."""
+    """Whether every reader of y, through reshapes, is a Transpose that puts channels last."""
     if y in outputs or not y.consumers():
         return False
     for reader in y.consumers():
@@ -59,8 +60,8 @@ def _turned(y: Value, outputs: set[Value]) -> bool:
 
 
 def _product(b: Builder, conv: Node, window: ConvWindow) -> Value:
-    """The convolution as a product of x f[N,C,*S] in rows f[N*P,C*K], for P places in all and K
-    elements of a kernel."""
+    """Writes the convolution as a product of x f[N,C,*S] as rows f[N*P,C*K], for P patches per
+    sample and K elements of a kernel."""
     x, w, *bias = conv.inputs
     assert x is not None and w is not None
     (n, channels, *sizes), (m, *inner) = type_of(x).shape, type_of(w).shape
@@ -75,6 +76,6 @@ def _product(b: Builder, conv: Node, window: ConvWindow) -> Value:
     x = b.transpose(x, [0, *steps[::2], 1, *steps[1::2]])
     rows = b.reshape(x, (product([n, *places]), product(inner)))
     y = b.Gemm(rows, b.reshape(w, (m, product(inner))), *bias, transB=1)
-    # the places are one dim first: what reads it then joins with this
+    # keep the patches as one dim first, so that the reader's Transpose joins this one
     y = b.transpose(b.reshape(y, (n, product(places), m)), [0, 2, 1])
     return b.reshape(y, (n, m, *places))

@@ -1,8 +1,8 @@
-"""`y = f(x); ...; dz = g(dy, y)  =>  dz = g(dy, f(x))`: y is made again, and need not be kept.
+"""`y = f(x); ...; dz = g(dy, y)  =>  dz = g(dy, f(x))`: y is recomputed, so that it need not be
+kept.
 
-Not in a list of passes: the plan says which values are too dear to keep (`plan/recompute.py`).
-No bit of a result changes: the same op on the same inputs, and a random op of the same site draws
-the same mask.
+This pass is in no list: the plan chooses the values (`plan/recompute.py`). Results stay the same to
+the bit: the same op reads the same inputs, and a random op of the same site draws the same mask.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from onward.graph.graph import Graph, Node, Value
 
 
 def recompute(graph: Graph, names: Collection[str]) -> int:
-    """Makes the backward half read twins of the forward values called `names`, and the twins each
-    other's. A twin is made just before its first reader. Returns the number of nodes made."""
+    """Makes copies ("twins") of the nodes of the forward values `names`; the backward half, and the
+    twins themselves, read these. A twin stands just before its first reader. Returns the number of
+    twins."""
     place = {node: i for i, node in enumerate(graph)}
     twins: dict[Value, Value] = {}
     for node in list(graph):
@@ -30,7 +31,7 @@ def recompute(graph: Graph, names: Collection[str]) -> int:
 
 
 def _chain(node: Node, names: Collection[str], twins: dict[Value, Value]) -> set[Node]:
-    """The forward nodes that must run again before `node`, those with a twin left out."""
+    """The forward nodes that must run again before `node` and have no twin yet."""
     chain: set[Node] = set()
     stack = [node]
     while stack:

@@ -1,7 +1,7 @@
-"""`Reshape(Transpose(x))  =>  Transpose(Reshape(x))` where the Reshape only takes dims apart.
+"""`Reshape(Transpose(x))  =>  Transpose(Reshape(x))` where the Reshape only splits dims.
 
-Reshapes come together and cancel what each other merged, so that heads taken from a projection
-(`[T*B,E] -> [T,B*H,K] -> [B*H,T,K] -> [B,H,T,K]`) are strides on the product's own memory.
+Reshapes then meet and cancel each other's merging of dims, so that attention heads of a projection
+(`[T*B,E] -> [T,B*H,K] -> [B*H,T,K] -> [B,H,T,K]`) become strides on the product's own memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESHAPES = named("reshapes")
 
 
 def reshape_through_transpose(graph: Graph) -> int:
-    """Moves Reshapes above Transposes, and joins what meets there, until none can move."""
+    """Moves Reshapes before Transposes, and joins those that meet, until none can move."""
     edits = 0
     while True:
         moved = sum(_moved(graph, node) for node in list(graph))
@@ -31,7 +31,7 @@ def _moved(graph: Graph, node: Node) -> int:
         return 0
     y = node.outputs[0]
     if not (y.uses() or y in graph.output_values()):
-        return 0  # left over from an earlier round
+        return 0  # removed in an earlier round
     b = Builder.at(graph, node)
     new = _only_ones_move(b, node) if node.op_type == "Transpose" else _before_transpose(b, node)
     if new is None:
@@ -54,13 +54,15 @@ def _before_transpose(b: Builder, reshape: Node) -> Value | None:
     groups = refined(type_of(before.outputs[0]).shape, shape)
     if groups is None:
         return None
-    order = [d for i in range(len(perm)) for d in groups[perm.index(i)]]  # the new dims in x
+    # order of the new dims in x
+    order = [d for i in range(len(perm)) for d in groups[perm.index(i)]]
     taken_apart = _reshaped(b, x, [shape[d] for d in order])
     return _transposed(b, taken_apart, [order.index(d) for d in range(len(order))])
 
 
 def _only_ones_move(b: Builder, transpose: Node) -> Value | None:
-    """The Reshape that equals a Transpose which keeps the order of all dims but those of size 1."""
+    """The Reshape that equals a Transpose which moves only dims of size 1; None for other
+    Transposes."""
     x = transpose.inputs[0]
     if x is None:
         return None
@@ -71,7 +73,7 @@ def _only_ones_move(b: Builder, transpose: Node) -> Value | None:
 
 
 def _reshaped(b: Builder, x: Value, shape: Sequence[Size]) -> Value:
-    """A Reshape of what lies behind the Reshapes that made `x`."""
+    """Reshapes x, from the source of any Reshapes that made it."""
     while (node := x.producer()) is not None and node.op_type in RESHAPES:
         assert node.inputs[0] is not None
         x = node.inputs[0]
@@ -79,7 +81,7 @@ def _reshaped(b: Builder, x: Value, shape: Sequence[Size]) -> Value:
 
 
 def _transposed(b: Builder, x: Value, perm: list[int]) -> Value:
-    """A Transpose, joined with one that made `x`."""
+    """Transposes x, joined with a Transpose that made it."""
     node = x.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         first = order_of(node)
@@ -88,15 +90,15 @@ def _transposed(b: Builder, x: Value, perm: list[int]) -> Value:
 
 
 def order_of(transpose: Node) -> list[int]:
-    """The `perm` of a Transpose; absent, it reverses the dims."""
+    """The `perm` of a Transpose; by default it reverses the dims."""
     rank = type_of(transpose.inputs[0]).rank
     return attributes(transpose).get("perm") or list(reversed(range(rank)))
 
 
 def refined(have: Sequence[Size], shape: Sequence[Size]) -> list[list[int]] | None:
-    """The dims of `shape` that each dim of `have` is taken apart into; None where dims merge.
+    """The dims of `shape` that each dim of `have` is split into; None where dims are merged.
 
-    Ones may come and go: `[6,1,T] -> [2,3,1,T]` is `[[0,1], [], [2,3]]`.
+    Dims of size 1 may appear or vanish: `[6,1,T] -> [2,3,1,T]` is `[[0,1], [], [2,3]]`.
     """
     groups: list[list[int]] = []
     at = 0

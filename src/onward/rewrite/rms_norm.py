@@ -1,7 +1,7 @@
 """`x * Reciprocal(Sqrt(mean(x^2) + epsilon)) * scale  =>  RMSNorm(x, scale)`.
 
 Models write it in many ways: the square as `x x` or a power, the root inverted or divided by, the
-factors in any order, the scale as it is or made of a parameter (`1 + weight`).
+factors in any order, the scale a parameter or computed from one (`1 + weight`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def rms_norm(graph: Graph, context: Context) -> int:
             graph.replace(last.outputs[0], y)
             edits += 1
     if edits:
-        dead_code_elimination(graph)  # who shares a norm's parts shows once they are gone
+        # remove the old nodes now, since they count as readers of what other norms share
+        dead_code_elimination(graph)
     return edits
 
 
 def _normalised(node: Node) -> tuple[Value, float] | None:
-    """The pair (x, epsilon) of `x / sqrt(mean(x^2) + epsilon)`, where the node computes that."""
+    """The pair (x, epsilon) if the node computes `x / sqrt(mean(x^2) + epsilon)`, else None."""
     first, second = node.inputs
     turns = [(first, second)] if node.op_type == "Div" else [(first, second), (second, first)]
     for x, factor in turns:
@@ -84,7 +85,7 @@ def _is_square(node: Node, x: Value) -> bool:
 
 
 def _scale(node: Node, y: Value) -> Value | None:
-    """The factor of y in a product, where it is one number for each feature."""
+    """The other factor of a product with y, if it is one number for each feature."""
     if node.op_type != "Mul":
         return None
     type = type_of(y)

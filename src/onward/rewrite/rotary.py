@@ -1,8 +1,8 @@
-"""`x * cos + turned(x) * sin  =>  Rotary(x, cos, sin)`.
+"""`x * cos + rotated(x) * sin  =>  Rotary(x, cos, sin)`.
 
-turned(x) is `Concat(-x2, x1)` of x's halves, or the same of each pair of neighbours, stacked and
-flattened. Where only the first features are turned and the others joined behind them, the op takes
-all of them.
+rotated(x) is `Concat(-x2, x1)` of x's halves, or the same of each pair of neighbours, stacked and
+flattened. Where only the first features are rotated and a Concat appends the others, the op takes
+all features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onward.graph.graph import Graph, Node, Value, attributes, content_of, type_
 from onward.rewrite.context import Context
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 
-# A value as a part of another's last dim: of which, from where, how many, each how far on.
+# A value as part of another's last dim: (source, first index, length, step).
 Part = tuple[Value, int, int, int]
 
 
@@ -45,7 +45,7 @@ def rotary(graph: Graph, context: Context) -> int:
             graph.replace(place.outputs[0], b.Rotary(whole, *angles, **attrs))
             edits += 1
     if edits:
-        dead_code_elimination(graph)  # what is left of a turn would count as a reader
+        dead_code_elimination(graph)  # nodes left of the rotation would count as readers
     return edits
 
 
@@ -91,7 +91,7 @@ def _part(value: Value | None) -> Part | None:
 
 
 def _turned(node: Node) -> tuple[Value, bool] | None:
-    """The value that the node turns, and whether by pairs of neighbours; None for other nodes."""
+    """The value that the node rotates, and whether by pairs of neighbours; None for other nodes."""
     if node.op_type == "Concat":
         axis, rank = int(attributes(node)["axis"]), type_of(node.outputs[0]).rank
         x = _of_parts(node.inputs, 1) if axis % rank == rank - 1 else None
@@ -109,7 +109,7 @@ def _turned(node: Node) -> tuple[Value, bool] | None:
 
 
 def _without_last(value: Value | None) -> Value | None:
-    """The value that got a last dim of size 1, if so."""
+    """The value to which a Reshape or the like added a last dim of size 1; None for others."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type not in ("Unsqueeze", "Reshape") or node.inputs[0] is None:
         return None
@@ -118,7 +118,7 @@ def _without_last(value: Value | None) -> Value | None:
 
 
 def _of_parts(given: Sequence[Value | None], step: int) -> Value | None:
-    """The value x of parts `-x2, x1`: its halves (step 1) or every other feature (step 2)."""
+    """The value x of parts `-x2, x1`: its halves (step 1) or alternating features (step 2)."""
     negative = given[0].producer() if len(given) == 2 and given[0] is not None else None
     if negative is None or negative.op_type != "Neg":
         return None
@@ -127,13 +127,13 @@ def _of_parts(given: Sequence[Value | None], step: int) -> Value | None:
         return None
     x, half = first[0], first[2]
     apart = half if step == 1 else 1
-    both = step if half > 1 else None  # of one feature no step shows
+    both = step if half > 1 else None  # a single feature shows no step
     fits = first[1] == 0 and second[1] == apart and type_of(x).shape[-1] == 2 * half
     return x if fits and all(both in (None, part[3]) for part in (first, second)) else None
 
 
 def _sums(turned: Value, x: Value) -> Iterator[tuple[Node, Value, Value]]:
-    """Every sum `x * cos + turned * sin`, with its cos and sin."""
+    """Each sum `x * cos + rotated * sin`, with its cos and sin."""
     for product in turned.consumers():
         sin = _other(product, turned) if product.op_type == "Mul" else None
         for last in product.outputs[0].consumers() if sin is not None else ():
@@ -148,14 +148,14 @@ def _sums(turned: Value, x: Value) -> Iterator[tuple[Node, Value, Value]]:
 
 
 def _other(node: Node, value: Value) -> Value | None:
-    """The operand of a node beside this one."""
+    """The other operand of a binary node."""
     first, second = node.inputs
     return second if first is value else first if second is value else None
 
 
 def _beyond(x: Value, last: Node) -> tuple[Value, Node]:
-    """The value of whose features x is the first, and the Concat that joins the others to what is
-    turned of them; x and the sum itself where that is not so."""
+    """If x is only the first features of a value, and a Concat appends the others to the sum: that
+    value and the Concat. Otherwise x and the sum itself."""
     part, y = _part(x), last.outputs[0]
     readers = list(y.consumers())
     if part is None or part[1] != 0 or part[3] != 1 or len(readers) != 1:

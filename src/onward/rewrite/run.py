@@ -1,4 +1,4 @@
-"""Applies a list of passes: named, counted, timed, each can be switched off."""
+"""Applies a list of passes, and reports name, edits and seconds of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of a graph, by name; where `exact` it changes no bit of any result."""
+    """A rewrite of a graph, by name. exact: it changes no bit of any result."""
 
     apply: Callable[[Graph], int]
     exact: bool = True
@@ -31,7 +31,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class FusionPass:
-    """A rewrite that writes own ops, where kernels take them: it asks the context at each place."""
+    """A rewrite that writes own ops where kernels accept them, as the context tells."""
 
     apply: Callable[[Graph, Context], int]
     exact: bool = True
@@ -49,7 +49,7 @@ AnyPass: TypeAlias = Pass | FusionPass
 
 @dataclass(frozen=True)
 class PassReport:
-    """A report of one pass: edits made, seconds taken, nodes left, and places left unfused."""
+    """The report of one pass: edits made, seconds taken, nodes left, and near misses."""
 
     name: str
     edits: int
@@ -66,7 +66,7 @@ class PassReport:
 def measured(
     name: str, graph: Graph, edit: Callable[[Context], int], refuse: Refuse = everything_taken
 ) -> PassReport:
-    """The report of an edit of `graph`, which writes in a context of its own."""
+    """Runs an edit of `graph` with a new context, and reports it."""
     context, start = Context(name, refuse), time.perf_counter()
     edits = edit(context)
     seconds = time.perf_counter() - start
@@ -81,12 +81,13 @@ def run(
     verify: bool = False,
     refuse: Refuse = everything_taken,
 ) -> tuple[Graph, list[PassReport]]:
-    """Applies passes to a copy of the graph, which it returns. `after(graph, report)` sees it after
-    each pass; `refuse` says what no kernel takes, which fusions then leave."""
+    """Applies passes to a copy of the graph, and returns it with their reports. after: called with
+    graph and report after each pass. verify: checks the graph after each pass. refuse: says which
+    calls no kernel accepts, so that fusions leave them."""
     off = set(disable)
     graph = graph.clone()
     reports: list[PassReport] = []
-    for item in tuple(passes):  # a list may grow meanwhile, on another thread
+    for item in tuple(passes):  # a copy: another thread may register a pass meanwhile
         if item.name in off:
             continue
         reports.append(measured(item.name, graph, partial(item.run, graph), refuse))
@@ -98,14 +99,14 @@ def run(
 
 
 def prune(graph: Graph, outputs: Iterable[str]) -> Graph:
-    """A copy that computes only these outputs."""
+    """A copy of the graph that computes only these outputs."""
     graph = graph.clone()
     keep_outputs(graph, outputs)
     return graph
 
 
 def keep_outputs(graph: Graph, outputs: Iterable[str]) -> None:
-    """Removes from the graph all that only its other outputs need."""
+    """Removes the graph's other outputs, and all nodes that only they need."""
     kept = set(outputs)
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in kept}
     graph.state = {name: v for name, v in graph.state.items() if name in kept}

@@ -1,6 +1,7 @@
 """`x + ScatterND(0, i, rows, add)  =>  ScatterND(x, i, rows, add)`.
 
-A tied embedding's gradient is the head's dense one plus a few rows: no second table of zeros.
+The gradient of an embedding that is tied to the head is the head's dense gradient plus a few rows;
+this saves a second table of zeros.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`x[:, :n], x[:, n:2n], x[:, 2n:]  =>  Split(x)`, and `x[0], x[1], x[2]` likewise.
 
-The gradient of a Split is one Concat; that of each Slice is a Pad, and all of them are added.
+The gradient of a Split is one Concat; each Slice has a Pad as its gradient, and all Pads are added.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from onward.graph.graph import Graph, Node, Value, array_of, attributes, content
 from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import Size
 
-Part = tuple[Node, int, Size, Size]  # the node takes `start:end` of a dim
+Part = tuple[Node, int, Size, Size]  # the node takes indices `start:end` of a dim
 
 
 def slices_to_split(graph: Graph) -> int:
-    """Slices with step 1 (and Gathers of one constant index) that tile a dim become one Split."""
+    """Replaces Slices of step 1 (and Gathers of one constant index) that tile a dim by one
+    Split."""
     groups: dict[tuple[Value, int], list[Part]] = {}
     for node in graph:
         part = _part(node)
@@ -25,8 +26,9 @@ def slices_to_split(graph: Graph) -> int:
         tiles = _tiles(parts, type_of(x).shape[dim])
         if tiles is None:
             continue
-        first = parts[0][0]  # in the graph's order
-        x = first.inputs[0]  # by now: it may have been a slice that has become a piece itself
+        first = parts[0][0]  # first in the graph's order
+        # read again, since it may itself have been a Slice that is now a Split's output
+        x = first.inputs[0]
         b = Builder.at(graph, first)
         pieces = b.Split(x, b.sizes([end - start for start, end in tiles]), axis=dim)
         for node, _, start, end in parts:
@@ -39,9 +41,9 @@ def slices_to_split(graph: Graph) -> int:
 
 
 def _part(node: Node) -> Part | None:
-    """The window on one dim that the node takes of its first input, if so."""
+    """The window on one dim of its first input that a node takes; None for other nodes."""
     if node.op_type not in ("Slice", "Gather") or content_of(node.outputs[0]) is not None:
-        return None  # sizes stay Slices: inference follows what those hold
+        return None  # shapes stay sliced: shape inference follows their values
     shape = type_of(node.inputs[0]).shape
     if node.op_type == "Gather":
         index, dim = array_of(node.inputs[1]), attributes(node).get("axis", 0) % len(shape)
@@ -63,7 +65,7 @@ def _part(node: Node) -> Part | None:
 
 
 def _tiles(parts: list[Part], size: Size) -> list[tuple[Size, Size]] | None:
-    """The distinct windows in order, where they cover `0:size` once and leave none over."""
+    """The distinct windows in order, if they cover `0:size` exactly once; else None."""
     ends: dict[Size, Size] = {}
     for _, _, start, end in parts:
         if start == end or ends.setdefault(start, end) != end:

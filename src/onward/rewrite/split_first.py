@@ -1,6 +1,7 @@
 """`Split(Transpose(x))  =>  Transpose(Split(x)...)`, `Split(Reshape(x))  =>  Reshape(Split(x)...)`.
 
-A packed projection is then split as the product wrote it, and its gradient is one Concat there.
+A packed projection is then split in the layout that its product wrote, and its gradient is one
+Concat there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from onward.rewrite.reshape_through_transpose import RESHAPES, order_of, refined
 
 
 def split_first(graph: Graph) -> int:
-    """Moves each Split above the views that it reads."""
+    """Moves each Split before the views that it reads."""
     edits = 0
     for node in list(graph):
         while node.op_type == "Split" and (moved := _moved(graph, node)) is not None:
@@ -22,7 +23,8 @@ def split_first(graph: Graph) -> int:
 
 
 def _moved(graph: Graph, split: Node) -> Node | None:
-    """The Split of what lies behind the view, in place of the Split of the view."""
+    """The Split of a view's source that replaces the Split of the view; None where there is
+    none."""
     y = split.inputs[0]
     before = y.producer() if y is not None else None
     x = before.inputs[0] if before is not None and before.inputs else None
@@ -39,7 +41,7 @@ def _moved(graph: Graph, split: Node) -> Node | None:
     else:
         return None
     if place is None or not all(isinstance(n * place[1], int) for n in sizes):
-        return None  # a computed size would need nodes of its own
+        return None  # a computed size would need additional nodes
     b = Builder.at(graph, split)
     pieces: tuple[Value, ...] = b.Split(x, b.sizes([n * place[1] for n in sizes]), axis=place[0])
     for old, piece in zip(split.outputs, pieces, strict=True):
@@ -53,7 +55,8 @@ def _moved(graph: Graph, split: Node) -> Node | None:
 def _outermost(
     have: tuple[Size, ...], shape: tuple[Size, ...], dim: int
 ) -> tuple[int, Size] | None:
-    """The dim of `have` whose slowest part is dim `dim` of `shape`, and the size of one step."""
+    """The dim of `have` whose outermost factor is dim `dim` of `shape`, and its number of elements
+    for each index of that."""
     groups = refined(have, shape)
     if groups is None or shape[dim] == 1:
         return None

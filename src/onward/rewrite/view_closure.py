@@ -6,12 +6,12 @@ from onward.graph.graph import Value
 from onward.graph.ops import named
 
 _VIEWS = named("view")
-# views that show all of a value once
+# views that show each element of a value exactly once
 WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "StopGradient")
 
 
 def shown(y: Value, backward: bool = False) -> set[Value]:
-    """y and the values that nodes of one half show of it whole."""
+    """y, and the values that nodes of one half make of it by views of the whole."""
     found, stack = {y}, [y]
     while stack:
         for node in stack.pop().consumers():
@@ -32,8 +32,8 @@ def source(x: Value) -> Value:
 
 
 def lives_through(values: set[Value]) -> bool:
-    """Whether both halves read one of them, beside those that show another; and no region does,
-    which holds on to what it was given."""
+    """Whether both halves read one of the values, not counting views among them, and no region
+    does: a region keeps its inputs alive."""
     readers = {n for y in values for n in y.consumers() if n.outputs[0] not in values}
     held = any(n.op_type in ("Region", "RegionGrad") for n in readers)
     return not held and {bool(n.meta.get("backward")) for n in readers} == {False, True}

@@ -1,4 +1,8 @@
-"""The user's loop: Trainer, optimizers, verification."""
+"""Trainer: runs training steps as graphs, with optimizers, export and verification.
+
+In: a model, an optimizer, options and batches. Out: updated weights, a StepResult for each batch.
+Imports: prepare and explanation, and all that stands before them.
+"""
 
 from onward.train.result import StepResult
 from onward.train.snapshot import TrainerSnapshot

@@ -17,8 +17,8 @@ from onward.rewrite import switched_off
 
 
 def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
-    """The options, also of a dict. Raises OnwardError for what they or the environment cannot
-    mean."""
+    """Checks options given as TrainerOptions, a dict or None. Raises OnwardError for values that
+    they or the environment cannot have."""
     found = TrainerOptions.of(options)
     check_variables()
     switched_off(found.disable)
@@ -27,7 +27,7 @@ def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> Train
 
 
 def check_arguments(model: Any, loss_fn: Any, verify: Any) -> None:
-    """Raises OnwardError for the first argument of the wrong kind."""
+    """Raises OnwardError for the first argument of a wrong type."""
     if not isinstance(model, torch.nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise OnwardError(f"model is {given}; fix: pass a torch.nn.Module instance")
@@ -41,7 +41,7 @@ def check_arguments(model: Any, loss_fn: Any, verify: Any) -> None:
 
 
 def check_loss(loss_fn: Any) -> None:
-    """Raises OnwardError where it would have to be trained itself."""
+    """Raises OnwardError for a loss function that has parameters to train."""
     own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
     if any(p.requires_grad for p in own):
         raise OnwardError(
@@ -51,7 +51,7 @@ def check_loss(loss_fn: Any) -> None:
 
 
 def check_inputs(batch: Batch) -> None:
-    """Raises OnwardError for a batch into which eager code would pass gradients back."""
+    """Raises OnwardError for a batch that requires gradients, which a step does not return."""
     if not any(x.requires_grad for x in batch.tensors):
         return
     for name, value in batch.named().items():
@@ -64,5 +64,7 @@ def check_inputs(batch: Batch) -> None:
 
 
 def names_to_fetch(options: TrainerOptions, fetch: Any) -> tuple[str, ...]:
-    """Outputs that a step returns: those of the options, then those it was asked for."""
+    """The outputs that a step returns: those of the options, then those asked for with `fetch=`."""
+    if type(fetch) is tuple and not fetch:  # each step asks
+        return options.fetch
     return tuple(dict.fromkeys((*options.fetch, *read_names("fetch", fetch))))

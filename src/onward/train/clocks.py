@@ -1,7 +1,7 @@
-"""Clocks: which parameters have always moved together, and so share a count of updates.
+"""Clocks: counts of updates, each shared by parameters that have always been updated together.
 
-A clock is one input of a step graph. torch counts updates by parameter; one count for each group of
-parameters is enough, as long as every graph moves all of the group or none.
+A clock is one input of a step graph. torch counts updates per parameter; one count for each group
+of parameters is enough, as long as every graph updates all of the group or none.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import torch
 
 @dataclass(frozen=True)
 class Clocks:
-    """Parameters by clock, as a value: a graph that joins makes another one.
-
-    used: clocks that are in some graph. following: the number of the next clock.
-    """
+    """An immutable assignment of parameters to clocks; `joined` returns a new one. used: clocks
+    that some graph reads. following: the number of the next clock."""
 
     of: Mapping[torch.Tensor, int] = field(default_factory=dict)
     by_clock: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -35,11 +33,12 @@ class Clocks:
         moving: Collection[torch.Tensor],
         counts: Mapping[torch.Tensor, int],
     ) -> tuple[Clocks, bool]:
-        """The clocks where a new graph has these parameters, and whether it parts a clock of an
-        earlier graph, which is then wrong.
+        """Adds a new graph with these parameters. Returns the new clocks, and whether the graph
+        splits a clock that an earlier graph reads, which makes that graph wrong.
 
-        held: those whose clocks are the graph's. moving: those of them that it moves. counts:
-        updates so far, 0 where there are none; parameters without a clock get one for each count.
+        held: parameters that the optimizer updates. moving: those of them that the new graph
+        updates. counts: updates so far, 0 where there are none; parameters without a clock get one
+        for each count.
         """
         of, by_clock, following = dict(self.of), dict(self.by_clock), self.following
         by_count: dict[int, list[torch.Tensor]] = {}
@@ -63,7 +62,7 @@ class Clocks:
         return Clocks(of, by_clock, self.used | clocks, following), parted
 
     def disagree(self, counts: Mapping[torch.Tensor, int]) -> bool:
-        """Whether parameters of one clock have come to different counts."""
+        """Whether parameters of one clock have different counts."""
         found = ({counts.get(p, 0) for p in members} for members in self.by_clock.values())
         return any(len(counts) > 1 for counts in found)
 

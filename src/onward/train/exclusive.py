@@ -1,4 +1,4 @@
-"""Methods that one thread runs at a time."""
+"""A decorator for methods that one thread runs at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Locked(Protocol):
-    """What has a lock that its methods share."""
+    """An object with a lock that its methods share."""
 
     _lock: threading.RLock
 
@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 def exclusive(
     method: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """The method, for one thread at a time, and with tensors that outlive an `inference_mode`
-    around the call."""
+    """Makes a method hold the object's lock, and leave `inference_mode` so that its tensors can be
+    trained later."""
 
     @functools.wraps(method)
     def locked(self: Owner, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

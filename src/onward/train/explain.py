@@ -1,4 +1,4 @@
-"""A Trainer's training step as a subject of an explanation."""
+"""Describes a Trainer's training step as a Subject of an explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onward.prepare.without_gradient import WithoutGradient
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.snapshot import TrainerSnapshot
 
-LOOP = "trainer"  # the word of explanations for a step that a Trainer runs
+LOOP = "trainer"  # how explanations name the loop of a Trainer
 
 
 def last_subject(trainer: TrainerSnapshot, steps: PreparedSteps) -> Subject:
@@ -32,8 +32,8 @@ def last_subject(trainer: TrainerSnapshot, steps: PreparedSteps) -> Subject:
 def subject_of(
     trainer: TrainerSnapshot, steps: PreparedSteps, batch: Batch, fetch: tuple[str, ...]
 ) -> Subject | StepExplanation:
-    """Describes the training step of a batch that returns the outputs named by `fetch`; the
-    explanation of why there is none, where the model cannot be captured."""
+    """Describes the training step of a batch that returns the outputs named by `fetch`. Returns an
+    explanation of the refusal where the model cannot be captured."""
     try:
         step = steps.training(trainer.model, trainer.loss_fn, batch)
     except CaptureError as error:
@@ -52,8 +52,8 @@ def _subject(
     request: OutputRequest,
 ) -> Subject:
     def again(*given: Any) -> Subject:
-        """Describes the step of a batch that another capture serves; the Trainer's own steps stay
-        as they are."""
+        """Describes the step of a batch that needs another capture; leaves the Trainer's own steps
+        alone."""
         quiet, batch = compiler.quiet(), batch_of(*given)
         other = steps.capture(quiet, trainer.model, trainer.loss_fn, batch, training=True)
         return _subject(trainer, steps, quiet, other, steps.recipe(other), batch, request)

@@ -1,4 +1,4 @@
-"""The trained model as an ONNX file for any engine."""
+"""Exports the trained model as an ONNX file for any engine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from onward.prepare.region_warnings import table
 from onward.rewrite import Policy
 from onward.train.low_export import lowered
 
-TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
+TRIED = 64  # sets of inputs tried, per dim, for whether a size of 1 may grow
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
 def export_onnx(
     model: torch.nn.Module, batch: Batch, path: Path, dtype: DType = DType.FLOAT
 ) -> Path:
-    """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes. dtype: f32
-    leaves it as it is, f16 and bf16 lower it (`low_export.py`).
+    """Writes the forward of `model`, which the caller has put in evaluation mode, with symbolic
+    sizes. dtype: f32, or f16 or bf16 for lower precision (`low_export.py`).
 
-    The file appears whole or not at all. Raises OnwardError where the folder does not exist.
+    The file appears whole or not at all. Raises OnwardError where the folder does not exist, and
+    for a model with parts that run in PyTorch.
     """
     if not path.parent.is_dir():
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
@@ -57,15 +58,18 @@ def export_onnx(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
         save(graph, made, _plain_names(graph, arrays))
-        for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights' file first
+        # the weights' file first, so that the model's file appears last
+        for file in sorted(Path(folder).iterdir(), reverse=True):
             file.replace(path.parent / file.name)
     return path
 
 
 def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Calls inputs, outputs and weights as the user does; the weights by their new names.
+    """Renames inputs, outputs and weights to the user's names; returns the weights by their new
+    names.
 
-    A file has one space of names: where two meet, an input's stays, then an output's.
+    All names of a file share one namespace: where two are equal, an input keeps its name first,
+    then an output.
     """
     taken = {v.name or "" for node in graph for v in node.outputs} | set(graph.ir.initializers)
 
@@ -88,19 +92,19 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
 def without_ones(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with a size of 2 for each 1 that the model takes in other sizes as well.
+    """Returns the arguments with a size of 2 for each 1 that the model also takes in other sizes.
 
-    A capture fixes a size of 1: made of a batch with one row, or one token, the file would serve
-    no other. A 1 that the model insists on (a single feature, a mask for all heads) stays.
+    A capture fixes sizes of 1: made of a batch with one row, or one token, the file would serve no
+    other. A 1 that the model requires (a single feature, a mask for all heads) stays.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     for dim in range(max((t.dim() for t in tensors), default=0)):
         ones = [i for i, v in enumerate(leaves) if _is_one(v, dim)]
-        # all of them, or all but as few as can be: a mask has its rows where the tokens have
+        # largest subsets first: a mask has its rows where the tokens have theirs
         subsets = chain.from_iterable(combinations(ones, n) for n in range(len(ones), 0, -1))
         for chosen in islice(subsets, TRIED):
-            # two sizes: one alone may happen to be a size that 1 is broadcast to
+            # try two sizes: a single one may be a size that 1 is broadcast to
             grown = [
                 [torch.cat([v] * size, dim) if i in chosen else v for i, v in enumerate(leaves)]
                 for size in (3, 2)
@@ -119,6 +123,6 @@ def _runs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(*args, **kwargs)
-    except Exception:  # whatever a user's forward raises: it does not take these sizes
+    except Exception:  # a user's forward may raise anything; it does not take these sizes
         return False
     return True

@@ -1,4 +1,5 @@
-"""The input spec, given as `model_desc`: what a batch must look like, checked where it is given.
+"""Input spec: what a batch must look like (`model_desc`), checked when it is given and on each
+batch.
 
     {"inputs": [("input_ids", ["batch", "tokens"], "i64"), ("labels", ["batch", "tokens"])]}
 
@@ -21,12 +22,12 @@ _KEYS = ("inputs", "outputs")
 
 
 def check_input_spec(spec: Any) -> None:
-    """Raises OnwardError where it is none; None is the spec that any batch fits."""
+    """Raises OnwardError for an invalid input spec. None is valid: any batch fits it."""
     if spec is None:
         return
     fix = 'fix: {"inputs": [(name, shape), (name, shape, dtype), ...]}'
     if not isinstance(spec, Mapping) or "inputs" not in spec:
-        raise OnwardError(f"model_desc is no dict with 'inputs'; {fix}")
+        raise OnwardError(f"model_desc is not a dict with 'inputs'; {fix}")
     check_names("model_desc", "key", [str(k) for k in spec], _KEYS)
     entries = spec["inputs"]
     if not isinstance(entries, list | tuple):
@@ -46,7 +47,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def check_batch(spec: Mapping[str, Any] | None, batch: Mapping[str, Any]) -> None:
-    """Raises OnwardError naming the first input that does not fit."""
+    """Raises OnwardError naming the first input that does not fit the spec."""
     if spec is None:
         return
     sizes: dict[str, tuple[int, str]] = {}

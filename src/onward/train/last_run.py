@@ -1,4 +1,4 @@
-"""The last run: the training step that ran last, and what its compilation had to say."""
+"""LastRun: the training step that ran last, with its compilation report, plan and profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onward.prepare.without_gradient import WithoutGradient
 
 @dataclass(frozen=True)
 class LastRun:
-    """step: whose request ran on the batch. inputs: by graph input, with which it ran."""
+    """A training step that has run. inputs: the values that it ran with, by graph input."""
 
     step: PreparedStep[Executable]
     batch: Batch
@@ -27,15 +27,15 @@ class LastRun:
 
     @property
     def plan(self) -> Plan:
-        """What ran."""
+        """The plan that ran."""
         return self.prepared.executable.plan
 
     def report(self) -> Report:
-        """A new report, the caller's own."""
+        """Makes a new report, which the caller may change."""
         journal, captured = self.step.graphs.compiler.journal, self.step.captured
         still = WithoutGradient.of(captured, captured.reached)
         return report_of(journal, captured.notes, self.prepared, still)
 
     def profile(self) -> dict[str, float]:
-        """Seconds per op of one more run, which leaves everything as it was."""
+        """Seconds per op of one more run; leaves weights and state as they were."""
         return self.prepared.executable.profile_by_op(self.inputs, self.prepared.dims)

@@ -1,4 +1,4 @@
-"""The loss scale of a Trainer: what it is now, handed from run to run, saved and restored."""
+"""The loss scale of a Trainer: its present value, its update from step to step, its saved state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onward.graph.signature import Signature
 from onward.options import LEAST_SCALE, LossScale
 from onward.train.state_part import State, StatePart, unfit
 
-KEY = "loss_scale"  # in a Trainer's state_dict, where there is a scale
+KEY = "loss_scale"  # key in a Trainer's state_dict, absent where losses are not scaled
 
 
 class Scaling:
-    """The present scale, and the updates that it has stayed as it is.
+    """The present loss scale, and the number of updates since it last changed (the growth tracker).
 
-    settings: the rule by which it moves, a fixed number, or None: gradients are not scaled. A step
-    graph computes what comes next; until the end of the window nothing changes.
+    settings: the rule by which the scale moves, a fixed number, or None: losses are not scaled.
+    Each step graph computes the next scale; it takes effect at the end of the window.
     """
 
     def __init__(self, settings: LossScale | float | None, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class Scaling:
 
     @property
     def moves(self) -> bool:
-        """Whether there is a rule."""
+        """Whether a rule moves the scale."""
         return isinstance(self.settings, LossScale)
 
     @property
@@ -39,13 +39,13 @@ class Scaling:
         return None if self.settings is None else float(self._scale)
 
     def inputs(self, signature: Signature) -> dict[str, torch.Tensor]:
-        """By graph input."""
+        """The scale and the growth tracker, by graph input."""
         named = {signature.loss_scale: self._scale, signature.growth_tracker: self._tracker}
         return {name: tensor for name, tensor in named.items() if name is not None}
 
     def advance(self, executable: Executable) -> None:
-        """After a window: what its last run says comes next. The tensors are others then, so that
-        the inputs of that run stay what they were."""
+        """Takes over the next scale from the last run of a window, in new tensors, so that the
+        inputs of that run keep their values."""
         signature = executable.plan.signature
         if signature.loss_scale is not None and signature.growth_tracker is not None:
             following = signature.rescaled
@@ -55,7 +55,7 @@ class Scaling:
     # ---- saved and restored
 
     def part(self) -> StatePart:
-        """The scale's entry of `Trainer.state_dict`: none where gradients are not scaled."""
+        """The loss scale's entry of `Trainer.state_dict`; empty where losses are not scaled."""
         return StatePart(self._save, self._check, self._restore)
 
     def _save(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Scaling:
             )
 
     def _restore(self, state: State) -> Callable[[], None]:
-        """Goes on from a state that was checked; one without a scale begins anew."""
+        """Restores a checked state; one without a scale starts from the initial scale."""
         before = dict(vars(self))
         if isinstance(self.settings, LossScale):
             held = state.get(KEY) or {"scale": self.settings.init_scale, "growth_tracker": 0}

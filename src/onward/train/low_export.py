@@ -1,6 +1,6 @@
-"""The exported forward in fp16 or bf16: casts by the cast policy, weights stored in the low type.
+"""Export in fp16 or bf16: casts by the cast policy, weights stored in the low type.
 
-What the policy computes in fp32 (statistics of norms, softmax, the residual stream) stays fp32, and
+Ops that the policy keeps in fp32 (statistics of norms, softmax, the residual stream) stay fp32, and
 so do the weights that only such ops read. Inputs and outputs keep their types.
 """
 
@@ -22,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def read_dtype(dtype: object) -> DType:
-    """The element type of an export. Raises OnwardError for a word that names none."""
+    """Parses the dtype of an export. Raises OnwardError for an unknown name."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if found is None:
         raise OnwardError(
@@ -32,10 +32,10 @@ def read_dtype(dtype: object) -> DType:
 
 
 def lowered(graph: Graph, arrays: Mapping[str, np.ndarray], low: DType) -> tuple[Graph, Arrays]:
-    """A graph with a policy's casts, changed to read weights of type `low` where it casts them to
-    that alone, and its weights by graph input.
+    """Stores weights in type `low` where the graph, which has the policy's casts, casts them to
+    that type only. Returns the changed graph, and its weights by graph input.
 
-    Raises OnwardError where a weight has a number that `low` has not.
+    Raises OnwardError for a weight with a number that `low` cannot represent.
     """
     stored = dict(arrays)
     for value in graph.inputs_with(Role.PARAM, Role.BUFFER):
@@ -46,8 +46,8 @@ def lowered(graph: Graph, arrays: Mapping[str, np.ndarray], low: DType) -> tuple
 
 
 def _store(graph: Graph, value: Value, low: DType) -> bool:
-    """Whether all that read a weight have it in the low type, or look rows up in it: then it has
-    that type itself, and rows are cast up when they are found."""
+    """Changes a weight to the low type where every reader casts it to that type or gathers rows of
+    it, which are cast up after the gather. Returns whether it did."""
     nodes = list(dict.fromkeys(use.node for use in value.uses()))
     rows = [n for n in nodes if n.op_type == "Gather" and n.inputs[0] is value]
     casts = [n for n in nodes if n.op_type == "Cast" and type_of(n.outputs[0]).dtype == low]

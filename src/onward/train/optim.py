@@ -1,8 +1,8 @@
 """Optimizers: the torch-free spelling `onward.optim.AdamW(lr=1e-3)`, and torch's own.
 
-A torch optimizer instance says the same and keeps its `param_groups` as the truth; both become
-`UpdateGroup`s, which the step graph is made of. The graph holds the rule; hyperparameters are its
-inputs, read from the groups before each update. `graph/ops/optimizers` holds a record of each.
+Both become `UpdateGroup`s, from which the step graph is made; a torch optimizer keeps its
+`param_groups`, which stay authoritative. The graph holds the update rule; hyperparameters are its
+inputs, read from the groups before each update. `graph/ops/optimizers` has a record of each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: Ada
 
 
 def __getattr__(name: str) -> Any:
-    """The description of a further optimizer, as of a plugin."""
+    """Looks up the description class of an optimizer that a plugin has added."""
     if name not in OPTIMIZERS and not name.startswith("_"):
         load_plugins()
     if name in OPTIMIZERS:
@@ -36,7 +36,8 @@ def __getattr__(name: str) -> Any:
 
 
 def record_of(optimizer: torch.optim.Optimizer) -> Record:
-    """Raises OnwardError for a class that has no record, subclasses of those that have too."""
+    """The record of an optimizer's class. Raises OnwardError for a class without one, which
+    includes subclasses of those that have one."""
     for record in OPTIMIZERS.values():
         if type(optimizer) is _class(record.torch):
             return record
@@ -48,7 +49,7 @@ def record_of(optimizer: torch.optim.Optimizer) -> Record:
 
 @cache
 def _class(path: str) -> Any:
-    """The class of this dotted name; None where its package is not installed."""
+    """Imports the class of a dotted name; None where its package is not installed."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name, None)
@@ -57,9 +58,9 @@ def _class(path: str) -> Any:
 
 
 def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The torch optimizer that holds the description's groups; one given is returned as it is.
+    """Makes a torch optimizer of a description; returns a torch optimizer as it is.
 
-    Raises OnwardError for a class or setting that has no update op.
+    Raises OnwardError for a class or setting without an update op.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         record_of(optimizer)
@@ -79,7 +80,7 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
 
 
 def check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raises OnwardError for what has no update op, whenever it was switched on."""
+    """Raises OnwardError for a setting without an update op, in any parameter group."""
     for i, group in enumerate(optimizer.param_groups):
         for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
@@ -91,9 +92,10 @@ def check_settings(optimizer: torch.optim.Optimizer) -> None:
 def check_parameters(
     optimizer: torch.optim.Optimizer, known: Mapping[torch.Tensor, str], model: str
 ) -> None:
-    """Raises OnwardError for parameters that a Trainer of this model would not train.
+    """Raises OnwardError where the optimizer holds a tensor that is not a parameter of this model,
+    or one parameter twice.
 
-    known: parameters that are the model's, or were.
+    known: the names of parameters that belong to the model, or did.
     """
     held = [p for g in optimizer.param_groups for p in g["params"]]
     strange = [p for p in held if p not in known and p.requires_grad]
@@ -118,20 +120,21 @@ def update_group(
     clock: int = 0,
     form: str = "",
 ) -> UpdateGroup:
-    """The update of one `param_group` over the parameters `names`, counted by `clock`, their state
-    in one form."""
+    """Describes the update of one `param_group`. names: its parameters, as graph inputs. clock: the
+    count of updates that they share. form: of their state."""
     record, group = record_of(optimizer), optimizer.param_groups[index]
     slots = tuple(record.forms[form].tensors) if form else record.slots_of(group)
     return UpdateGroup(index, names, record, record.attributes(group), slots, clock, form)
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
-    """What a schedule may move between updates."""
+    """The hyperparameters of a group that a schedule may change between updates."""
     return record_of(optimizer).values(group)
 
 
 def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What of the groups a step graph is made of; a change means a new graph."""
+    """The part of the param_groups that a step graph is built from; a change requires a new
+    graph."""
     record = record_of(optimizer)
     return tuple(
         (tuple(map(id, g["params"])), str(record.attributes(g)), record.slots_of(g))

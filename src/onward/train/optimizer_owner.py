@@ -1,7 +1,7 @@
-"""Who owns a torch optimizer: the last Trainer that was given it, as long as that lives.
+"""The owner of a torch optimizer: the Trainer that was last given it, as long as that is alive.
 
-While one does, the optimizer's own `step()` raises. A Trainer that another loop leads gives it back
-where that loop steps the optimizer itself.
+While it has an owner, the optimizer's own `step()` raises. A Trainer that serves another training
+loop gives the optimizer back where that loop calls `step()` itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from onward.train.torch_state import release
 
 
 class OwnerMark(Protocol):
-    """What a Trainer leaves as its mark."""
+    """An object that can own an optimizer."""
 
     @property
     def window(self) -> frozenset[str]:
-        """Names of the parameters whose gradients its open window has summed."""
+        """Names of the parameters whose gradients its open accumulation window has summed."""
         ...
 
 
@@ -32,7 +32,8 @@ _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OwnerMark]
 
 
 def check_free(optimizer: torch.optim.Optimizer) -> None:
-    """Raises OnwardError where a Trainer that lives is in the middle of a window with it."""
+    """Raises OnwardError where a live Trainer is in the middle of an accumulation window with
+    it."""
     before = _owner(optimizer)
     if before is not None and before.window and _reachable_owner(optimizer) is not None:
         raise OnwardError(
@@ -42,13 +43,13 @@ def check_free(optimizer: torch.optim.Optimizer) -> None:
 
 
 def take(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
-    """From now on the optimizer is this owner's."""
+    """Makes `owner` the owner of the optimizer and replaces its `step`."""
     _OWNERS[optimizer] = weakref.ref(owner)
     optimizer.step = types.MethodType(_step, optimizer)
 
 
 def give_back(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
-    """The optimizer's `step()` is torch's again, where it was this owner's."""
+    """Restores torch's `step()` where `owner` owns the optimizer; else does nothing."""
     if _owner(optimizer) is owner:
         del _OWNERS[optimizer]
         vars(optimizer).pop("step", None)
@@ -56,7 +57,7 @@ def give_back(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
 
 
 def is_free(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether no Trainer that lives owns it."""
+    """Whether no live Trainer owns the optimizer."""
     return _owner(optimizer) is None
 
 
@@ -75,15 +76,16 @@ def _owner(optimizer: torch.optim.Optimizer) -> OwnerMark | None:
 
 
 def _reachable_owner(optimizer: torch.optim.Optimizer) -> OwnerMark | None:
-    """The owner, where a Trainer that only its own cycles keep does not count."""
+    """The owner, after a garbage collection: one that only reference cycles keep alive does not
+    count."""
     if _owner(optimizer) is not None:
         gc.collect()
     return _owner(optimizer)
 
 
 def _step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """In the place of `optimizer.step`: an update of the optimizer's own would be lost on the
-    Trainer's graphs. Once the Trainer is gone it is torch's."""
+    """Replaces `optimizer.step` of an owned optimizer. Raises OnwardError while the owner lives,
+    whose graphs would not see the update; later calls torch's `step`."""
     if _reachable_owner(optimizer) is not None:
         raise OnwardError(
             "this optimizer belongs to an onward.Trainer, whose train_step updates the "
@@ -94,5 +96,6 @@ def _step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
     return type(optimizer).step(optimizer, *args, **kwargs)
 
 
-# what a scheduler marks the step by that it counts; ours says itself when it was taken
+# schedulers set this mark on a `step` that they have wrapped; `_step` needs no wrapper, since
+# `_opt_called` is set wherever an update is made
 _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

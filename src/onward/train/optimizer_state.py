@@ -11,11 +11,12 @@ from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.state_form import StateForms, converted, shown, tensors_of
 
-ACCUMULATOR = "accumulator"  # of gradients, within a window; a slot as those of the optimizer
+# the slot of a window's summed gradients, beside the optimizer's own slots
+ACCUMULATOR = "accumulator"
 
 
 class StateKey(NamedTuple):
-    """A state tensor by its parameter's path in the model, and its slot."""
+    """The key of a state tensor: its parameter's path in the model, and its slot."""
 
     path: str
     slot: str
@@ -30,11 +31,11 @@ class ParameterState(NamedTuple):
 
 
 class OptimizerState:
-    """Tensors by parameter and slot; `counts`: updates of the parameters that have state.
+    """State tensors by parameter and slot; `counts`: updates of each parameter that has state.
 
-    slots: those of the optimizer (`exp_avg`, ...). A parameter's accumulator is beside them. Where
-    its form is not its own precision, a slot may have two tensors (`exp_avg`, `exp_avg_absmax`).
-    sums: the type of fp32 parameters' accumulators.
+    slots: the optimizer's (`exp_avg`, ...); a parameter's accumulator is kept beside them. A slot
+    in a form other than the parameter's own precision may have two tensors (`exp_avg`,
+    `exp_avg_absmax`). sums: the dtype of fp32 parameters' accumulators.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class OptimizerState:
         self.counts: dict[torch.Tensor, int] = {}
 
     def form(self, parameter: torch.Tensor) -> str:
-        """The form of its state; one that has any keeps it, whatever becomes of the model."""
+        """The form of a parameter's state, which stays the same once it is chosen."""
         if parameter not in self._form:
             self._form[parameter] = self._forms.of(parameter)
         return self._form[parameter]
@@ -58,7 +59,7 @@ class OptimizerState:
         return list(self.record.forms[form].tensors) if form else list(self.slots)
 
     def tensor(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
-        """The parameter's tensor of that name; made, zeroed, at first use."""
+        """The state tensor of that slot, made and zeroed at first use."""
         held = self.tensors.setdefault(parameter, {})
         if slot not in held:
             form = "" if slot == ACCUMULATOR else self.form(parameter)
@@ -68,7 +69,7 @@ class OptimizerState:
         return held[slot]
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A parameter's slots in its own precision: copies where they are kept in another form."""
+        """A parameter's slots in its own precision; copies where they are kept in another form."""
         held, form = self.tensors[parameter], self.form(parameter)
         return {slot: shown(held, form, slot) for slot in self.slots}
 
@@ -81,7 +82,8 @@ class OptimizerState:
         return max(self.counts.values(), default=default)
 
     def count(self, moved: Iterable[torch.Tensor]) -> bool:
-        """One update more of these; returns whether one of them had none before."""
+        """Adds one update to each of these parameters. Returns whether one of them had no count
+        before."""
         moved = list(moved)
         fresh = any(p not in self.counts for p in moved)
         for p in moved:
@@ -89,8 +91,8 @@ class OptimizerState:
         return fresh
 
     def adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
-        """Copies into these tensors what lies elsewhere, zeroes what was not found, and takes the
-        counts."""
+        """Copies found state into these tensors, zeroes the tensors of parameters not found, and
+        replaces the counts."""
         elsewhere: list[tuple[torch.Tensor, torch.Tensor]] = []
         ours = {t.data_ptr() for held in self.tensors.values() for t in held.values() if t.numel()}
         with torch.no_grad():
@@ -102,7 +104,7 @@ class OptimizerState:
                     own = self.tensor(p, slot)
                     if tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride():
                         continue
-                    # one of ours in the place of another is read before it is written
+                    # two of these tensors may have been swapped, so copy before any is overwritten
                     elsewhere.append((own, tensor.clone() if tensor.data_ptr() in ours else tensor))
             for p, held in self.tensors.items():
                 for slot in self.names(p):
@@ -113,7 +115,7 @@ class OptimizerState:
         self.counts = {p: item.count for p, item in found.items()}
 
     def drop(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Forgets what is kept for these."""
+        """Drops the state of these parameters."""
         for p in parameters:
             del self.tensors[p]
             self._form.pop(p, None)
@@ -122,8 +124,8 @@ class OptimizerState:
     def named(
         self, paths: Mapping[torch.Tensor, str], window: frozenset[str]
     ) -> dict[StateKey, torch.Tensor]:
-        """The tensors of parameters with these paths, and the accumulators of those in `window`, in
-        the parameters' own type."""
+        """The state tensors of the parameters in `paths`, and the accumulators of those in
+        `window`, these in the parameters' own dtype."""
         found: dict[StateKey, torch.Tensor] = {}
         for p, path in paths.items():
             held = self.tensors.get(p, {})
@@ -138,6 +140,6 @@ class OptimizerState:
         return tensor.to(parameter.dtype) if slot == ACCUMULATOR else tensor
 
     def named_counts(self, paths: Mapping[torch.Tensor, str]) -> dict[str, int]:
-        """Updates that each parameter with state has had, by path."""
+        """Counts of updates, by path, of the parameters that have state tensors."""
         begun = set(self.begun())
         return {paths[p]: n for p, n in self.counts.items() if p in paths and p in begun}

@@ -1,4 +1,4 @@
-"""From the option `mixed_precision` to the cast policy of a step."""
+"""The cast policy of a step, from the option `mixed_precision`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("onward")
 
 
 def policy_of(options: TrainerOptions, target: Target) -> Policy | None:
-    """The policy of steps with these options on a target; None: fp32."""
+    """The cast policy for these options on a target; None: fp32."""
     asked = options.mixed_precision
     if asked == "auto" and not target.multiplies_bf16:
         log.warning(

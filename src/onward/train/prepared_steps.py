@@ -1,7 +1,7 @@
-"""Prepared steps: those of a Trainer, by the state of the model and by kind of batch.
+"""Prepared steps of a Trainer, by the state of the model and by kind of batch.
 
-A model that goes back to a state it was in (one half frozen for every other step, an adapter
-switched) finds its steps again, as an accelerated one does (`module/states.py`).
+A model that returns to an earlier state (one half frozen for every other step, an adapter switched)
+finds its steps again, as an accelerated model does (`module/states.py`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from onward.train.training_mode import sets_more, training_mode
 
 Step = PreparedStep[Executable]
 
-KEPT = 8  # states, the one that was met last first
+KEPT = 8  # states, most recently used first
 
 
 @dataclass
 class _Made:
-    """A step with what it was made with. version: of the updates (`UpdateState.version`), where
-    it is a training step, whose graph holds them."""
+    """A step and its compiler and capture. version: `UpdateState.version` at which a training step
+    was built; None for an evaluation."""
 
     step: Step
     compiler: Compiler
@@ -45,7 +45,7 @@ class _Made:
 
 @dataclass
 class _State:
-    """A state of the model and the loss function; steps that were captured in it."""
+    """A state of model and loss function, and the steps that were captured in it."""
 
     guards: Guards
     train: list[_Made] = field(default_factory=list)
@@ -53,11 +53,11 @@ class _State:
 
 
 class PreparedSteps:
-    """Training steps and evaluations of one session.
+    """The training steps and evaluations of one session.
 
-    Each question is asked with the model and the loss function as they are now; captures of other
-    states are kept, as long as the parameters are the same tensors. Where the updates are no longer
-    those that a training step was made with, it is made anew of its capture.
+    Each lookup compares the model and the loss function as they are now. Captures of earlier states
+    are kept as long as the parameters are the same tensors. A training step whose updates have
+    changed is rebuilt from its capture.
     """
 
     def __init__(
@@ -70,16 +70,17 @@ class PreparedSteps:
 
     @property
     def train(self) -> list[Step]:
-        """Training steps of the state that was met last."""
+        """The training steps of the current state."""
         return [made.step for made in self._states[0].train] if self._states else []
 
     @property
     def eval(self) -> list[Step]:
-        """Evaluations of the state that was met last."""
+        """The evaluations of the current state."""
         return [made.step for made in self._states[0].eval] if self._states else []
 
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
-        """The training step for batches like this one; made where there is none."""
+        """Returns the training step for batches like this one, made if there is none. Raises
+        CaptureError where there can be none."""
         refuse_optimizer_hooks(self._optimizer.torch)
         state = self._now(model, loss_fn, training=True)
         made = _find(state.train, batch)
@@ -93,21 +94,23 @@ class PreparedSteps:
     def evaluation(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
     ) -> Step:
-        """The evaluation for batches like this one; made where there is none."""
+        """Returns the evaluation for batches like this one, made if there is none. Raises
+        CaptureError where there can be none."""
         state = self._now(model, loss_fn, training=False)
         made = _find(state.eval, batch)
         return made.step if made else self._make(state, model, loss_fn, batch, training=False)
 
     def _now(self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool) -> _State:
-        """The state that model and loss function are in."""
+        """Finds or makes the state that model and loss function are in, and moves it to the
+        front."""
         for i, state in enumerate(self._states):
             if state.guards.fresh(model, loss_fn, training):
                 return self._met(i)
         guards = self._states[0].guards.successor() if self._states else Guards()
         if not guards.changed(model, loss_fn, training, count=False) and self._states:
-            self._states[0].guards = guards  # other objects, and all that they say is the same
+            self._states[0].guards = guards  # different objects with equal facts
             return self._states[0]
-        if self._optimizer.follow():  # steps of before lead to tensors that are no parameters now
+        if self._optimizer.follow():  # earlier steps refer to tensors that are no longer parameters
             self._states.clear()
         for i, state in enumerate(self._states):
             if i and state.guards.saw(guards, training):
@@ -163,14 +166,14 @@ class PreparedSteps:
         batch: Batch,
         training: bool,
     ) -> CapturedModule:
-        """The call of the model, in training or evaluation mode."""
+        """Captures the call of the model, in training or evaluation mode."""
         with training_mode(model, training):
             regions = not self._options.strict
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
 
     def recipe(self, captured: CapturedModule) -> Recipe:
-        """What a training step of this capture does with its gradients. Nothing changes."""
+        """The recipe of a training step for this capture. Changes nothing."""
         groups = self._optimizer.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),

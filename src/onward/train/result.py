@@ -12,12 +12,12 @@ from onward.prepare.report import tensor_text
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives back: detached copies, nothing synchronised until `float()`.
+    """The result of one step: detached copies; no device is synchronised until `float()`.
 
-    loss: f32[], the micro-batch's own. grad_norm: f32[] before clipping, None where gradients are
-    not clipped or the step was a micro-step. lr: of the first group. skipped: whether the update
-    was left out because a gradient was infinite or NaN. outputs: what `fetch=` named. updated:
-    whether the weights moved.
+    loss: f32[], of this micro-batch. grad_norm: f32[] before clipping; None where gradients are not
+    clipped or the step made no update. lr: of the first group. skipped: whether the update was left
+    out because a gradient was infinite or NaN. outputs: those named by `fetch=`. updated: whether
+    the weights changed.
     """
 
     loss: torch.Tensor

@@ -1,4 +1,4 @@
-"""TrainerSnapshot: what a Trainer is and has done, for whoever looks at one from outside."""
+"""TrainerSnapshot: the public, read-only view of a Trainer at one moment."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onward.train.last_run import LastRun
 
 @dataclass(frozen=True)
 class TrainerSnapshot:
-    """A Trainer at one moment, between two steps; it does not follow the steps after it.
+    """A Trainer's state between two steps; later steps do not change it.
 
-    optimizer: the class name of the torch optimizer. updates: done. micro_steps: micro-batches done
-    in the open accumulation window. loss_scale: of the next micro-batch; None where gradients are
+    optimizer: class name of the torch optimizer. updates: number done. micro_steps: micro-batches
+    done in the open accumulation window. loss_scale: of the next micro-batch; None where losses are
     not scaled. last: the training step that ran last, with its batch, request and plan; None before
-    the first. The model is the Trainer's own, not a copy.
+    the first. model: the Trainer's own, not a copy.
     """
 
     model: torch.nn.Module

@@ -1,6 +1,6 @@
-"""The parts of `Trainer.state_dict` that model and optimizer are.
+"""The entries of model and optimizer in `Trainer.state_dict`.
 
-A state tensor of the optimizer is saved as `<slot>.<path>`, a slot being a word without a dot.
+A state tensor of the optimizer is saved as `<slot>.<path>`; a slot has no dot in its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onward.train.torch_optimizer import TorchOptimizer
 
 
 def model_part(model: torch.nn.Module) -> StatePart:
-    """Weights and buffers, by the model's own keys."""
+    """The model's weights and buffers, by the model's own keys."""
 
     def save() -> dict[str, Any]:
         return {"model": dict(model.state_dict())}
@@ -45,7 +45,7 @@ def model_part(model: torch.nn.Module) -> StatePart:
 
         try:
             model.load_state_dict(state["model"])
-        except BaseException:  # a hook of the model's own
+        except BaseException:  # raised by a hook of the model's
             back()
             raise
         return back
@@ -59,7 +59,7 @@ def _check_model(state: State, model: torch.nn.Module) -> None:
     given, own = state["model"], model.state_dict()
     odd = sorted(map(str, set(given) ^ set(own)))
     if odd:
-        raise unfit(f"{', '.join(odd[:4])} of the model: in one, not in the other")
+        raise unfit(f"{', '.join(odd[:4])} of the model: in one of the two only")
     for name, value in own.items():
         if isinstance(value, torch.Tensor):
             check_like(name, given[name], value)
@@ -71,8 +71,8 @@ def _check_model(state: State, model: torch.nn.Module) -> None:
 
 
 def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
-    """The optimizer's state and settings, counts of updates, and the gradients of a window that is
-    open. Its way back is none: it is to be the last of the parts."""
+    """The optimizer's state and settings, counts of updates, and the summed gradients of an open
+    window. It cannot be rolled back, so it has to be the last part restored."""
 
     def save() -> dict[str, Any]:
         return {
@@ -89,7 +89,7 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
             for given in state["param_groups"]
         ]
         tensors = {_key(name): tensor for name, tensor in state["optimizer"].items()}
-        with signals_wait():  # an interrupt would leave half of it
+        with signals_wait():  # an interrupt would leave it half restored
             optimizer.restore(tensors, state["counts"], state["updates"])
             for group, given in zip(optimizer.torch.param_groups, settings, strict=True):
                 group.update(given)
@@ -117,7 +117,7 @@ def _key(saved_name: Any) -> StateKey:
 
 
 def _group(group: Mapping[str, Any], optimizer: TorchOptimizer) -> dict[str, Any]:
-    """A param_group, its parameters by their paths."""
+    """A param_group, with paths in place of parameters."""
     settings = {k: v for k, v in group.items() if k != "params"}
     return settings | {"params": optimizer.paths(group["params"])}
 
@@ -150,7 +150,8 @@ def _check_groups(state: State, optimizer: TorchOptimizer) -> None:
 
 
 def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
-    """Checks state tensors in any form, accumulators and counts, with one another."""
+    """Checks that state tensors in any form, accumulators and counts fit the model and one
+    another."""
     parameters, record = dict(optimizer.model.named_parameters()), optimizer.record
     given, counts = state["optimizer"], state["counts"]
     held: dict[str, dict[str, Any]] = {}

@@ -1,8 +1,7 @@
-"""In which form the state of each parameter is kept, and the way from one form to another.
+"""The form in which each parameter's optimizer state is kept, and conversions between forms.
 
-A form is a name of `Optimizer.forms`; "" is the parameter's own precision. Between forms numbers
-go through the parameter's precision: what is kept in fewer bits is taken to the nearest. Numbers
-that were read from bf16 or from codes are the very same bits there again.
+A form is a key of `Optimizer.forms`; "" is the parameter's own precision. Conversions go through
+that precision and round to nearest; a round trip from bf16 or 8-bit codes gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,34 +16,35 @@ from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.types import DType, Type
 from onward.kernels import moments, torch_dtype
 
-SMALL = 4096  # elements; below, 8 bits spare nothing (bitsandbytes draws the line there too)
+SMALL = 4096  # elements; below, 8 bits save nothing (bitsandbytes has the same limit)
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
-_OWN = "fp32"  # the option's word for ""
+_OWN = "fp32"  # the option's name of the form ""
 
 
 class StateForms:
-    """The forms of one optimizer's state, as the option asks for them.
+    """Chooses the form of each parameter's state, as the option asks.
 
-    bf16: of every fp32 parameter. 8bit: not of parameters with fewer than 4096 elements, nor of
-    embeddings, whose rows have gradients of very different sizes; these stay fp32. A parameter of
-    another dtype keeps its own. is_table: whether a parameter is an embedding's.
+    bf16: every fp32 parameter. 8bit: every fp32 parameter except those with fewer than 4096
+    elements and embeddings, whose rows have gradients of very different sizes; these stay fp32.
+    Parameters of other dtypes keep their own. is_table: whether a parameter is an embedding's.
+    Raises OnwardError for a form that the optimizer does not have.
     """
 
     def __init__(
-        self, option: str, record: Record, is_table: Callable[[torch.Tensor], bool]
+        self, optimizer_state: str, record: Record, is_table: Callable[[torch.Tensor], bool]
     ) -> None:
         self._record, self._is_table = record, is_table
-        self._asked = "" if option == _OWN else option
+        self._asked = "" if optimizer_state == _OWN else optimizer_state
         if self._asked and self._asked not in record.forms:
             able = [r.torch for r in OPTIMIZERS.values() if self._asked in r.forms]
             raise OnwardError(
-                f"optimizer_state={option!r} is not supported for {record.torch}; fix: use "
-                f"{' or '.join(able)}, or optimizer_state={_OWN!r}"
+                f"optimizer_state={optimizer_state!r} is not supported for {record.torch}; fix: "
+                f"use {' or '.join(able)}, or optimizer_state={_OWN!r}"
             )
 
     @property
     def are_own(self) -> bool:
-        """Whether every parameter has its own precision."""
+        """Whether all state is kept in the parameters' own precision."""
         return not self._asked
 
     def of(self, parameter: torch.Tensor) -> str:
@@ -57,7 +57,7 @@ class StateForms:
 
 
 def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that hold a parameter's state, by name; without memory."""
+    """The tensors that hold a parameter's state, by name, on the meta device."""
     if not form:
         return {slot: torch.empty_like(parameter, device="meta") for slot in record.slots}
     types = record.tensors(form, Type(DType.FLOAT, tuple(parameter.shape)))
@@ -68,7 +68,7 @@ def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, 
 
 
 def found_form(record: Record, tensors: Mapping[str, torch.Tensor], parameter: torch.Tensor) -> str:
-    """The form that saved tensors, by name, are of."""
+    """The form of saved tensors, recognized by their names and dtypes."""
     for form in record.forms:
         expected = tensors_of(record, form, parameter)
         first = next(iter(expected))
@@ -80,17 +80,17 @@ def found_form(record: Record, tensors: Mapping[str, torch.Tensor], parameter: t
 
 
 def shown(tensors: Mapping[str, torch.Tensor], form: str, slot: str) -> torch.Tensor:
-    """A slot in the parameter's precision: a copy, unless it is kept so."""
+    """Returns a slot in the parameter's precision; a copy unless it is kept so."""
     if form == "8bit":
         return moments.dequantized(tensors[slot], tensors[f"{slot}_absmax"], _SIGNED[slot])
     return tensors[slot].float() if form == "bf16" else tensors[slot]
 
 
 def kept(x: torch.Tensor, form: str, slot: str) -> dict[str, torch.Tensor]:
-    """A slot that is given in the parameter's precision, in this form."""
+    """Converts a slot from the parameter's precision to this form; returns its tensors by name."""
     if form == "8bit":
         signed = _SIGNED[slot]
-        # below 0 a second moment has no root, here as in torch
+        # a negative second moment has no square root; NaN, as in torch
         x = x if signed else torch.where(x < 0.0, torch.nan, x)
         codes, absmax = moments.quantized(x, signed)
         return {slot: codes, f"{slot}_absmax": absmax}
@@ -100,7 +100,7 @@ def kept(x: torch.Tensor, form: str, slot: str) -> dict[str, torch.Tensor]:
 def converted(
     tensors: Mapping[str, torch.Tensor], form: str, into: str, slots: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
-    """State of one form in another."""
+    """Converts state from one form to another."""
     found: dict[str, torch.Tensor] = {}
     for slot in slots:
         found |= kept(shown(tensors, form, slot), into, slot)

@@ -1,7 +1,7 @@
-"""StatePart: what one owner adds to a Trainer's state_dict, and takes from it.
+"""StatePart: the entries that one owner saves in and restores from a Trainer's state_dict.
 
-A list of parts is the whole: a state is the entries of all, every part checks a state before the
-first one writes, and where writing fails the parts that were written go back.
+A state_dict is made of the entries of a list of parts. When one is loaded, every part checks it
+before the first one writes; if a part fails to write, those already written are rolled back.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ State = Mapping[str, Any]
 class StatePart(NamedTuple):
     """Entries of a state_dict with one owner.
 
-    save: the entries; their tensors are the owner's own, not copies. check: raises OnwardError for
-    a state that the owner cannot go on from. restore: writes a state that was checked and returns
-    the way back, which puts everything as it was; where it raises it has written nothing.
+    save: returns the entries; their tensors are the owner's own, not copies. check: raises
+    OnwardError for a state that cannot be restored. restore: writes a checked state and returns a
+    function that undoes it; if it raises, it has written nothing.
     """
 
     save: Callable[[], dict[str, Any]]
@@ -42,8 +42,8 @@ def live(parts: Iterable[StatePart]) -> dict[str, Any]:
 
 
 def restore(parts: Sequence[StatePart], state: Any) -> None:
-    """Writes a state into these parts, one after the other. Raises OnwardError where it does not
-    fit one of them; nothing is changed then, nor where a part fails to write."""
+    """Restores a state into these parts, in order. Raises OnwardError where it does not fit one of
+    them; nothing has changed then, nor after an error while writing."""
     if not isinstance(state, Mapping):
         raise unfit(f"it is a {type(state).__name__}, not a dict")
     for part in parts:
@@ -59,7 +59,7 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
 
 
 def unfit(what: str) -> OnwardError:
-    """The error of a state that cannot be loaded."""
+    """The error for a state that cannot be loaded."""
     return OnwardError(f"the state_dict does not fit this Trainer: {what}; nothing was loaded")
 
 
@@ -71,15 +71,16 @@ def require(state: State, *keys: str) -> None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises OnwardError for what is no whole number from 0 on."""
+    """Raises OnwardError for a value that is not a whole number of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise unfit(f"{name} is {value!r}, no count")
+        raise unfit(f"{name} is {value!r}, not a count")
 
 
 def check_like(name: str, given: Any, own: torch.Tensor) -> None:
-    """Raises OnwardError for what is no tensor of the own one's shape, dtype and layout."""
+    """Raises OnwardError for a value that is not a tensor of the shape, dtype and layout of
+    `own`."""
     if not isinstance(given, torch.Tensor):
-        raise unfit(f"{name} is a {type(given).__name__}, no tensor")
+        raise unfit(f"{name} is a {type(given).__name__}, not a tensor")
     if given.is_meta or given.layout != own.layout:
         raise unfit(f"{name} is on no device, or of another layout")
     if given.shape != own.shape or given.dtype != own.dtype:

@@ -1,9 +1,9 @@
-"""TorchOptimizer: a torch optimizer whose updates step graphs make.
+"""TorchOptimizer: a torch optimizer whose updates are made by step graphs.
 
-It keeps its `param_groups` and its `state`, which are the truth: what was done to them since the
-last step is taken over before the next (`torch_state.py`). The numbers lie in an `UpdateState`,
-which step graphs read and write. Updates are counted per parameter, as torch does; parameters that
-have always moved together share a count (`clocks.py`).
+Its `param_groups` and `state` stay authoritative: changes made to them since the last step are
+taken over before the next (`torch_state.py`). The numbers are kept in an `UpdateState`, which step
+graphs read and write. torch counts updates per parameter; here parameters that have always been
+updated together share a count (`clocks.py`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from onward.train.update_state import Joining, UpdateState
 
 
 class TorchOptimizer:
-    """The optimizer of a Trainer, and what its updates read and write (`updates`).
+    """The optimizer of a Trainer, with the state that its updates read and write (`updates`).
 
-    form: of the moments, `TrainerOptions.optimizer_state`. sums: the type of fp32 parameters'
-    accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError for an optimizer
-    that has no update op, or holds other parameters than the model's.
+    optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of
+    fp32 parameters' accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError
+    for an optimizer without an update op, or with parameters that are not the model's.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        form: str = "fp32",
+        optimizer_state: str = "fp32",
         sums: str = "fp32",
     ) -> None:
         self.model, self.torch = model, optimizer
         self.record = record_of(optimizer)
         paths = paths_of(model)
-        forms = StateForms(form, self.record, partial(_is_table, model))
+        forms = StateForms(optimizer_state, self.record, partial(_is_table, model))
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         self.updates = UpdateState(self.record, forms, paths, accumulator)
         self._tensors = _tensors(model)
@@ -68,8 +68,8 @@ class TorchOptimizer:
         require_owner(self.torch, self)
 
     def give_back(self) -> None:
-        """Makes the optimizer's `step()` torch's again. Gradients of the window that is open are
-        added to `p.grad`, as if each micro-batch had been an eager backward."""
+        """Restores torch's own `step()`. Adds the summed gradients of an open window to `p.grad`,
+        as if each micro-batch had been an eager backward."""
         give_back(self.torch, self)
         with torch.no_grad():
             for p, total in self.updates.summed().items():
@@ -78,8 +78,8 @@ class TorchOptimizer:
         self.updates.window = frozenset()
 
     def take_again(self) -> bool:
-        """Takes an optimizer that was given back: whether it was. The next `sync` takes over what
-        its own steps did."""
+        """Takes ownership again after `give_back`; returns whether the optimizer was free. The next
+        `sync` takes over what its own steps did."""
         free = is_free(self.torch)
         if free:
             take(self.torch, self)
@@ -88,9 +88,9 @@ class TorchOptimizer:
     # ---- stepping
 
     def sync(self) -> None:
-        """Takes over what has been done to the optimizer since the last step.
+        """Takes over changes made to the optimizer since the last step.
 
-        Raises OnwardError for what cannot be; it changes nothing then.
+        Raises OnwardError for changes that cannot be taken over; nothing has changed then.
         """
         self.require_owner()
         check_settings(self.torch)
@@ -117,7 +117,7 @@ class TorchOptimizer:
         return {**hyper, **self.updates.inputs(signature)}
 
     def advance(self, signature: Signature) -> None:
-        """Counts one update more, of what the step moves."""
+        """Counts one update of the parameters that the step updates."""
         if self.updates.advance(signature):
             self._shared.share()
         else:
@@ -129,11 +129,11 @@ class TorchOptimizer:
     def groups(
         self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]
     ) -> list[UpdateGroup]:
-        """One update group per param_group, clock and form of state, of the parameters that the
-        loss reaches; nothing changes.
+        """The update groups of a step graph: one for each param_group, clock and form of state.
+        Changes nothing.
 
-        parameters: by graph input. What is not reached gets no update, as in torch, and its clock
-        does not move.
+        parameters: by graph input. reached: graph inputs that the loss depends on. Other parameters
+        get no update, as in torch, and their clocks do not move.
         """
         graph = self._joining(parameters, reached)
         clocks, moving = self.updates.clocks(graph), set(graph.moving)
@@ -150,7 +150,8 @@ class TorchOptimizer:
         ]
 
     def join(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
-        """Takes a new step graph into account; `groups` are its updates before and after."""
+        """Registers a new step graph, which may split clocks. `groups` returns the same before and
+        after."""
         self.updates.join(self._joining(parameters, reached))
 
     def _joining(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> Joining:
@@ -160,8 +161,8 @@ class TorchOptimizer:
         return Joining(parameters, held, [p for p in held if names[p] in reached])
 
     def follow(self) -> bool:
-        """Takes the model's parameters as they are now. Returns whether they or its buffers are
-        others than before, or lie elsewhere; else a state that the model was in may come back."""
+        """Updates the record of the model's parameters and buffers. Returns whether any was
+        replaced, renamed or moved in memory, which makes steps of earlier model states unusable."""
         found = _tensors(self.model)
         changed = found != self._tensors
         if changed:
@@ -170,56 +171,56 @@ class TorchOptimizer:
         return changed
 
     def _restart(self) -> None:
-        """Forgets all step graphs: the model or the rules are no longer what they were made of.
-        Parameters that only the optimizer still has keep their names."""
+        """Forgets all step graphs, since the model or the param_groups have changed. Parameters
+        that only the optimizer still holds keep their names."""
         held = {p for g in self.torch.param_groups for p in g["params"]}
         kept = {p: path for p, path in self.updates.names.items() if p in held}
         if self.updates.restart(kept | paths_of(self.model)):
-            self._shared.share()  # the counts of those that are left
+            self._shared.share()  # share the counts of the remaining parameters
 
     # ---- saved and restored
 
     def named(self) -> dict[StateKey, torch.Tensor]:
-        """State by path and slot, with the accumulators of the window that is open."""
+        """State tensors by path and slot, with the accumulators of an open window."""
         return self.updates.state.named(paths_of(self.model), self.updates.window)
 
     def named_counts(self) -> dict[str, int]:
-        """Updates that each parameter with state has had, by path."""
+        """Counts of updates, by path, of the parameters that have state tensors."""
         return self.updates.state.named_counts(paths_of(self.model))
 
     def paths(self, parameters: Iterable[torch.Tensor]) -> list[str]:
-        """The paths of parameters in the model; "" of what is not in it."""
+        """The paths of parameters in the model; "" for one that is not in it."""
         paths = paths_of(self.model)
         return [paths.get(p, "") for p in parameters]
 
     def restore(
         self, tensors: Mapping[StateKey, torch.Tensor], counts: Mapping[str, int], done: int
     ) -> None:
-        """Puts what `named` and `named_counts` gave in the place of all there is."""
+        """Replaces all state by tensors and counts from `named` and `named_counts`."""
         parameters = {path: p for p, path in paths_of(self.model).items()}
         self._shared.forget(parameters.values())
         self.updates.restore(parameters, tensors, counts, done)
         self._shared.share()
 
     def _adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
-        """Takes state and counts that were found, and shares them with the optimizer."""
+        """Takes over the found state and counts, and shares them with the optimizer."""
         self.updates.adopt(found)
         self._shared.share()
 
 
 def paths_of(model: nn.Module) -> dict[torch.Tensor, str]:
-    """The paths of a model's parameters in it."""
+    """The path of each parameter in the model."""
     return {p: n for n, p in model.named_parameters()}
 
 
 def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether a parameter is an embedding's."""
+    """Whether a parameter is the weight of an embedding."""
     tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
     return any(m.weight is parameter for m in tables)
 
 
 def _tensors(model: nn.Module) -> dict[torch.Tensor, tuple[str, int]]:
-    """Parameters and buffers, with their paths and addresses."""
+    """The path and the address of each parameter and buffer."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {t: (n, t.data_ptr() if t.layout is torch.strided else 0) for n, t in named}
 

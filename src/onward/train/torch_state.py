@@ -1,12 +1,12 @@
-"""torch's `optimizer.state`: read, checked, and made of views of the session's tensors.
+"""torch's `optimizer.state`: read, checked, and filled with views of the session's tensors.
 
-What the user writes into the views counts at once. Whatever else is done to the state (loaded,
-cleared, replaced) is noticed, so that it can be adopted.
+What the user writes into a view takes effect at once. Other changes of the state (loaded, cleared,
+replaced) are detected, so that they can be taken over.
 
-Moments that are kept in another form than the parameter's precision have no views: their entry
-has the count alone, `optimizer.state_dict()` copies of them in that precision, and what is loaded
-or put into an entry is taken into the form. Who comes after this one (another Trainer, torch's own
-step once the Trainer is gone) finds such copies in the entries.
+Moments kept in a form other than the parameter's precision cannot be views. Their entries then hold
+only the count; `optimizer.state_dict()` adds copies of the moments in the parameter's precision,
+and moments that are loaded or put into an entry are converted to the form. When the optimizer
+passes to another Trainer, or back to torch's own step, such copies are put into the entries.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from onward.train.optimizer_state import OptimizerState, ParameterState
 
 
 class TorchState:
-    """The state of one torch optimizer, which shares the tensors of `own`."""
+    """The state of one torch optimizer, whose entries are views of the tensors of `own`."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, record: Record, own: OptimizerState
     ) -> None:
         self._optimizer, self._record, self._own = optimizer, record, own
-        self._state: Any = None  # optimizer.state as it was shared
+        self._state: Any = None  # the `optimizer.state` object that was shared
         self._entries: list[_Entry] = []
-        self._steps = torch.zeros(0)  # torch's own counts, one place for each parameter
+        self._steps = torch.zeros(0)  # torch's own counts: one element per parameter
         self._places: dict[torch.Tensor, int] = {}
-        self._written: list[float] = []  # what was last written there
-        self._low: dict[torch.Tensor, Any] = {}  # entries without their moments
-        self._hook: RemovableHandle | None = None  # where there are any
+        self._written: list[float] = []  # the counts last written to `_steps`
+        # entries without their moments, kept in another form
+        self._low: dict[torch.Tensor, Any] = {}
+        self._hook: RemovableHandle | None = None  # adds their moments to a state_dict
 
     @property
     def is_replaced(self) -> bool:
-        """Whether `optimizer.state` is another object than was shared, as after a load."""
+        """Whether `optimizer.state` is another object than the one shared, as after a load."""
         return self._optimizer.state is not self._state
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether `optimizer.state` is as it was shared."""
+        """Whether `optimizer.state` is unchanged since it was shared."""
         state = self._optimizer.state
         if state is not self._state or len(state) != len(self._entries):
             return False
@@ -56,14 +57,14 @@ class TorchState:
         )
 
     def read(self, paths: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, ParameterState]:
-        """What it says of the parameters with these paths. Raises OnwardError where torch could not
-        go on from there."""
+        """Reads the state of the parameters with these paths. Raises OnwardError for state that
+        torch itself could not continue from."""
         found: dict[torch.Tensor, ParameterState] = {}
         for p, entry in self._optimizer.state.items():
             path = paths.get(p) if isinstance(p, torch.Tensor) else None
             if path is None or not entry or self._is_unused(entry):
                 continue
-            # where torch counts no steps, but there is a velocity, one was taken
+            # SGD counts no steps; a momentum buffer says that there was at least one
             uncounted = max(1, self._own.counts.get(p, 1))
             count = _count(path, entry.get("step")) if self._record.counted else uncounted
             found[p] = ParameterState(count, *self._tensors(path, p, entry))
@@ -72,9 +73,9 @@ class TorchState:
     def _tensors(
         self, path: str, p: torch.Tensor, entry: Mapping[str, Any]
     ) -> tuple[dict[str, torch.Tensor], str]:
-        """The tensors that an entry stands for, and their form."""
+        """The state tensors of an entry, and their form."""
         own, ours = self._own, self._low.get(p) is entry
-        if ours and not any(slot in entry for slot in own.slots):  # as it was left
+        if ours and not any(slot in entry for slot in own.slots):  # unchanged since it was shared
             return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
         given = {**own.shown(p), **entry} if ours else entry
         return {slot: _checked(path, p, slot, given.get(slot)) for slot in own.slots}, ""
@@ -84,7 +85,7 @@ class TorchState:
         return not self._record.counted and all(entry.get(slot) is None for slot in self._own.slots)
 
     def share(self) -> None:
-        """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
+        """Puts views of the session's tensors into `optimizer.state[p]`, in torch's own layout."""
         held = self._own.begun()
         self._places = {p: i for i, p in enumerate(held)} if self._record.counted else {}
         self._steps = torch.tensor([float(self._own.counts[p]) for p in self._places])
@@ -95,7 +96,7 @@ class TorchState:
             entry = state.get(p)
             if entry is None:
                 entry = state[p] = {}
-            if self._record.counted:  # a place of its own: torch adds 1 to each parameter's
+            if self._record.counted:  # one element for each parameter, since torch adds 1 to each
                 entry["step"] = self._steps[self._places[p]]
             low = bool(self._own.form(p))
             if low:
@@ -112,14 +113,15 @@ class TorchState:
         self._entries = [_Entry(p, entry) for p, entry in state.items()]
 
     def write_counts(self) -> None:
-        """The counts that have moved, of parameters that are shared already."""
+        """Writes the updated counts of parameters that are already shared."""
         if self._places:
             counts = self._own.counts
             self._steps.copy_(torch.tensor([float(counts[p]) for p in self._places]))
             self._written = self._steps.tolist()
 
     def hand_back(self) -> None:
-        """Puts what the entries lack into them, in the parameters' precision. This one is done."""
+        """Puts the missing moments into the entries, in the parameters' precision, and stops
+        sharing."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -129,7 +131,7 @@ class TorchState:
         self._low.clear()
 
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        """What the entries lack, in a `state_dict`."""
+        """Adds the missing moments to a `state_dict`; torch calls this hook."""
         groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
         for p, i in (
             (p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)
@@ -139,23 +141,24 @@ class TorchState:
                 saved["state"][i] = {**self._own.shown(p), **entry}
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Removes their entries."""
+        """Removes the entries of these parameters."""
         for p in parameters:
             self._optimizer.state.pop(p, None)
 
 
-_HOLDER = "_onward_state"  # of the optimizer; it is no part of what torch saves or copies of one
+_HOLDER = "_onward_state"  # an attribute of the optimizer that torch neither saves nor copies
 
 
 def release(optimizer: torch.optim.Optimizer) -> None:
-    """Has whoever shares the optimizer's state put all of it into the entries."""
+    """Makes the TorchState that shares this optimizer's state, if any, put all of it into the
+    entries."""
     held = vars(optimizer).pop(_HOLDER, None)
     if held is not None:
         held.hand_back()
 
 
 class _Entry:
-    """An entry of `optimizer.state` as it was shared."""
+    """A snapshot of an entry of `optimizer.state`, to detect changes."""
 
     def __init__(self, key: Any, entry: Any) -> None:
         self.key, self.entry = key, entry
@@ -175,7 +178,8 @@ class _Entry:
 
 
 def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:
-    """The state tensor. Raises OnwardError where it is none that fits the parameter."""
+    """Returns the state tensor. Raises OnwardError where it is none, or has another shape or dtype
+    than the parameter."""
     if not isinstance(tensor, torch.Tensor):
         raise OnwardError(
             f"optimizer.state of the parameter '{path}' has no tensor {slot!r}; fix: add it, "
@@ -191,7 +195,7 @@ def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor
 
 
 def _count(path: str, step: Any) -> int:
-    """The count of updates that an entry says."""
+    """The count of updates in an entry's `step`. Raises OnwardError where it is not a count."""
     if not isinstance(step, torch.Tensor) or step.numel() != 1:
         raise OnwardError(
             f"optimizer.state of '{path}' has no tensor 'step' of one number; fix: "

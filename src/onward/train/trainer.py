@@ -1,8 +1,8 @@
-"""Trainer: one call per micro-batch, the whole step as one planned graph.
+"""Trainer: one call per micro-batch; the whole training step runs as one planned graph.
 
-The user's parameters stay where they are and are updated in place. A torch optimizer keeps its
-`param_groups` (the learning rate is read at each step, so any scheduler works);
-`torch_optimizer.py` says what becomes of its state.
+The user's parameters are updated in place and keep their memory. A torch optimizer keeps its
+`param_groups`; the learning rate is read at each step, so any scheduler works. What becomes of its
+state is described in `torch_optimizer.py`.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
 
 
 class Trainer:
-    """Trains `model` with `optimizer`; see the module's docstring.
+    """Trains `model` with `optimizer`, one `train_step` per micro-batch.
 
-    loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
+    loss_fn(outputs, *targets) computes the loss of a model that does not return one; the target is
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
     options: TrainerOptions, or a dict of them. `verify` is short for `TrainerOptions(verify=True)`.
-    Another `loss_fn` or `model_desc` may be set and holds from the next step on; model, optimizer
-    and options stay (AttributeError). Raises OnwardError for what it cannot do, before anything is
-    changed.
+    `loss_fn` and `model_desc` may be replaced and apply from the next step on; model, optimizer and
+    options may not (AttributeError). Raises OnwardError for unsupported arguments, before anything
+    is changed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trainer:
         )
         self._scaling = Scaling(self.options.scaling, self.device)
         self._lock = threading.RLock()
-        self._example: Batch | None = None  # for exports
+        self._example: Batch | None = None  # an example batch for exports
         self._registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
         self._writer = BackgroundWriter()
@@ -116,7 +116,7 @@ class Trainer:
         self._optimizer = TorchOptimizer(
             model,
             self.optimizer,
-            form=self.options.optimizer_state,
+            optimizer_state=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
         self._updates = self._optimizer.updates
@@ -132,28 +132,29 @@ class Trainer:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates done."""
+        """The number of optimizer updates done."""
         return self._updates.done
 
     @property
     def micro_steps(self) -> int:
-        """Micro-batches done within the present accumulation window."""
+        """The number of micro-batches done in the open accumulation window."""
         return self._window.micro_steps
 
     @property
     def loss_scale(self) -> float | None:
-        """What the next micro-batch's loss is multiplied by for backward, in fp16; None elsewhere.
-        It moves between updates only."""
+        """The factor of the next micro-batch's loss in backward, in fp16; None elsewhere. It
+        changes between updates only."""
         return self._scaling.value
 
     # ---- stepping
 
     @exclusive
     def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
-        """One micro-batch: forward, backward and, at the window's end, the update.
+        """Runs one micro-batch: forward, backward and, at the end of an accumulation window, the
+        update.
 
-        A batch is given as the model takes it: `train_step(batch)` with a mapping or a tuple, or
-        `train_step(*args, **kwargs)`.
+        The batch is given as to the model: `train_step(batch)` with a mapping or a tuple, or
+        `train_step(*args, **kwargs)`. fetch: outputs to return besides those of `options.fetch`.
         """
         self._check_whole()
         batch = self._bind(args, kwargs)
@@ -184,7 +185,8 @@ class Trainer:
 
     @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
-        """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
+        """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
+        update."""
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         names = read_names("fetch", fetch)
@@ -206,17 +208,17 @@ class Trainer:
 
     @exclusive
     def state_dict(self) -> dict[str, Any]:
-        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
-        (learning rates and all), counters, random state, in fp16 the loss scale;
-        `load_state_dict` reads them."""
+        """Returns copies of the whole state for `load_state_dict`: `model` (its own keys),
+        `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
+        counters, random state, and in fp16 the loss scale."""
         self._optimizer.sync()
         return saved(self._state_parts())
 
     @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
-        optimizer and accumulation window; nothing is changed then, nor where a hook of the model's
-        own fails."""
+        optimizer and accumulation window. Nothing has changed after an error, even one raised by a
+        hook of the model."""
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
@@ -271,7 +273,7 @@ class Trainer:
         if background:
             self._writer.add(path, write)
             return path
-        self._writer.finish()
+        self._writer.wait()
         try:
             write()
         except OSError as error:
@@ -292,7 +294,7 @@ class Trainer:
         where there is none, and OnwardError where it does not fit this model and optimizer; nothing
         is changed then.
         """
-        self._writer.finish()
+        self._writer.wait()
         path, found = read_newest(Path(folder), strict)
         state = {**found.state, "model": found.model.state_dict()}
         self._optimizer.require_owner()
@@ -306,8 +308,8 @@ class Trainer:
         return (random_part(), registered_part(self._registered), *self._state_parts())
 
     def _state_parts(self) -> tuple[StatePart, ...]:
-        """The parts of a state, in the order in which they are restored: a part that cannot go
-        back comes last."""
+        """The parts of a state in the order in which they are restored. The optimizer's, which
+        cannot be rolled back, is last."""
         return (
             self._window.part(),
             self._scaling.part(),
@@ -316,7 +318,7 @@ class Trainer:
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are refused: two would write to one memory."""
+        """Refuses to copy or pickle a Trainer, since both copies would write to the same memory."""
         raise OnwardError(
             "an onward.Trainer cannot be copied or pickled; fix: make a new one for a copy "
             "of the model, then new.load_state_dict(trainer.state_dict())"
@@ -343,15 +345,15 @@ class Trainer:
     @exclusive
     def report(self) -> Report:
         """Reports the last training step: seconds of each compile stage, edits of each pass, the
-        predicted peak, launches, notes, the share of the arithmetic that was done and the rows
-        counted. Print it as a table; it is a dict as well. A change of the model shows after the
-        next training step. Raises OnwardError before the first."""
+        predicted peak, launches, notes, the share of the arithmetic done and the row counts. Print
+        it as a table, or read it as a dict. A change of the model shows after the next training
+        step. Raises OnwardError before the first step."""
         return self._last_run().report()
 
     @exclusive
     def snapshot(self) -> TrainerSnapshot:
-        """What the Trainer is and has done, at this moment: its model, options and counters, and
-        the training step that ran last."""
+        """Returns a read-only view of the Trainer at this moment: model, options, counters, last
+        step."""
         return TrainerSnapshot(
             model=self.model,
             loss_fn=self.loss_fn,
@@ -365,12 +367,12 @@ class Trainer:
 
     @exclusive
     def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepExplanation:
-        """The training step of this batch, or without one the step that ran last, explained: what
-        was captured, the rows that each layer needs and what keeps the others, the memory and the
-        launches; changes nothing. `onward.explain` can be asked for more.
+        """Explains the training step of this batch, or without one the step that ran last: what was
+        captured, which rows each layer needs and why, the memory and the launches. Changes nothing.
+        `onward.explain` offers more.
 
         fetch: outputs that the step returns besides those of `options.fetch`. Raises OnwardError
-        where neither a batch is given nor a step has run.
+        where no batch is given and no step has run.
         """
         return self.explain_call((args, kwargs) if args or kwargs else None, fetch)
 
@@ -384,9 +386,9 @@ class Trainer:
         batch_sizes: Sequence[int] = (),
         profile: bool = False,
     ) -> StepExplanation:
-        """Describes the step of these arguments, or the last one, as `explain` does. memory: bytes,
-        for which the largest batch that fits is told. batch_sizes: those whose memory is predicted.
-        profile: times the launches of one more run, on copies."""
+        """Explains the step of these arguments, or the last one, as `explain` does. memory: bytes;
+        the explanation then says how large a batch fits. batch_sizes: those to predict the memory
+        of. profile: times the launches of one more run, on copies."""
         trainer = self.snapshot()
         names = names_to_fetch(self.options, fetch)
         if given is not None:
@@ -401,22 +403,25 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
-        """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
+        """The last step's plan; print it to see every buffer. Raises OnwardError before the first
+        step."""
         return self._last_run().plan
 
     @exclusive
     def profile(self) -> dict[str, float]:
-        """Seconds per op, largest first, of one more run of the last training step, launch by
-        launch. Nothing of it stays: weights, optimizer state and counters are as before, to the
-        bit. For its time it holds a copy of what the step writes."""
+        """Runs the last training step once more, timing each launch. Returns seconds per op,
+        largest first. Weights, optimizer state and counters are restored bit for bit; during the
+        run it holds a copy of what the step writes."""
         return self._last_run().profile()
 
     @exclusive
     def export_onnx(self, path: str | Path, batch: Any = None, dtype: str = "float32") -> Path:
-        """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
+        """Writes the model's forward in evaluation mode, without labels and with symbolic sizes,
+        and its weights.
 
-        The batch (default: the last one seen) only says which inputs there are. dtype: "float16" or
-        "bfloat16" write products and their weights in that type, inputs and outputs stay float32.
+        batch: shows which inputs there are; by default one that a step has seen. dtype: "float16"
+        and "bfloat16" write products and their weights in that type; inputs and outputs stay
+        float32. Raises OnwardError where no batch is given and no step has run.
         """
         kind = read_dtype(dtype)
         example = self._example if batch is None else self._bind((batch,), {})
@@ -430,7 +435,7 @@ class Trainer:
     # ---- the parts of a step
 
     def _check_whole(self) -> None:
-        """Raises OnwardError where an update was broken off."""
+        """Raises OnwardError if an exception interrupted an update."""
         if self.memory.torn:
             raise OnwardError(
                 "an exception interrupted an update, so that only some weights were updated; "
@@ -441,7 +446,8 @@ class Trainer:
         return bind_batch(args, kwargs, self.loss_fn is not None)
 
     def _verify_first(self, batch: Batch) -> None:
-        """Raises OnwardError where the option asks for a verification, and it fails."""
+        """Verifies the first batch if the option asks for it. Raises OnwardError where that
+        fails."""
         if self._verified:
             return
         found = self._compare(batch, bisect=False)
@@ -462,8 +468,8 @@ class Trainer:
     def _run(
         self, prepared: PreparedBatch[Executable], batch_size: int, last: bool
     ) -> tuple[Mapping[str, Any], bool]:
-        """Runs a micro-batch, `last` of its window or not: the inputs that it ran with, and whether
-        the gradients were finite, so that it wrote."""
+        """Runs a micro-batch; `last`: it ends its window. Returns the inputs that it ran with, and
+        whether it wrote, which it does not if a gradient is infinite or NaN."""
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:

@@ -1,4 +1,4 @@
-"""The model in training or evaluation mode, for a while."""
+"""A context with the model in training or evaluation mode."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
-# classes whose `train` does no more than `nn.Module`'s, to what a forward computes
+# modules with classes whose `train` changes no more than `nn.Module`'s, as far as a forward sees
 _PLAIN = ("torch.nn.modules.module", "transformers.modeling_utils")
 
 
 @contextmanager
 def training_mode(model: torch.nn.Module, training: bool) -> Generator[None]:
-    """Within it the model trains, or evaluates; each submodule's own flag is put back, by way of
-    the model's own `train` where it has one."""
+    """A context in which the model is in training or evaluation mode. Afterwards each submodule has
+    its own flag again, set by the model's own `train` if it has one."""
     if model.training and training:
         yield
         return
@@ -30,7 +30,7 @@ def training_mode(model: torch.nn.Module, training: bool) -> Generator[None]:
 
 
 def sets_more(model: torch.nn.Module) -> bool:
-    """Whether a module's `train` or `eval` is its own, and may set more than flags."""
+    """Whether any submodule has a `train` or `eval` of its own, which may set more than flags."""
     kinds = {c for m in model.modules() for c in type(m).__mro__}
     own = (c for c in kinds if "train" in vars(c) or "eval" in vars(c))
     return any(c.__module__ not in _PLAIN for c in own) or any(

@@ -1,8 +1,8 @@
-"""UpdateState: what an update reads and writes beside the weights, by graph input.
+"""UpdateState: what an update reads and writes besides the weights, by graph input.
 
-It holds the optimizer's moments, the sums of a window's gradients, counts of updates and clocks. It
-knows tensors and the signatures of step graphs, no optimizer and no module: whoever owns the
-weights says which tensor each graph input is, which of them move, and what a user calls them.
+It holds the optimizer's moments, the summed gradients of a window, counts of updates and clocks. It
+knows only tensors and signatures of step graphs, neither optimizer nor module: the owner of the
+weights says which tensor each graph input is, which are updated, and their names for the user.
 Nothing here needs `torch.nn` or `torch.optim`.
 """
 
@@ -24,10 +24,11 @@ from onward.train.state_form import StateForms, found_form
 
 
 class Joining(NamedTuple):
-    """The parameters of a step graph.
+    """The parameters of a step graph that is about to be registered.
 
-    inputs: its parameters by graph input. held: those that the optimizer holds and that require a
-    gradient. moving: those of them that the loss reaches, so that an update moves them.
+    inputs: all of its parameters, by graph input. held: those that the optimizer holds and that
+    require a gradient. moving: those of `held` that the loss depends on, so that an update changes
+    them.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -38,10 +39,9 @@ class Joining(NamedTuple):
 class UpdateState:
     """The state of one optimizer's updates.
 
-    names: of the parameters, for messages and files. version: grows where step graphs that were
-    made before are no longer true. done: updates. window: names of the parameters whose gradients
-    the open accumulation window has summed. accumulator: the type of those sums, None where it is
-    the parameter's own.
+    names: of the parameters, for messages and files. version: grows when step graphs made before
+    become wrong. done: number of updates. window: names of the parameters whose gradients the open
+    accumulation window has summed. accumulator: the type of those sums; None: the parameter's own.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class UpdateState:
     # ---- step graphs
 
     def clocks(self, graph: Joining) -> Clocks:
-        """The clocks as they will be when this graph has joined. Nothing changes."""
+        """The clocks as they would be after `join(graph)`. Changes nothing."""
         return self._clocks.joined(graph.inputs.values(), graph.held, graph.moving, self.counts)[0]
 
     def join(self, graph: Joining) -> None:
-        """Takes a new step graph into account.
+        """Registers a new step graph.
 
-        A clock is of parameters that every graph moves together: where this one parts them, the
-        graphs before it are no longer true (`version`).
+        A clock counts parameters that every graph updates together. A graph that updates only some
+        of them splits the clock, and graphs made before become wrong (`version`).
         """
         self._parameters.update(graph.inputs)
         parameters = graph.inputs.values()
@@ -79,8 +79,8 @@ class UpdateState:
             self.version += 1
 
     def restart(self, names: Mapping[torch.Tensor, str]) -> bool:
-        """Forgets all step graphs: the parameters have these names from now on, and state of others
-        is dropped. Returns whether there was any."""
+        """Forgets all step graphs, renames the parameters, and drops the state of parameters not in
+        `names`. Returns whether any state was dropped."""
         self.names = dict(names)
         self._parameters.clear()
         self._forget_clocks()
@@ -101,19 +101,20 @@ class UpdateState:
 
     @property
     def counts(self) -> Mapping[torch.Tensor, int]:
-        """Updates done, by parameter that has state."""
+        """The number of updates of each parameter that has state."""
         return self.state.counts
 
     def inputs(self, signature: Signature) -> dict[str, int]:
-        """The number of the next update, by the graph input of each clock."""
+        """The number of the next update, counted from 1, by the graph input of each clock."""
         return {
             name: self.state.counts.get(self._clocks.members(clock)[0], 0) + 1
             for clock, name in signature.clocks.items()
         }
 
     def enter(self, signature: Signature, first: bool) -> None:
-        """Begins a run; `first` of a window. Raises OnwardError where nothing would move, and
-        where a window's micro-batches do not train the same parameters."""
+        """Prepares for a run; `first` of a window: zeroes the accumulators. Raises OnwardError
+        where no parameter would be updated, and where a window's micro-batches train different
+        parameters."""
         taking = self._summed(signature)
         if not taking and not signature.clocks:
             raise OnwardError(
@@ -135,15 +136,16 @@ class UpdateState:
             )
 
     def sum(self, signature: Signature) -> None:
-        """A micro-batch has added its gradients to its window's, which is open from the first."""
+        """Records that a micro-batch has added its gradients to the accumulators, so that a window
+        is open."""
         self.window = frozenset(self.names[p] for p in self._summed(signature))
 
     def _summed(self, signature: Signature) -> list[torch.Tensor]:
         return [self._parameters[name] for name in signature.accumulators]
 
     def advance(self, signature: Signature) -> bool:
-        """Counts one update more, of what the step moves. Returns whether a parameter of those had
-        no count before."""
+        """Counts one update of the parameters that the step updates. Returns whether any of them
+        had no count before."""
         self.done += 1
         self.window = frozenset()
         return self.state.count(
@@ -151,14 +153,14 @@ class UpdateState:
         )
 
     def summed(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The sums of gradients of the open window, by parameter."""
+        """The summed gradients of the open window, by parameter."""
         parameters = (p for p, name in self.names.items() if name in self.window)
         return {p: self.state.tensor(p, ACCUMULATOR) for p in parameters}
 
     # ---- taken over and restored
 
     def adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
-        """Takes moments and counts that were found elsewhere in the place of its own."""
+        """Takes over moments and counts found elsewhere, replacing its own."""
         self.state.adopt(found)
         if self._clocks.disagree(self.state.counts):
             self._forget_clocks()
@@ -170,8 +172,8 @@ class UpdateState:
         counts: Mapping[str, int],
         done: int,
     ) -> None:
-        """Puts saved tensors, by name and slot, and counts, by name, in the place of all there is.
-        parameters: by name."""
+        """Replaces all state by saved tensors and counts. tensors: by parameter name and slot.
+        counts and parameters: by parameter name."""
         slots: dict[str, dict[str, torch.Tensor]] = {path: {} for path in counts}
         sums = {path: t for (path, slot), t in tensors.items() if slot == ACCUMULATOR}
         for (path, slot), tensor in tensors.items():

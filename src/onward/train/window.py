@@ -1,4 +1,4 @@
-"""Window: how far the accumulation window that is open has come, and what it draws from."""
+"""Accumulation window: its progress, and the seeds that its micro-batches draw from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onward.train.state_part import State, StatePart, check_count, check_like, r
 
 
 class AccumulationWindow:
-    """Micro-batches of one update. They share a seed; samples are numbered across them.
+    """The micro-batches of one update. They share a seed; samples are numbered across them.
 
-    micro_steps: done in the present window, of `size`. samples: seen in it. steps: micro-batches
-    of the session, whatever became of them. left_out: windows since the last update, none of which
-    made one. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits.
+    size: micro-batches of a window. micro_steps: those done in the open window. samples: seen in
+    it. steps: all micro-batches of the session. left_out: windows without an update since the last
+    update. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
@@ -43,20 +43,21 @@ class AccumulationWindow:
 
     @property
     def weight(self) -> float:
-        """The weight of a micro-batch's loss in the window's, which is their mean."""
+        """The weight of a micro-batch's loss in the window's loss, which is the mean."""
         return 1.0 / self.size
 
     @property
     def offset(self) -> int:
-        """The number of the next micro-batch's first sample."""
+        """The number, within the window, of the next micro-batch's first sample."""
         return 0 if self.is_first else self.samples
 
     def number(self, updates: int) -> tuple[int, int]:
-        """The window's own, behind so many updates."""
+        """The number of the present window, unique for its seed: updates done, windows without one
+        since."""
         return updates, self.left_out
 
     def advance(self, batch_size: int, updated: bool) -> None:
-        """One micro-batch more, `updated` where an update followed it."""
+        """Counts one micro-batch; `updated`: it ended with an update."""
         self.samples = self.offset + batch_size
         self.evaluations = 0
         if self.is_last:
@@ -66,7 +67,8 @@ class AccumulationWindow:
 
     @contextmanager
     def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
-        """The seed; a window's first step draws one, which a step that fails gives back.
+        """A context with the window's seed. Its first step draws the seed; if that step fails, the
+        draw is undone.
 
         updates: done before the window.
         """
@@ -84,7 +86,8 @@ class AccumulationWindow:
             raise
 
     def evaluation_seed(self, updates: int) -> torch.Tensor:
-        """The seed of the next evaluation, for a forward that draws then too."""
+        """The seed of the next evaluation, for a forward that draws random numbers in evaluation
+        mode too."""
         place = 1 + self.micro_steps + (self.evaluations << 32)
         return self._stream.aside(self.number(updates), place)
 
@@ -139,11 +142,11 @@ def _check_random(state: State) -> None:
         check_count(name, state.get(name, 0))
     stream = state.get("stream", [0, 0])
     if not isinstance(stream, Sequence) or len(stream) != 2:
-        raise unfit(f"stream is {stream!r}, no two seeds")
+        raise unfit(f"stream is {stream!r}, not two seeds")
     for seed in stream:
         check_count("stream", seed)
         if seed > WORD:
-            raise unfit(f"stream is {stream!r}, no two seeds of 64 bits")
+            raise unfit(f"stream is {stream!r}, not two seeds of 64 bits")
     if state["generator"] is None:
         return
     try:

@@ -1,5 +1,5 @@
-"""Captures as bytes, and all that surrounds a capture as a key.
+"""Serializes captures, and describes the process and installation around a capture for a key.
 
-In: a `CapturedModule`, a model. Out: JSON and the graph's bytes; the same read again.
-Imports: the rooms of capture before it.
+In: a `CapturedModule`, or its bytes and a model's tensors. Out: bytes (JSON and the graph), or a
+`CapturedModule`; a description as JSON (`surroundings`). Imports: the rooms of capture before it.
 """

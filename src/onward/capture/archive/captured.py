@@ -1,11 +1,11 @@
-"""CapturedModule <-> bytes: a capture as another process reads it, of an equal model.
-
-JSON, and the graph behind it. Parameters and buffers stand there by their paths, and become the
-tensors of the model that is given. Reading runs no code: classes of outputs are looked up by name
-among those that are loaded, conditions on sizes are read by a grammar, and what a batch is presumed
-to hold is made of a list of operators. What has no such form raises ArchiveError.
+"""CapturedModule <-> bytes, which another process reads for an equal model.
 
     bytes = length of the JSON (8 bytes, little endian), JSON, graph
+
+Parameters and buffers are stored as paths, and bound to the tensors of the reader's model. Reading
+runs no code from the file: output classes are looked up by name among loaded ones, conditions on
+sizes have to match a grammar, and presumptions about a batch use listed operators alone. A capture
+that does not fit this form raises ArchiveError.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _DTYPES = {str(d): d for d in (torch.bfloat16, torch.float16)}
 
 
 def written(captured: CapturedModule, live: Mapping[str, torch.Tensor]) -> bytes:
-    """A capture as bytes. live: the model's tensors by path. Raises ArchiveError for a capture that
-    another process could not read as the same."""
+    """Returns a capture as bytes. live: the model's tensors by path. Raises ArchiveError for a
+    capture that cannot be stored."""
     _require_plain(captured)
     paths = {id(t): path for path, t in reversed(list(live.items()))}
     said = {
@@ -58,8 +58,9 @@ def written(captured: CapturedModule, live: Mapping[str, torch.Tensor]) -> bytes
 
 
 def read(data: bytes, live: Mapping[str, torch.Tensor], reads: Reads) -> CapturedModule:
-    """The capture that `written` has written, bound to these tensors. live: the model's tensors by
-    path. reads: what the capture has read of plain objects. Raises ArchiveError for other bytes."""
+    """Returns the capture in bytes that `written` made. live: the model's tensors by path, which it
+    is bound to. reads: what the capture has read of plain objects. Raises ArchiveError for bytes of
+    anything else."""
     length = int.from_bytes(data[:_HEAD], "little")
     try:
         said = json.loads(data[_HEAD : _HEAD + length].decode())
@@ -81,7 +82,7 @@ def read(data: bytes, live: Mapping[str, torch.Tensor], reads: Reads) -> Capture
             asks=str(said["asks"]),
         )
         if not all(map(is_condition, said["conditions"])):
-            raise ArchiveError("a condition that none is")
+            raise ArchiveError("a guard is no condition on sizes")
         result.guard(said["conditions"])
         result._sizes = [(int(leaf), int(dim), size_of(size)) for leaf, dim, size in said["sizes"]]
         result._presumed = [read_shown(fact) for fact in said["presumed"]]
@@ -94,17 +95,18 @@ def read(data: bytes, live: Mapping[str, torch.Tensor], reads: Reads) -> Capture
 
 
 def _require_plain(captured: CapturedModule) -> None:
+    """Raises ArchiveError for a capture that another process could not use."""
     effects = captured.effects
     doubts = {
         "parts of it run in PyTorch": captured.regions,
         "a tensor is baked in": len(captured.constants) > captured.literals,
-        "it holds for some numbers of a batch": captured._pinned,
-        "what the forward did is not known": effects is None,
+        "it holds for some numbers of a batch alone": captured._pinned,
+        "the side effects of the forward are not known": effects is None,
         "the forward draws random numbers of Python's": effects is not None and effects.drawn,
         "the forward sets tensors": effects is not None and effects.tensors,
-        "what the forward sets is not left": effects and effects.written and not effects.left,
+        "what the forward sets is put back": effects and effects.written and not effects.left,
         "a part that runs in PyTorch": any(captured.parts_reached.values()),
-        "a condition of another kind": not all(map(is_condition, captured._conditions)),
+        "a guard is no condition on sizes": not all(map(is_condition, captured._conditions)),
     }
     for doubt, holds in doubts.items():
         if holds:
@@ -112,11 +114,11 @@ def _require_plain(captured: CapturedModule) -> None:
 
 
 def _require_inputs(captured: CapturedModule) -> None:
-    """Raises ArchiveError unless the graph's inputs are these tensors and leaves."""
+    """Raises ArchiveError unless the graph's inputs are the capture's tensors and leaves."""
     owned = captured.owned
     inputs = {v.name: v for v in captured.graph.inputs if v.meta["role"] in _GIVEN}
     if {*owned, *captured.leaves.values()} != inputs.keys():
-        raise ArchiveError("other inputs than the graph's")
+        raise ArchiveError("its tensors and leaves are not the graph's inputs")
     for name, tensor in owned.items():
         if tuple(tensor.shape) != type_of(inputs[name]).shape:
             raise ArchiveError(f"{name} has another shape")

@@ -1,5 +1,5 @@
-"""What a capture presumes of a batch (attention_forms.Shown) in JSON's terms: leaves, and operators
-of a list that make a mask of them."""
+"""Presumptions about attention masks (`attention_forms.Shown`) as JSON: the batch's leaves, and the
+listed operators that compute a mask from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onward.capture.batch_guards.attention_forms import Shown
 from onward.capture.translate.batch_program import KnownInputs
 from onward.graph.archive import ArchiveError
 
-# functions of their arguments, that an attention mask is made by
+# operators without side effects that may compute an attention mask
 _OPERATORS = {
     "_to_copy.default", "bitwise_and.Tensor", "bitwise_not.default", "bitwise_or.Tensor",
     "eq.Scalar", "eq.Tensor", "expand.default", "ge.Scalar", "gt.Scalar", "le.Scalar",
@@ -28,9 +28,10 @@ _DTYPES = {
 
 
 def written_shown(fact: object) -> list[object]:
-    """A presumption about attention's mask as JSON: `[steps, place of the mask, first, added]`.
+    """Returns a presumption about an attention mask as `[steps, index of the mask among the steps,
+    first, added]`.
 
-    Raises ArchiveError for a presumption of another kind, or made by other operators."""
+    Raises ArchiveError for a presumption of another kind, or with other operators."""
     if type(fact) is not Shown:
         raise ArchiveError("the forward writes into the batch")
     numbers: dict[torch.fx.Node, int] = {}
@@ -51,7 +52,8 @@ def written_shown(fact: object) -> list[object]:
 
 
 def read_shown(said: list[Any]) -> Shown:
-    """The presumption that `written_shown` has written. Raises ArchiveError."""
+    """Returns the presumption that `written_shown` has written. Raises ArchiveError for an operator
+    that is not listed."""
     steps, mask, first, added = said
     graph, nodes, leaves = torch.fx.Graph(), list[torch.fx.Node](), dict[str, int]()
     for step in steps:

@@ -1,7 +1,7 @@
-"""Conditions on a batch's sizes, as an export writes them: what of Python they are made of.
+"""Checks that a text is a condition on a batch's sizes, as an export writes them, and nothing else.
 
-Conditions that are read from a file become code. They are read by a grammar that has comparisons,
-`and`, `or`, `not`, arithmetic, whole numbers, and `L['leaves'][0].size()[1]`; nothing else.
+Conditions in a file are compiled and run. So they have to match a grammar with comparisons, `and`,
+`or`, `not`, integer arithmetic, integers, and sizes such as `L['leaves'][0].size()[1]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST = 1 << 53
 
 
 def is_condition(text: str) -> bool:
-    """Whether a text is a condition on sizes and nothing more."""
+    """Returns whether a text is a condition on sizes and nothing more."""
     if len(text) > _LONGEST:
         return False
     try:

@@ -1,9 +1,9 @@
-"""All that surrounds a capture and may decide it, told so that another process tells the same.
+"""Describes a capture's surroundings, which may decide it, as JSON that processes can compare.
 
-Beside the model and its loss function (model_state/lasting.py) and the batch: versions, the
-process's variables and arguments, the user's files, torch's flags, and, name by name, what stands
-in the modules of transformers and torch that a forward goes through, so that what somebody has put
-there is seen. What cannot be told raises NotKept.
+Beside the model and its loss function (model_state/lasting.py) and the batch, these are: versions,
+environment variables and arguments, the user's files, torch's flags, and the contents of the
+transformers and torch modules that a forward may use, name by name, so that anything patched into
+them is seen. What cannot be described raises NotKept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onward.model_state.facts import ATOMS
 from onward.model_state.own_code import of_library_file
 
 STARTED = time.time()
-# variables of a shell or a terminal, others with every window, that no forward reads
+# variables of a shell or terminal that change from session to session, and that no forward reads
 NOISE = {
     "_", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GPG_TTY", "INVOCATION_ID",
     "JOURNAL_STREAM", "LINES", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "SSH_AGENT_PID",
@@ -40,7 +40,7 @@ NOISE = {
     "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WINDOW", "WINDOWID",
     "XDG_SESSION_ID",
 }  # fmt: skip
-_OURS = ("ONWARD_CACHE",)  # where it is kept is no matter of what
+_OURS = ("ONWARD_CACHE",)  # the place of the cache does not change a capture
 _TORCH = (  # modules of torch's that a forward calls by their names
     "torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.parameter",
     "torch.nn.init", "torch.nn._reduction", "torch.autograd.function", "torch.autograd.grad_mode",
@@ -52,7 +52,7 @@ _CONFIGS = (
     "torch.fx.config", "torch.fx.experimental._config", "torch._export.config",
     "torch._functorch.config", "torch._dynamo.config",
 )  # fmt: skip
-_IN_NO_FORWARD = (  # what makes, loads, saves, describes models, and data for them
+_IN_NO_FORWARD = (  # modules that build, load, save or document models, or prepare their data
     "transformers.models.auto.", "transformers.quantizers", "transformers.generation.",
     "transformers.tokenization", "transformers.image_", "transformers.video_",
     "transformers.audio_", "transformers.processing_", "transformers.feature_extraction",
@@ -65,7 +65,7 @@ _IN_NO_FORWARD = (  # what makes, loads, saves, describes models, and data for t
 )  # fmt: skip
 _SKIPPED = {
     "__builtins__", "__spec__", "__loader__", "__cached__", "__doc__", "__warningregistry__",
-    "_registered_model_output_types",  # each class is entered as it is made
+    "_registered_model_output_types",  # grows with every class that is loaded
 }  # fmt: skip
 _OF_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _DEPTH = 3
@@ -74,12 +74,12 @@ _LONGEST = 2000
 
 
 class NotKept(Exception):
-    """Says why a capture is neither kept nor read."""
+    """Raised with the reason why a capture can be neither stored nor loaded."""
 
 
 def surroundings(modules: Iterable[str]) -> list[object]:
-    """What surrounds a capture now. modules: names of those that hold the classes it goes through.
-    Raises NotKept."""
+    """Returns the present surroundings in JSON's terms. modules: names of the modules that define
+    the model's classes and functions. Raises NotKept."""
     return [
         *_installation(),
         _process(),
@@ -91,7 +91,7 @@ def surroundings(modules: Iterable[str]) -> list[object]:
 
 @functools.cache
 def _installation() -> list[object]:
-    """What the machine has: versions, and all that is installed."""
+    """Returns versions, the platform, and the names of installed packages."""
     packages = set[str]()
     for place in sys.path:
         if Path(place).is_dir():
@@ -105,21 +105,21 @@ def _installation() -> list[object]:
 
 
 def _process() -> list[object]:
-    """The process's variables, arguments and flags."""
+    """Returns the process's variables, arguments and flags. Raises NotKept without a main file."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None:
-        raise NotKept("the program is typed in, or a notebook")
+        raise NotKept("the program is a notebook or an interactive session")
     return [sorted(variables.items()), sys.argv, str(sys.flags), str(getattr(main, "__file__", ""))]
 
 
 def _flags() -> list[object]:
-    """torch's flags, as far as a trace may ask them."""
+    """Returns torch's flags, as far as a trace may read them. Raises NotKept in a process group."""
     backends, cuda = torch.backends, torch.cuda.is_available()
     core: Any = torch._C
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed:
-        raise NotKept("processes are one group")
+        raise NotKept("torch.distributed has a process group")
     found = [
         repr(torch.get_default_dtype()),
         repr(torch.get_default_device()),
@@ -154,7 +154,7 @@ def _flags() -> list[object]:
         held = getattr(module, "_config", None)
         changed = []
         for key, entry in sorted((held or {}).items()):
-            value: Any = getattr(entry, "user_override", None)  # what somebody has set
+            value: Any = getattr(entry, "user_override", None)  # what the user has set
             value = value.get() if isinstance(value, contextvars.ContextVar) else value
             if type(value) in ATOMS and value != getattr(entry, "default", _OF_ADDRESS):
                 changed.append([key, repr(value)])
@@ -163,7 +163,7 @@ def _flags() -> list[object]:
 
 
 def _own_files() -> Iterator[tuple[str, str]]:
-    """The modules of the user's own that are loaded, and their files."""
+    """Yields the names and files of the user's own modules that are loaded."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None) if type(module) is types.ModuleType else None
         if not isinstance(file, str) or "site-packages" in file or of_library_file(file):
@@ -173,6 +173,7 @@ def _own_files() -> Iterator[tuple[str, str]]:
 
 
 def _own_file(name: str, file: str) -> str:
+    """Returns a SHA-256 of a file. Raises NotKept if it changed after it may have been loaded."""
     try:
         changed, size = (found := Path(file).stat()).st_mtime, found.st_size
         if changed > STARTED:
@@ -188,7 +189,7 @@ def _digest(file: str, changed: float, size: int) -> str:
 
 
 def _stamp(module: types.ModuleType) -> list[str]:
-    """The path, size and time of the file of a library's module."""
+    """Returns the path, size and modification time of a library module's file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return []
@@ -199,12 +200,12 @@ def _stamp(module: types.ModuleType) -> list[str]:
     return [file, str(found.st_size), str(found.st_mtime_ns)]
 
 
-# ---- what stands in modules
+# ---- the contents of modules
 
 
 def _names(modules: Iterable[str]) -> list[tuple[str, str]]:
-    """What these modules of transformers' and torch's hold, and those of transformers' that their
-    functions and classes come from."""
+    """Returns (name, SHA-256 of the contents) of these modules of torch and transformers, and of
+    the transformers modules that their functions and classes come from."""
     waiting = sorted({m for m in modules if m.partition(".")[0] in ("torch", "transformers")})
     seen, told = set(waiting), dict[str, str]()
     while waiting:
@@ -225,13 +226,13 @@ def _names(modules: Iterable[str]) -> list[tuple[str, str]]:
 
 
 class _Scope:
-    """What stands under the names of one module of a library."""
+    """Describes the contents of one module of a library. Raises NotKept for code of the user's."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def lines(self, scope: dict[str, Any], depth: int = _DEPTH) -> list[str]:
-        """A line for each name, in order."""
+        """Returns a line for each name and its value, sorted."""
         found = list[str]()
         for name, x in scope.items():
             if name in _SKIPPED:
@@ -250,7 +251,8 @@ class _Scope:
         return found
 
     def _code(self, code: types.CodeType) -> tuple[types.CodeType, str]:
-        """Where code is written, if in a library's file; the user's own raises NotKept."""
+        """Returns code, with its name, file, line and CRC as text. Raises NotKept for code that is
+        in no library's file."""
         file = code.co_filename
         known = of_library_file(file) or file.startswith("<")
         if not known and "site-packages" not in file and "dist-packages" not in file:
@@ -260,7 +262,7 @@ class _Scope:
         return held
 
     def told(self, x: Any, depth: int) -> str:
-        """A value as text, with what it holds down to `depth` levels. Raises NotKept."""
+        """Returns a value as text, with its contents down to `depth` levels. Raises NotKept."""
         kind = type(x)
         if kind in _ATOMS:
             return repr(x)
@@ -270,7 +272,7 @@ class _Scope:
         if isinstance(x, type):
             return self._class(x, depth)
         if kind in (dict, OrderedDict) or isinstance(x, dict):
-            held = list(dict.items(x))  # past a class that makes its values when they are read
+            held = list(dict.items(x))  # not `x.items()`, which may import values lazily
             if not depth or len(held) > _LONGEST:
                 return f"{kind.__qualname__} of {len(held)}"
             pairs = [f"{self.told(k, 0)}: {self.told(v, depth - 1)}" for k, v in held]

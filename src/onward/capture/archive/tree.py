@@ -1,4 +1,4 @@
-"""The tree of a call's outputs in JSON's terms: classes by name, of those that are loaded."""
+"""The tree of a call's outputs as JSON, with classes by name; only loaded classes are found."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ _BUILT_IN = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedD
 
 
 def written_tree(tree: OutputTree) -> list[object]:
-    """A tree of outputs as JSON. Raises ArchiveError for one that cannot be made again by the names
-    of its classes."""
+    """Returns a tree of outputs as JSON. Raises ArchiveError for one that cannot be rebuilt from
+    the names of its classes."""
     found: list[object] = [_written(tree.root), tree.names]
     _require_same(read_tree(found).root, tree.root)
     return found
 
 
 def read_tree(said: list[Any]) -> OutputTree:
-    """The tree that `written_tree` has written. Raises ArchiveError."""
+    """Returns the tree that `written_tree` has written. Raises ArchiveError for a class that is not
+    loaded or has changed."""
     root, names = said
     return OutputTree.of(_read(root), names)
 
@@ -84,7 +85,7 @@ def _read(said: list[Any]) -> Part:
         like = kind(leaves)
     found, spec = pytree.tree_flatten(like)
     if list(map(id, found)) != list(map(id, leaves)):
-        raise ArchiveError(f"{qualname} is another")
+        raise ArchiveError(f"{qualname} flattens into other parts")
     return Container(kind, lambda new: pytree.tree_unflatten(new, spec), made, tuple(keys))
 
 
@@ -105,7 +106,7 @@ def _dataclass_maker(kind: type, count: int) -> Callable[[list[object]], object]
 
 
 def _loaded(module: str, qualname: str) -> type:
-    """A class by its name, where it is loaded and is where it says."""
+    """Returns a loaded class by module and qualified name, or raises ArchiveError."""
     found: object = sys.modules.get(module)
     for name in qualname.split("."):
         found = vars(found).get(name) if found is not None else None
@@ -120,7 +121,7 @@ def _is_model_output(kind: type) -> bool:
 
 
 def _require_same(one: Part, other: Part) -> None:
-    """Raises ArchiveError where what is read is not what was written."""
+    """Raises ArchiveError where the tree that is read is not the one that was written."""
     if not (isinstance(one, Container) and isinstance(other, Container)):
         same = one == other
     else:
@@ -129,7 +130,7 @@ def _require_same(one: Part, other: Part) -> None:
         for a, b in zip(one.parts, other.parts, strict=same):
             _require_same(a, b)
     if not same:
-        raise ArchiveError("the outputs are put together in another way")
+        raise ArchiveError("the outputs are rebuilt differently")
 
 
 __all__ = ["read_tree", "written_tree"]

@@ -1,9 +1,10 @@
-"""The table ATen -> ONNX: one function an op, in the builder's language, composites kept whole.
+"""The table of translations, ATen -> ONNX: one function for each op. Attention, normalisation,
+losses and the like become one node each.
 
-In: one node of an exported program, its inputs as values. Out: nodes of a graph.
-Imports: `graph`, `regions`.
+In: a node of an exported program, with its arguments as values (`AtenCall`). Out: nodes of a graph,
+and the values of the results. Imports: `graph`, `regions`.
 
-A new translation is a function and its row in the table of one file here.
+A new translation is a function, and its row in the table of a file in this folder.
 """
 
 from onward.capture.aten.call import AtenCall, Translation
@@ -14,8 +15,8 @@ TABLE: dict[str, Translation] = {}
 
 
 def register(overload: str, translation: Translation) -> None:
-    """Enters the translation of an ATen overload, `gelu.default`, or of another library's,
-    `library.op.default`. Raises ValueError, with both places, where it has another."""
+    """Registers the translation of an ATen overload, `gelu.default`, or of another library's,
+    `library.op.default`. Raises ValueError if it already has one, naming both places."""
     if overload.count(".") not in (1, 2):
         raise ValueError(
             f"{overload!r} is no overload; fix: `gelu.default`, or `library.op.default` of another "

@@ -1,5 +1,5 @@
-"""Activations whose parts overflow where they are not taken: the gradient of such a part would be
-not a number, so that it is computed of what it is taken of."""
+"""Piecewise activations. A piece may overflow outside of its range, where its gradient would be
+NaN, so each is computed on inputs clamped to its range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onward.graph.types import DType
 
 
 def _below(c: AtenCall, x: Value, dtype: DType) -> Value:
-    """x where it is at most 0, else 0."""
+    """Returns min(x, 0), with the gradient of x at 0."""
     zero = c.b.scalar(0.0, dtype)
     return c.b.Where(c.b.Greater(x, zero), zero, x)
 
@@ -49,7 +49,7 @@ def _log_sigmoid(c: AtenCall, x: Value) -> Value:
 
 
 def _hardtanh(c: AtenCall, x: Value, low: float = -1, high: float = 1) -> Value:
-    """A clamp that at its bounds has no slope."""
+    """A clamp whose gradient at the bounds is 0."""
     dtype = c.type.dtype
     x = c.value(x, dtype)
     bottom, top = c.b.scalar(low, dtype), c.b.scalar(high, dtype)
@@ -70,7 +70,7 @@ def _hardsigmoid(c: AtenCall, x: Value) -> Value:
 
 
 def _hardswish(c: AtenCall, x: Value) -> Value:
-    """`x (x + 3) / 6` between -3 and 3, where its slope is 0 and 1."""
+    """`x (x + 3) / 6` between -3 and 3, with slope 0 at -3 and 1 at 3."""
     dtype = c.type.dtype
     y = c.b.Div(c.b.Mul(x, c.b.Add(x, 3.0)), 6.0)
     y = c.b.Where(c.b.LessOrEqual(x, -3.0), c.b.scalar(0.0, dtype), y)

@@ -1,4 +1,4 @@
-"""Attention, kept whole."""
+"""Attention, as one node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _attention(
     scale: float | None, bias: Value | None = None,
 ) -> Value:  # fmt: skip
     size = type_of(q).shape[-1]
-    if not isinstance(size, int):  # heads as wide as the batch says
+    if not isinstance(size, int):  # the width of the heads depends on the batch
         raise SizeError(c.node.args[0].meta["val"].shape[-1].node.expr, as_number=True)
     attrs: dict[str, Any] = {
         "scale": float(scale) if scale is not None else 1.0 / math.sqrt(size),
@@ -47,7 +47,7 @@ def _onward_attention(
 
 
 def _each_for_its_group(c: AtenCall, x: Value, heads: Size) -> Value:
-    """x f[*,G,S,K] -> f[*,heads,S,K]: each head of keys or values serves `heads / G` queries."""
+    """x f[*,G,S,K] -> f[*,heads,S,K]: repeats each of G key or value heads for its query heads."""
     shape = type_of(x).shape
     groups = divide(heads, shape[-3])
     assert groups is not None, f"{heads} heads over {shape[-3]} of keys"

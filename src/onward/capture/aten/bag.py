@@ -1,4 +1,4 @@
-"""Sums, means and maxima of rows of a table, by bags of row numbers (`torch.nn.EmbeddingBag`)."""
+"""`torch.nn.EmbeddingBag`: sums, means and maxima over bags of rows of a table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _embedding_bag(
     sparse: bool = False, per_sample: Value | None = None, last: bool = False,
     padding: int | None = None,
 ) -> list[Value]:  # fmt: skip
-    """weight f[V,D], ids i64[N], the first of each bag i64[B] -> f[B,D]; a row `padding` counts
-    for nothing. (Torch's further results are for its own backward.)"""
+    """weight f[V,D], ids i64[N], offsets (the start of each bag) i64[B] -> [f[B,D]]. Ids equal to
+    `padding` do not count. Torch's other results serve its own backward, and are left out."""
     if by_freq or sparse:
         raise CaptureError(
             "embedding_bag with scale_grad_by_freq or sparse gradients; fix: leave both off"
@@ -63,8 +63,8 @@ def _own_embedding_bag(
 
 
 def _bag_of_each(c: AtenCall, offsets: Value, count: Size) -> Value:
-    """i64[count]: how many bags begin up to each place, less one."""
-    begun = c.b.full(0, Type(DType.INT64, (count + 1,)))  # those behind the end are empty
+    """Returns the bag of each id, i64[count]: the number of bags that begin up to it, minus one."""
+    begun = c.b.full(0, Type(DType.INT64, (count + 1,)))  # the last entry: bags at the end, empty
     ones = c.b.full(1, type_of(offsets))
     begun = c.b.ScatterND(begun, c.b.unsqueeze(offsets, [1]), ones, reduction="add")
     begun = c.b.CumSum(c.b.slice(begun, 0, 0, count), np.array(0, dtype=np.int64))
@@ -72,8 +72,8 @@ def _bag_of_each(c: AtenCall, offsets: Value, count: Size) -> Value:
 
 
 def _largest(c: AtenCall, found: Value, bag: Value, live: Value | None, bags: Size) -> Value:
-    """The largest row of each bag, feature by feature, `f[B,D]`; 0 for an empty bag. Of equal rows
-    the first has the gradient."""
+    """Returns the maximum over each bag, f[B,D], 0 for an empty one. found: the rows f[N,D]. bag:
+    i64[N]. live: b[N], which rows count. Of equal elements the first gets the gradient."""
     dtype, (count, width) = type_of(found).dtype, type_of(found).shape
     ranked, index = found, c.b.expand(c.b.unsqueeze(bag, [1]), (count, width))
     if live is not None:

@@ -1,7 +1,7 @@
-"""Call: an ATen call under translation; and the form of a table of translations.
+"""AtenCall, the first argument of a translation; and `table`, which makes a table of translations.
 
-A translation takes a `AtenCall` and the ATen arguments already translated: Values, Sizes, Python
-numbers, lists of them, or None.
+A translation takes an `AtenCall` and the translated ATen arguments (Values, Sizes, Python numbers,
+lists of these, or None), and returns a Value, or a list of Values for an op with several results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Translation = Callable[..., Any]
 
 
 def table(rows: Mapping[Translation, str]) -> dict[str, Translation]:
-    """ATen overload -> translation. rows: a translation and its overloads, parted by blanks.
-    Raises ValueError for an overload that is translated twice."""
+    """Returns ATen overload -> translation. rows: translation -> its overloads, separated by
+    spaces. Raises ValueError for an overload that occurs twice."""
     whole: dict[str, Translation] = {}
     for function, names in rows.items():
         for name in names.split():
@@ -28,7 +28,10 @@ def table(rows: Mapping[Translation, str]) -> dict[str, Translation]:
 
 
 class AtenCall:
-    """One ATen call under translation."""
+    """One ATen call under translation.
+
+    t: the `Translator`. node: the call in the exported program. b: the builder of the graph, with
+    ONNX ops as methods."""
 
     def __init__(self, translator: Any, node: Any, builder: Builder) -> None:
         self.t = translator
@@ -37,13 +40,14 @@ class AtenCall:
 
     @property
     def type(self) -> Type:
-        """The result's type as PyTorch says it."""
+        """The type of the result, according to PyTorch."""
         return self.t.type_of_fx(self.node)
 
     def bounds(self, size: Size, start: Size | None, end: Size | None) -> tuple[Size, Size]:
-        """Torch's meaning of `start:end` on a dim of this size, both between 0 and the size.
+        """Returns the bounds of a slice `start:end` on a dim of this size, as torch clamps them to
+        0..size.
 
-        What the batch says is taken as in the traced one: torch has made guards of it.
+        Comparisons of symbolic sizes are decided as in the traced batch: torch guards on them.
         """
         first = self._bound(size, 0 if start is None else start)
         last = self._bound(size, size if end is None else end)
@@ -53,13 +57,13 @@ class AtenCall:
     def _bound(self, size: Size, place: Size) -> Size:
         number, most = self.t.traced(place), self.t.traced(size)
         if number is None or most is None:
-            return place  # a number that data decides
+            return place  # a data-dependent size
         if number < 0:
             place, number = size + place, most + number
         return 0 if number < 0 else size if number > most else place
 
     def value(self, x: Any, dtype: DType) -> Value:
-        """A Value of `dtype`; numbers become constants, sizes are read at run time."""
+        """Returns x as a Value of `dtype`: a number as a constant, a size read at run time."""
         if isinstance(x, Value):
             return self.b.cast(x, dtype)
         if isinstance(x, (bool, int, float)):

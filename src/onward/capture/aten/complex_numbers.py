@@ -1,8 +1,8 @@
-"""Complex numbers as two tensors: rotary embeddings by `polar` and `view_as_complex`, `fft`.
+"""Complex tensors as pairs of real ones: for rotary embeddings (`polar`, `view_as_complex`), `fft`.
 
-ONNX's operators take real tensors alone. A complex value exists in the capture only, as a pair, and
-ends in `view_as_real`, `.real`, `.imag` or `abs`. Gradients are those of the real parts, which is
-PyTorch's convention for a real loss.
+Operators of ONNX take only real tensors. So a complex value exists only during capture, as a pair,
+until `view_as_real`, `.real`, `.imag` or `abs` makes real tensors of it. Its gradient is the pair
+of the parts' gradients, which is PyTorch's convention for a real loss.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from onward.graph.types import DType, Type
 
 @dataclass(frozen=True)
 class Complex:
-    """`re + i im`, both of one shape."""
+    """A complex value `re + i im`, both of the same shape."""
 
     re: Value
     im: Value
 
 
 def constant(graph: Graph, tensor: torch.Tensor) -> Value | Complex:
-    """A constant with the tensor's numbers, in f32 where it is of fewer bits."""
+    """Returns a constant with the tensor's numbers, in f32 for a 16-bit float."""
     x = tensor.detach().cpu()
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
@@ -41,7 +41,7 @@ def constant(graph: Graph, tensor: torch.Tensor) -> Value | Complex:
 
 
 class PartCall(AtenCall):
-    """A call of which the result is complex, for one of its two parts; or real."""
+    """A call with complex arguments or a complex result. `type` is that of one part."""
 
     @property
     def type(self) -> Type:
@@ -53,16 +53,16 @@ class PartCall(AtenCall):
 
 
 def is_complex(node: Any) -> bool:
-    """Whether an op takes or makes complex tensors."""
+    """Returns whether an op has a complex argument or result."""
     made = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [t for m in made for t in (m if isinstance(m, (list, tuple)) else [m])]
     return any(isinstance(t, torch.Tensor) and t.is_complex() for t in tensors)
 
 
 def translated(name: str, plain: Translation | None, c: AtenCall, args: Any, kwargs: Any) -> Any:
-    """The op over pairs. plain: its translation over real tensors.
+    """Translates an op over pairs. plain: its translation for real tensors, or None.
 
-    Raises CaptureError for an op that has none.
+    Raises CaptureError for an op that has no translation for pairs.
     """
     call = PartCall(c.t, c.node, c.b)
     if name in COMPLEX:
@@ -155,7 +155,7 @@ def _to(c: AtenCall, x: Any, *_: Any, **__: Any) -> Any:
 def _fourier(
     c: AtenCall, x: Any, size: Any = None, dim: Any = None, norm: str | None = None
 ) -> Complex:
-    """The discrete Fourier transform as products with its matrix, a dim at a time."""
+    """The discrete Fourier transform as products with its matrix, one dim after another."""
     name = c.node.target._schema.name.split("::")[1]
     if size is not None:
         raise CaptureError(
@@ -195,7 +195,7 @@ def _transform(c: AtenCall, x: Complex, dim: int, inverse: bool, norm: str | Non
 
 
 def _abs(c: AtenCall, x: Complex) -> Value:
-    """With the slope 0 at 0, as PyTorch's."""
+    """The absolute value, with gradient 0 at 0, as in PyTorch."""
     square = c.b.Add(c.b.Mul(x.re, x.re), c.b.Mul(x.im, x.im))
     zero, one = (c.b.scalar(n, type_of(square).dtype) for n in (0.0, 1.0))
     nothing = c.b.Equal(square, zero)
@@ -243,7 +243,7 @@ COMPLEX: dict[str, Over] = table(
         "fft_fft2.default fft_ifft2.default",
     }
 )
-# What moves elements about does so with both parts.
+# ops that only move elements: translated for each part by itself
 _EACH = (
     "view.default", "reshape.default", "unsqueeze.default", "squeeze.default", "squeeze.dim",
     "squeeze.dims", "expand.default", "expand_as.default", "permute.default", "transpose.int",

@@ -11,7 +11,8 @@ from onward.graph.types import DType, dtype_name
 
 
 def each(numbers: Any, rank: int) -> list[int]:
-    """torch's `1`, `[1]` or `[1, 1]`: one for each of `rank` dims."""
+    """Returns one number for each of `rank` dims, from torch's `1`, `[1]` or `[1, 1]`. Raises
+    CaptureError for another count."""
     given = [numbers] if isinstance(numbers, int) else list(numbers)
     given = given * rank if len(given) == 1 else given
     if len(given) != rank or not all(isinstance(n, int) for n in given):
@@ -23,7 +24,8 @@ def each(numbers: Any, rank: int) -> list[int]:
 
 
 def batched(c: AtenCall, x: Value, dims: int) -> Value:
-    """`f[C,*S]` as `f[1,C,*S]`, S of `dims` dims; `c.type` says what the result loses again."""
+    """Returns x with a batch dim: f[C,*S] as f[1,C,*S], where S has `dims` dims. The caller removes
+    the dim from the result."""
     return x if type_of(x).rank == dims + 2 else c.b.unsqueeze(x, [0])
 
 
@@ -54,7 +56,7 @@ def _conv(
     if not isinstance(padding, str):
         return _convolve(c, x, w, bias, stride, each(padding, dims), dilation, groups)
     pads = [0] * dims
-    if padding == "same":  # what is odd about it goes behind
+    if padding == "same":  # an odd amount puts the extra element at the end
         kernel = each([int(k) for k in type_of(w).shape[2:]], dims)  # type: ignore[arg-type]
         whole = [d * (k - 1) for d, k in zip(each(dilation, dims), kernel, strict=True)]
         pads = [n // 2 for n in whole]
@@ -64,7 +66,7 @@ def _conv(
             ends = c.b.ints([*outer, *[0] * dims, *outer, *odd])
             x = c.b.Pad(x, ends, c.b.scalar(0.0, type_of(x).dtype))
     elif padding != "valid":
-        raise CaptureError(f"padding {padding!r}")
+        raise CaptureError(f"a convolution with padding={padding!r} has no translation")
     return _convolve(c, x, w, bias, stride, pads, dilation, groups)
 
 

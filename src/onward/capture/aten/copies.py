@@ -18,7 +18,7 @@ def _detach(c: AtenCall, x: Value) -> Value:
 
 
 def stop_gradient(b: Builder, x: Value) -> Value:
-    """`x` itself, through which no gradient passes."""
+    """Returns x detached: the same numbers, without a gradient."""
     y: Value = b.StopGradient(x)
     return y
 

@@ -1,4 +1,4 @@
-"""Tensors made of numbers alone."""
+"""Tensors made from numbers alone: `arange`, `full`, `zeros`, ..."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _arange(c: AtenCall, *ends: Any, **_: Any) -> Value:
 
 
 def _stepped(c: AtenCall, start: Any, step: Any) -> Value:
-    """Counts as torch's kernel does: so many numbers as it says, in fp64 in between."""
+    """Computes `start + i * step` in fp64 (i64 for integers) as torch's kernel does, and as many
+    numbers as torch gives."""
     real = isinstance(start, float) or isinstance(step, float) or c.type.is_floating
     dtype = DType.DOUBLE if real else DType.INT64
     index = c.b.cast(c.b.arange(c.type.shape[0]), dtype)
@@ -35,7 +36,7 @@ def _stepped(c: AtenCall, start: Any, step: Any) -> Value:
 
 def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
-    filled = "zeros" in name or "empty" in name  # what is empty may hold anything
+    filled = "zeros" in name or "empty" in name  # an empty tensor may hold any numbers
     number: Any = 1 if "ones" in name else 0 if filled else args[-1]
     if isinstance(number, Value):
         raise CaptureError(
@@ -46,8 +47,8 @@ def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
 
 
 def _fill_diagonal(c: AtenCall, x: Value, number: Any, wrap: bool = False) -> Value:
-    """Fills the diagonal of a matrix, or of a tensor whose dims are equal. wrap: a tall matrix has
-    another diagonal below the end of the first."""
+    """Fills the diagonal of a matrix, or of a tensor whose dims are equal. wrap: in a tall matrix,
+    repeats the diagonal below its end."""
     shape = type_of(x).shape
     each = [
         c.b.unsqueeze(c.b.arange(n), [i for i in range(len(shape)) if i != d])

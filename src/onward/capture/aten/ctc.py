@@ -1,4 +1,4 @@
-"""Connectionist temporal classification."""
+"""The loss of connectionist temporal classification, as one node."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _ctc_loss(
 
 
 def _in_rows(c: AtenCall, targets: Value, lengths: Value) -> Value:
-    """Labels that stand one after the other, i64[*], as i64[N,*]; what is behind a sample's own is
-    not read."""
+    """Returns concatenated labels i64[S] as rows i64[N,S], one for each sample. The loss reads no
+    labels after a sample's own `lengths` i64[N]."""
     (held,) = type_of(targets).shape
     ends = c.b.CumSum(lengths, np.array(0, dtype=np.int64))
     places = c.b.Add(c.b.unsqueeze(c.b.Sub(ends, lengths), [1]), c.b.arange(held))

@@ -1,4 +1,4 @@
-"""Norms of any order, and distances between rows. Slopes at 0 are 0, by PyTorch's convention."""
+"""Norms of any order, and distances between rows. Gradients at 0 are 0, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _vector_norm(
     if order != 2:
         return _norm(c, x, order, dims_of(x, dims), keepdim)
     total = _summed(c, c.b.Mul(x, x), dims_of(x, dims), keepdim)
-    # the gradient of a norm of zeros is 0 times the cotangent, which may be infinite; that of
-    # a distance of 0 is 0 whatever the cotangent
+    # in PyTorch the gradient of a norm of zeros is 0 times the cotangent (NaN if that is infinite),
+    # but that of a distance of 0 is always 0
     return c.b.Where(c.b.Equal(total, 0.0), c.b.Mul(total, 0.0), root(c, total))
 
 
 def _norm(c: AtenCall, x: Value, order: float, dims: list[int], keepdim: bool) -> Value:
-    """`(sum |x|^p)^(1/p)`; of order 0 the number of elements that are not 0."""
+    """`(sum |x|^p)^(1/p)` for order p; the number of nonzero elements for order 0."""
     dtype = type_of(x).dtype
     zero, one = c.b.scalar(0.0, dtype), c.b.scalar(1.0, dtype)
     if order in (math.inf, -math.inf):
@@ -53,14 +53,14 @@ def _summed(c: AtenCall, x: Value, dims: list[int], keepdim: bool) -> Value:
 
 
 def _cdist(c: AtenCall, a: Value, b: Value, p: float, _: int | None = None) -> Value:
-    """`f[*S,M,D]`, `f[*S,N,D]` -> distances `f[*S,M,N]`."""
+    """a f[*S,M,D], b f[*S,N,D] -> distances f[*S,M,N]."""
     rank = type_of(a).rank
     off = c.b.Sub(c.b.unsqueeze(a, [rank - 1]), c.b.unsqueeze(b, [rank - 2]))
     return _distance(c, off, float(p))
 
 
 def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
-    """`f[N,D]` -> the distances of each row to those behind it, one after the other."""
+    """x f[N,D] -> the distances of each row to all later ones, f[N*(N-1)/2]."""
     count = type_of(x).shape[0]
     if not isinstance(count, int):
         raise CaptureError(
@@ -72,8 +72,8 @@ def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
 
 
 def _distance(c: AtenCall, off: Value, p: float) -> Value:
-    """The p-norm of differences `off f[...,D]`, `f[...]`. With p = inf each difference that equals
-    the largest has the whole gradient, as in torch's kernels; in a norm they share it."""
+    """off f[*,D] -> the p-norm of differences, f[*]. With p = inf each difference that equals the
+    largest gets the whole gradient, as in torch's kernels; in a norm they share it."""
     last = type_of(off).rank - 1
     if type_of(off).shape[last] == 0:
         return c.b.full(0.0, c.type)

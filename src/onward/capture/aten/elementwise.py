@@ -59,7 +59,7 @@ def _binary(op_type: str) -> Callable[..., Any]:
 
 
 def _angle(c: AtenCall, x: Value) -> Value:
-    """The angle of real numbers: pi below 0, else 0."""
+    """The angle of a real number: pi below 0, else 0."""
     x = stop_gradient(c.b, c.value(x, c.type.dtype))
     y = c.b.Where(c.b.Less(x, 0.0), c.b.scalar(math.pi, c.type.dtype), 0.0)
     return c.b.Where(c.b.IsNaN(x), x, y)
@@ -86,7 +86,7 @@ def _unary(op_type: str) -> Callable[..., Any]:
 
 
 def _step(op_type: str) -> Callable[..., Any]:
-    """Whole numbers have no steps but their sign."""
+    """Makes a translation of a step function; integers are unchanged, but for `sign`."""
 
     def translate(c: AtenCall, x: Value) -> Value:
         whole = not type_of(x).is_floating and op_type != "Sign"
@@ -96,7 +96,7 @@ def _step(op_type: str) -> Callable[..., Any]:
 
 
 def truncated(c: AtenCall, x: Value) -> Value:
-    """Towards zero."""
+    """Rounds x towards zero."""
     return c.b.Mul(c.b.Sign(x), c.b.Floor(c.b.Abs(x))) if type_of(x).is_floating else x
 
 
@@ -122,7 +122,7 @@ def _exp2(c: AtenCall, x: Value) -> Value:
 
 
 def _remainder(c: AtenCall, a: Any, b: Any) -> Value:
-    """With the divisor's sign."""
+    """The remainder with the sign of the divisor."""
     dtype = c.type.dtype
     a, b = c.value(a, dtype), c.value(b, dtype)
     if not type_of(a).is_floating:
@@ -148,7 +148,7 @@ def _divide(c: AtenCall, a: Any, b: Any, *, rounding_mode: str | None = None) ->
     if type_of(a).is_floating:
         return c.b.Floor(c.b.Div(a, b))
     zero = c.b.scalar(0, dtype)
-    below = c.b.Xor(c.b.Less(a, zero), c.b.Less(b, zero))  # the quotient, cut off towards zero
+    below = c.b.Xor(c.b.Less(a, zero), c.b.Less(b, zero))  # Div truncates towards zero
     below = c.b.And(below, c.b.Not(c.b.Equal(c.b.Mod(a, b), zero)))
     return c.b.Sub(c.b.Div(a, b), c.b.cast(below, dtype))
 
@@ -158,7 +158,7 @@ def floor_divide(c: AtenCall, a: Any, b: Any) -> Value:
 
 
 def _atan2(c: AtenCall, y: Value, x: Value) -> Value:
-    """By the quotient that is at most 1, so that neither it nor its slope overflows."""
+    """Uses the quotient that is at most 1, so that neither it nor its gradient overflows."""
     dtype = c.type.dtype
     y, x = c.value(y, dtype), c.value(x, dtype)
     zero, one = c.b.scalar(0.0, dtype), c.b.scalar(1.0, dtype)
@@ -173,7 +173,7 @@ def _atan2(c: AtenCall, y: Value, x: Value) -> Value:
 
 
 def _hypot(c: AtenCall, a: Value, b: Value) -> Value:
-    """By the larger leg, so that no square overflows; at the origin its slope is not a number."""
+    """Divides by the larger leg, so that no square overflows. The gradient at the origin is NaN."""
     dtype = c.type.dtype
     a, b = c.b.Abs(c.value(a, dtype)), c.b.Abs(c.value(b, dtype))
     more = c.b.Where(c.b.Less(a, b), b, a)
@@ -184,8 +184,8 @@ def _hypot(c: AtenCall, a: Value, b: Value) -> Value:
 
 
 def _chosen(op_type: str) -> Callable[..., Any]:
-    """The larger, or smaller, of two of which one may be no number; of equal ones the first has
-    the whole gradient."""
+    """Makes a translation of fmax or fmin, which ignore a NaN if the other is a number. Of equal
+    ones the first gets the whole gradient."""
 
     def translate(c: AtenCall, a: Value, b: Value) -> Value:
         dtype = c.type.dtype
@@ -199,7 +199,7 @@ def _chosen(op_type: str) -> Callable[..., Any]:
 
 
 def _negative(c: AtenCall, x: Value) -> Value:
-    """Whether its sign bit is set, of a zero too; of what is no number it is not said."""
+    """Returns whether the sign bit of x is set, of a zero too; false for any NaN."""
     if not type_of(x).is_floating:
         return c.b.Less(c.b.cast(x, DType.INT64), 0)
     zero = c.b.scalar(0.0, type_of(x).dtype)
@@ -214,8 +214,8 @@ def _copysign(c: AtenCall, x: Value, y: Any) -> Value:
 
 
 def _shift(left: bool) -> Callable[..., Any]:
-    """Shifts signed integers by a number of bits; one that is negative or too large shifts all bits
-    out."""
+    """Makes a translation of shifts of signed integers; a negative or too large count shifts all
+    bits out."""
 
     def translate(c: AtenCall, x: Any, count: Any) -> Value:
         dtype = c.type.dtype
@@ -238,7 +238,7 @@ def _shift(left: bool) -> Callable[..., Any]:
 
 
 def _round_to(c: AtenCall, x: Value, *, decimals: int) -> Value:
-    """Rounds as torch's kernel does: by a power of ten, which is itself not rounded."""
+    """Rounds to decimals as torch's kernel does, by a power of ten that is exact."""
     dtype = type_of(x).dtype
     ten = c.b.scalar(10.0 ** abs(decimals), dtype)
     if decimals < 0:
@@ -247,7 +247,7 @@ def _round_to(c: AtenCall, x: Value, *, decimals: int) -> Value:
 
 
 def logaddexp(c: AtenCall, a: Value, b: Value) -> Value:
-    """`log(exp a + exp b)`, by the larger one; of two equal infinities that one."""
+    """`log(exp a + exp b)`, relative to the larger one; for two equal infinities, that one."""
     dtype = c.type.dtype
     a, b = c.value(a, dtype), c.value(b, dtype)
     more, less = c.b.Where(c.b.Less(a, b), b, a), c.b.Where(c.b.Less(a, b), a, b)
@@ -261,7 +261,7 @@ def logaddexp(c: AtenCall, a: Value, b: Value) -> Value:
 def _xlogy(c: AtenCall, x: Any, y: Any) -> Value:
     dtype = c.type.dtype
     x, y = c.value(x, dtype), c.value(y, dtype)
-    bad = c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))  # their logarithm times 0
+    bad = c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))  # 0 * log y would be NaN
     none = c.b.And(c.b.Equal(x, 0.0), bad)
     safe = c.b.Where(none, c.b.scalar(1.0, dtype), y)
     return c.b.Mul(x, c.b.Log(safe))
@@ -326,7 +326,7 @@ def _logical(op_type: str) -> Callable[..., Any]:
 
 
 def _bits(op_type: str, logical: str) -> Callable[..., Any]:
-    """A logical op for bools, and the op on their bits for integers."""
+    """Makes a translation by a logical op for bools, and by a bitwise op for integers."""
 
     def translate(c: AtenCall, a: Any, b: Any) -> Value:
         dtype = c.type.dtype
@@ -347,8 +347,8 @@ def _masked_fill(c: AtenCall, x: Value, mask: Value, fill: Any) -> Value:
 def _clamp(c: AtenCall, x: Value, low: Any = None, high: Any = None) -> Value:
     if "clamp_max" in str(c.node.target):
         low, high = None, low
-    x = c.value(x, c.type.dtype)  # a float bound makes floats of whole numbers
-    # Where, not Max and Min: at a bound the gradient is x's own, whole
+    x = c.value(x, c.type.dtype)  # a float bound makes floats of integers
+    # Where, not Max and Min, so that x gets the whole gradient at a bound
     if low is not None:
         bound = c.value(low, type_of(x).dtype)
         x = c.b.Where(c.b.Less(x, bound), bound, x)

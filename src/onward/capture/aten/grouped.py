@@ -1,4 +1,4 @@
-"""Mixtures of experts: rows counted and multiplied by group."""
+"""Ops of mixtures of experts: rows multiplied by group, and histograms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def _grouped(
     c: AtenCall, x: Value, w: Value, ends: Value | None = None, bias: Value | None = None,
     dtype: object = None,
 ) -> Value:  # fmt: skip
-    """`f[S,K]` in groups times `f[E,K,N]`."""
+    """x f[S,K], w f[E,K,N], ends i32[E] or i64[E] -> f[S,N]: the rows of group e, which end before
+    row ends[e], times w[e]."""
     if ends is None or bias is not None or (type_of(x).rank, type_of(w).rank) != (2, 3):
         raise CaptureError(
             "grouped_mm is translated for x[S,K], weights[E,K,N] and offs, "
@@ -22,8 +23,8 @@ def _grouped(
 
 
 def _histogram(c: AtenCall, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
-    """How many numbers fall into each of so many equal parts of a range; the last includes its
-    end."""
+    """x f[*] -> the counts f[bins] of numbers in equal parts of the range from low to high, of
+    which the last includes its end."""
     if low >= high:
         raise CaptureError("histc without min and max has no translation; fix: give both")
     dtype = type_of(x).dtype

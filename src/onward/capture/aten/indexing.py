@@ -1,4 +1,4 @@
-"""Parts of a tensor, by place or by an index tensor."""
+"""Indexing: slices, gathers, scatters, sorting, embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _slice(
     size = type_of(x).shape[dim]
     if step != 1:
         if isinstance(start, int) and start < 0 and not isinstance(size, int):
-            # only the number says whether the start lies before the first element
+            # whether the start lies before the first element depends on the size
             raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
         first, _ = c.bounds(size, start, None)
         return steps(c, x, dim, first, step, c.type.shape[dim])
@@ -33,14 +33,14 @@ def _slice(
 
 
 def steps(c: AtenCall, x: Value, dim: int, start: Size, step: int, count: Size) -> Value:
-    """So many places of a dim, `start + i * step`."""
+    """Returns the elements `start + i * step` of a dim, for i < count."""
     places = c.b.Mul(c.b.arange(count), c.b.scalar(step, DType.INT64))
     places = c.b.Add(places, c.b.reshape(c.b.size(start), ()))
     return c.b.Gather(x, places, axis=dim)
 
 
 def _unfold(c: AtenCall, x: Value, dim: int, size: int, step: int) -> Value:
-    """Windows of a dim, `size` long, as a last dim."""
+    """Returns windows of length `size` along a dim, each in a new last dim."""
     if not type_of(x).rank:
         return c.b.reshape(x, c.type.shape)
     dim = dim % type_of(x).rank
@@ -75,7 +75,7 @@ def _trace(c: AtenCall, x: Value) -> Value:
 
 
 def places_of_diagonal(c: AtenCall, columns: Size, offset: int, count: Size) -> Value:
-    """i64[count], in a matrix whose rows lie one after the other."""
+    """Returns the places of a diagonal in a flattened matrix with so many columns, i64[count]."""
     start = offset if offset >= 0 else columns * -offset
     places = c.b.Mul(c.b.arange(count), c.value(columns + 1, DType.INT64))
     return c.b.Add(places, c.value(start, DType.INT64))
@@ -91,7 +91,7 @@ def _scatter(c: AtenCall, x: Value, dim: int, index: Value, source: Any, **more:
     dim = dim % type_of(x).rank
     if isinstance(source, Value) and type_of(source).rank:
         source = c.value(source, c.type.dtype)
-        for d, size in enumerate(type_of(index).shape):  # the part of it that has an index
+        for d, size in enumerate(type_of(index).shape):  # cut to the part that has an index
             if type_of(source).shape[d] != size:
                 source = c.b.slice(source, d, 0, size)
     else:
@@ -103,7 +103,7 @@ def _scatter(c: AtenCall, x: Value, dim: int, index: Value, source: Any, **more:
 def _index_add(
     c: AtenCall, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
 ) -> Value:
-    """Rows of a dim are added to, a row as often as it is named."""
+    """Adds rows of `source` to the rows of a dim that the index names, repeats included."""
     dim, rank = dim % type_of(x).rank, type_of(x).rank
     order = [dim, *(d for d in range(rank) if d != dim)]
     back = inverse(order)
@@ -145,14 +145,14 @@ def _index_put(
 
 
 def _masked_scatter(c: AtenCall, x: Value, mask: Value, source: Value) -> Value:
-    """The places of the mask take the elements of the source, in their order."""
+    """Puts the source's elements, in order, in the places where the mask is true."""
     shape = c.type.shape
     mask = c.b.expand(mask, shape)
     count, held = product(shape), product(type_of(source).shape)
     flat = c.b.reshape(c.b.cast(mask, DType.INT64), (count,))
     number = c.b.Sub(c.b.CumSum(flat, np.array(0, dtype=np.int64)), c.b.scalar(1, DType.INT64))
     first, last = c.b.scalar(0, DType.INT64), c.b.reshape(c.b.size(held - 1), ())
-    number = c.b.Min(c.b.Max(number, first), last)  # of places that take none
+    number = c.b.Min(c.b.Max(number, first), last)  # in range also where the mask is false
     taken = c.b.Gather(c.b.reshape(source, (held,)), number, axis=0)
     return c.b.Where(mask, c.b.reshape(taken, shape), c.b.expand(x, shape))
 
@@ -160,7 +160,8 @@ def _masked_scatter(c: AtenCall, x: Value, mask: Value, source: Value) -> Value:
 def _as_strided(
     c: AtenCall, x: Value, size: list[Any], stride: list[Any], offset: Any = None
 ) -> Value:
-    """Places of the elements in the order of memory, which a tensor without gaps has turned."""
+    """Gathers elements by their places in memory. Raises CaptureError unless x is contiguous up to
+    a permutation of dims, and starts at offset 0 of its storage."""
     held = c.node.args[0].meta["val"]
     order = sorted(range(held.dim()), key=lambda d: _stride_of(held, d), reverse=True)
     if held.storage_offset() != 0 or not held.permute(order).is_contiguous():
@@ -179,13 +180,13 @@ def _as_strided(
 
 
 def _stride_of(x: Any, dim: int) -> int:
-    """In the traced batch; of a dim of 1 as if it came last of those alike."""
+    """Returns a dim's stride in the traced batch."""
     n = x.stride(dim)
     return int(n if isinstance(n, int) else n.node.hint)
 
 
 def _places(c: AtenCall, size: list[Any], stride: list[Any], offset: Any) -> Value:
-    """`i64[*size]`: the places at these strides, some of which the batch says."""
+    """Returns the places at these sizes and strides, which may be symbolic, i64[*size]."""
     place = c.value(offset, DType.INT64)
     for d, (n, step) in enumerate(zip(size, stride, strict=True)):
         along = c.b.Mul(c.b.arange(n), c.value(step, DType.INT64))
@@ -201,6 +202,7 @@ def _select_scatter(c: AtenCall, x: Value, source: Value, dim: int, index: Any) 
 
 
 def between(c: AtenCall, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
+    """Returns x with `source` in place of `start:end` along a dim."""
     size = type_of(x).shape[dim]
     parts = [c.value(source, c.type.dtype)]
     if start != 0:
@@ -211,14 +213,14 @@ def between(c: AtenCall, x: Value, source: Value, dim: int, start: Size, end: Si
 
 
 def _bucketize(c: AtenCall, x: Value, bounds: Value, *, right: bool = False, **more: Any) -> Value:
-    """How many of the bounds `f[N]`, in order, lie below x, or at it where `right`."""
+    """Returns how many of the sorted bounds f[N] are below each x, or at most x if `right`."""
     if "searchsorted" in str(c.node.target):
         x, bounds = bounds, x
         right = right or more.get("side") == "right"
     sorter = more.get("sorter")
     if sorter is not None:
         bounds = c.b.GatherElements(bounds, sorter, axis=type_of(bounds).rank - 1)
-    if type_of(bounds).rank > 1:  # each row of numbers in a row of its own
+    if type_of(bounds).rank > 1:  # each row of x has bounds of its own
         bounds = c.b.unsqueeze(bounds, [type_of(bounds).rank - 1])
     dtype = type_of(bounds).dtype
     if type_of(x).is_floating and not type_of(bounds).is_floating:
@@ -276,7 +278,8 @@ def _embedding(
 
 
 def index64(c: AtenCall, index: Value) -> Value:
-    """Numbers of rows as i64, which every kernel reads. An export asks for no dtype."""
+    """Returns an index tensor as i64, which every kernel reads. Raises CaptureError for another
+    dtype than i64 and i32, which an export does not check."""
     dtype = type_of(index).dtype
     if dtype not in (DType.INT64, DType.INT32):
         raise CaptureError(
@@ -294,8 +297,8 @@ def _gather(c: AtenCall, x: Value, dim: int, index: Value, sparse_grad: bool = F
 
 
 def from_the_start(c: AtenCall, index: Value, rows: Size) -> Value:
-    """A negative number is one from the end, unlike in an embedding; Gather's kernels take none.
-    (GatherND's do.)"""
+    """Returns an index with negative numbers counted from the end, which Gather's kernels, unlike
+    GatherND's, do not accept. rows: the size of the dim."""
     source: Value | None = index
     while source is not None and (maker := source.producer()) is not None:
         if maker.op_type == "Range":
@@ -315,7 +318,7 @@ def from_the_start(c: AtenCall, index: Value, rows: Size) -> Value:
 def _index(c: AtenCall, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
     used = [i for i in indices if i is not None]
-    # bytes are a mask too, and not numbers of rows
+    # torch takes uint8 tensors as masks too
     if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
         raise CaptureError(
             "indexing with a boolean mask gives a number of rows that depends on the data; "
@@ -333,13 +336,13 @@ def _index(c: AtenCall, x: Value, indices: list[Value | None]) -> Value:
 
 
 def _first(dims: list[int], rank: int) -> list[int]:
-    """The order of dims in which the indexed ones come before the others."""
+    """Returns the permutation that puts the indexed dims before the others."""
     return [*dims, *(d for d in range(rank) if d not in dims)]
 
 
 def _found_first(dims: list[int], found: int, rank: int) -> list[int]:
-    """The order in which a result's dims of the indices, `found` of them, come first. Torch puts
-    them where the indices stand side by side, and before all others where there are gaps between
+    """Returns the permutation that puts a result's dims from the indices, `found` of them, first.
+    Torch puts them in the place of adjacent indices, and first if the indices are not adjacent
     (https://numpy.org/doc/stable/user/basics.indexing.html#combining-advanced-and-basic-indexing).
     """
     at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
@@ -347,6 +350,7 @@ def _found_first(dims: list[int], found: int, rank: int) -> list[int]:
 
 
 def inverse(order: list[int]) -> list[int]:
+    """Returns the inverse of a permutation."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 

@@ -1,4 +1,4 @@
-"""Losses; cross entropy is kept whole."""
+"""Losses; cross entropy as one node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 
-_IGNORED = -100  # PyTorch's own default for a label that counts for nothing
+_IGNORED = -100  # PyTorch's default for the label that is ignored
 
 
 def _cross_entropy(
@@ -28,12 +28,12 @@ def _cross_entropy(
         x = c.b.reshape(x, (1, *shape))
     elif len(shape) > 2:  # f[N,C,*S] -> f[N*S,C]
         for pair in zip(shape[2:], rows[1:], strict=True):
-            if pair[0] != pair[1]:  # torch compares them where it computes
+            if pair[0] != pair[1]:  # an export does not record that they are equal
                 c.t.as_numbers(pair)
         x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
         x = c.b.reshape(x, (product(rows), shape[1]))
     labels = c.b.reshape(labels, (product(rows),))
-    if not isinstance(ignore_index, int):  # a size: the number of tokens where none is the answer
+    if not isinstance(ignore_index, int):  # a size, as in question answering: T for "no answer"
         ignored = c.b.Equal(labels, c.value(ignore_index, type_of(labels).dtype))
         labels = c.b.Where(ignored, c.b.scalar(_IGNORED, type_of(labels).dtype), labels)
         ignore_index = _IGNORED
@@ -55,7 +55,7 @@ def _mse(c: AtenCall, x: Value, y: Value, reduction: int = 1) -> Value:
 def _soft_cross_entropy(
     c: AtenCall, x: Value, labels: Value, weight: Value | None, reduction: int, smoothing: float
 ) -> Value:
-    """With a probability of each class as label."""
+    """Cross entropy of x f[N,C,*S] with class probabilities of the same shape as labels."""
     type = type_of(x)
     dim = 0 if type.rank == 1 else 1
     order = [*(d for d in range(type.rank) if d != dim), dim]
@@ -78,7 +78,7 @@ def _nll(
     c: AtenCall, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: int = _IGNORED,
 ) -> Value:  # fmt: skip
-    """The negative log likelihood of classes `i64[N,*S]` under log probabilities `f[N,C,*S]`."""
+    """x (log probabilities) f[N,C,*S], labels i64[N,*S] -> the negative log likelihood."""
     dtype, dim = type_of(x).dtype, 0 if type_of(x).rank == 1 else 1
     if type_of(labels).dtype != DType.INT64:
         raise CaptureError("the labels are not of torch.int64; fix: labels.long()")

@@ -1,4 +1,4 @@
-"""Normalisation: layer norm and softmax, kept whole; others, composed."""
+"""Normalisation: layer, group and batch norm and softmax as one node each; others by parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _all(c: AtenCall, number: float, type: Type) -> Value:
 def _native_layer_norm(
     c: AtenCall, x: Value, shape: list[int], weight: Value | None, bias: Value | None, eps: float
 ) -> list[Value]:
-    """With the means and what was divided by, inverted, to which autograd gives no gradient."""
+    """Returns the result, the means and the inverse deviations; autograd gives the latter two no
+    gradient."""
     y = _layer_norm(c, x, shape, weight, bias, eps)
     made = y.producer()
     assert made is not None
@@ -54,7 +55,7 @@ def _softmax(c: AtenCall, x: Value, dim: int, *_: Any) -> Value:
 
 
 def _safe_softmax(c: AtenCall, x: Value, dim: int, *_: Any) -> Value:
-    """Rows of nothing but -inf are 0."""
+    """Softmax that gives 0 for rows that are -inf throughout."""
     x = c.value(x, c.type.dtype)
     if not type_of(x).rank:
         x = c.b.unsqueeze(x, [0])
@@ -68,12 +69,12 @@ def _safe_softmax(c: AtenCall, x: Value, dim: int, *_: Any) -> Value:
 
 
 def _channels(c: AtenCall, x: Value, v: Value) -> Value:
-    """`v f[C]` along dim 1 of `x f[N,C,*S]`."""
+    """Returns v f[C] as f[C,1,...], to broadcast along dim 1 of x f[N,C,*S]."""
     return c.b.reshape(v, (*type_of(v).shape, *[1] * (type_of(x).rank - 2)))
 
 
 def _scaled(c: AtenCall, x: Value, weight: Value | None, bias: Value | None) -> Value:
-    """`weight x + bias`, one number a channel."""
+    """Returns `weight x + bias`, with weight and bias f[C]."""
     x = x if weight is None else c.b.Mul(x, _channels(c, x, weight))
     return x if bias is None else c.b.Add(x, _channels(c, x, bias))
 
@@ -95,7 +96,8 @@ def _native_group_norm(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, n: Size, channels: Size,
     inner: Size, groups: int, eps: float,
 ) -> list[Value]:  # fmt: skip
-    """With the means and what was divided by, inverted, which have gradients of their own."""
+    """Returns the result, the means f[N,groups] and the inverse deviations f[N,groups], which have
+    gradients."""
     y = _group_norm(c, x, groups, weight, bias, eps)
     rows: Shape = (n, groups)
     flat = c.b.reshape(x, (*rows, size_of_group(type_of(x), groups)))
@@ -110,7 +112,7 @@ def _by_running(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     eps: float,
 ) -> Value:  # fmt: skip
-    """By numbers that the batch has no part in: one factor and one addend a channel."""
+    """Normalizes by running statistics f[C], folded into one factor and one addend per channel."""
     scale = c.b.Reciprocal(c.b.Sqrt(c.b.Add(variance, eps)))
     scale = scale if weight is None else c.b.Mul(scale, weight)
     shift = c.b.Mul(mean, scale)
@@ -135,11 +137,11 @@ def _batch_norm(
 def _by_batch(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, list[Value]]:
-    """Normalizes by the batch: the result, and `[mean, variance]` of the batch, each `f[C]`."""
+    """Normalizes by the batch. Returns the result, and the batch's [mean, variance], each f[C]."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
     ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
     scale, shift = ones if weight is None else weight, zeros if bias is None else bias
-    # with momentum 0 what runs on is the batch's own mean and variance
+    # with momentum 0 the new running statistics are the batch's mean and variance
     y, *batch = c.b.BatchNormalization(
         x, scale, shift, zeros, ones, epsilon=eps, momentum=0.0, training_mode=1
     )
@@ -149,8 +151,8 @@ def _by_batch(
 def _run_on(
     c: AtenCall, mean: Value, variance: Value, batch: list[Value], sizes: Shape, momentum: float
 ) -> None:
-    """The running statistics `f[C]`, moved towards the batch's own, of which the variance counts
-    one element less than there are."""
+    """Stores new running statistics f[C], moved towards those of the batch, with the unbiased
+    variance. sizes: the dims that the batch's statistics are over."""
     dtype = type_of(batch[0]).dtype
     count = product(sizes)
     unbiased = c.b.Div(c.value(count, dtype), c.value(count - 1, dtype))
@@ -165,8 +167,8 @@ def _legit(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     training: bool, momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
-    """Gives batch_norm's result, and the batch's mean and inverted deviation where they are
-    computed, to which autograd gives no gradient."""
+    """Returns batch norm's result; in training also the batch's mean and inverse deviation, f[C],
+    without gradients."""
     if not training:
         return [_by_running(c, x, weight, bias, mean, variance, eps)]
     y, batch = _by_batch(c, x, weight, bias, eps)
@@ -186,7 +188,7 @@ def _legit_without(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, training: bool,
     momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
-    """Without running statistics, by those of the batch."""
+    """Batch norm without running statistics: normalizes by the batch."""
     y, batch = _by_batch(c, x, weight, bias, eps)
     return [y, *_apart(c, batch, eps)]
 
@@ -227,7 +229,7 @@ def _rms_norm(
 
 
 def _weight_norm(c: AtenCall, v: Value, g: Value, dim: int = 0) -> Value:
-    """`g v / |v|`, the norm over all dims but one; -1: over all."""
+    """`g v / |v|`, with the norm over all dims but `dim`; over all dims for -1."""
     rank = type_of(v).rank
     dims = [i for i in range(rank) if dim == -1 or i != dim % rank]
     squares = c.b.reduce_sum(c.b.Mul(v, v), dims, keepdims=dim != -1)

@@ -1,7 +1,7 @@
-"""Numbers by their place in the order: medians, k-th values, quantiles.
+"""Order statistics: medians, k-th values, quantiles.
 
-Of several equal ones torch numbers any, which gets the gradient (torch.median's page: "do not
-expect the same result when run on CPU and GPU"). Here it is the one in a stable order.
+Of equal elements torch returns the index of any one, which gets the gradient (torch.median's page:
+"do not expect the same result when run on CPU and GPU"). Here it is the one in a stable order.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from onward.graph.types import DType, Type, product
 
 
 def _places(c: AtenCall, x: Value) -> list[Value]:
-    """x f[*,N] in ascending order, behind all numbers those that are none; and where each was."""
+    """Returns x f[*,N] in ascending order with NaNs last, and the index of each, i64[*,N]."""
     made = c.b.TopK(x, c.b.size(type_of(x).shape[-1]), axis=-1, largest=0, sorted=1)
     return list(made)
 
 
 def _last(c: AtenCall, x: Value, dim: int) -> Value:
-    """x with a dim as its last one."""
+    """Returns x with a dim moved to the end."""
     rank = type_of(x).rank
     return c.b.transpose(x, [*(d for d in range(rank) if d != dim % rank), dim % rank])
 
 
 def _back(c: AtenCall, y: Value, dim: int, keepdim: bool) -> Value:
-    """y f[*,1], where the dim was last, with the dim in its place or without it."""
+    """Returns y f[*,1] with its last dim moved back to `dim`, or without it."""
     rank = type_of(y).rank
     if not keepdim:
         return c.b.squeeze(y, [rank - 1])
@@ -43,8 +43,8 @@ def _rows(c: AtenCall, x: Value) -> tuple[int, ...]:
 
 
 def _middle(c: AtenCall, x: Value, skip: bool) -> Value:
-    """x f[*,N] -> i64[*,1]: where the lower of the two in the middle is; one that is no number
-    where there is one, or with `skip` of the numbers alone."""
+    """x f[*,N] -> i64[*,1]: the index of the median, the lower one of two. In a row with NaNs it is
+    that of the first NaN, or with `skip` the median of the numbers."""
     size = c.value(type_of(x).shape[-1], DType.INT64)
     one, two = c.b.scalar(1, DType.INT64), c.b.scalar(2, DType.INT64)
     _, places = _places(c, x)
@@ -72,7 +72,7 @@ def _median(c: AtenCall, x: Value, dim: int, keepdim: bool = False) -> list[Valu
 
 
 def _median_of_all(c: AtenCall, x: Value) -> Value:
-    """All that are equal to it share its gradient."""
+    """The median of all elements; those that are equal to it share its gradient."""
     flat = c.b.reshape(x, (product(type_of(x).shape),))
     middle = c.b.GatherElements(flat, _middle(c, flat, _skips(c)), axis=0)
     if not type_of(x).is_floating:
@@ -106,7 +106,7 @@ def _quantile(
     c: AtenCall, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, *,
     interpolation: str = "linear",
 ) -> Value:  # fmt: skip
-    """Quantiles of x by q `f[]` or `f[Q]`; the dim Q comes first in the result."""
+    """Quantiles of x for q f[] or f[Q]; the dim Q comes first in the result."""
     shape, dtype = type_of(x).shape, type_of(x).dtype
     rank = len(shape)
     several = isinstance(q, Value) and type_of(q).rank == 1
@@ -142,8 +142,8 @@ def _quantile(
 
 
 def _at(c: AtenCall, rows: Value, q: Value) -> Value:
-    """f[*,Q]: which place of rows f[*,N] in their order q stands for; of rows that hold what is no
-    number, the last."""
+    """rows f[*,N], q f[Q] -> f[*,Q]: the place of each quantile in a sorted row, fractions
+    included; in a row with NaNs the last place, which holds a NaN."""
     dtype = type_of(rows).dtype
     last = type_of(rows).rank - 1
     odd = c.b.cast(c.b.IsNaN(rows), dtype)

@@ -1,5 +1,5 @@
-"""Means and maxima of windows, and tensors in other sizes: each dim by itself, by numbers that the
-sizes alone give."""
+"""Pooling, interpolation and `im2col`. Most work one dim at a time, by constants (weights, indices)
+that depend on sizes alone; `NUMBERED` lists which sizes have to be numbers for that."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def _stem(c: AtenCall) -> str:
 
 
 def _dims(c: AtenCall) -> int:
-    """The 2 of `avg_pool2d`."""
+    """Returns the number of dims in an op's name, the 2 of `avg_pool2d`."""
     return next(int(s) for s in _stem(c) if s.isdigit())
 
 
 def _merged(c: AtenCall, x: Value, dims: int) -> Value:
-    """`f[*B,*S]` as `f[prod(B),1,*S]`, S of `dims` dims: planes that know nothing of each other."""
+    """Returns x f[*B,*S] as planes f[prod(B),1,*S], where S has `dims` dims."""
     shape = type_of(x).shape
     return c.b.reshape(x, (product(shape[:-dims]), 1, *shape[-dims:]))
 
 
 def _means(c: AtenCall, x: Value, kernel: Sequence[int]) -> Value | None:
-    """Means over windows that tile each of the last dims; None where the windows do not."""
+    """Returns means over windows that tile each of the last dims; None where they do not tile."""
     shape, apart, inner = type_of(x).shape, [], []
     outer = len(shape) - len(kernel)
     for i, size in enumerate(kernel):
@@ -54,7 +54,8 @@ def _avg_pool(
     c: AtenCall, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, ceil: bool = False,
     count_padding: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
-    """A convolution of each channel with a kernel of one number."""
+    """Average pooling: means of a reshaped tensor if the windows tile, or else a convolution of
+    each channel with a kernel of equal numbers."""
     if not type_of(x).is_floating:
         raise CaptureError(
             "avg_pool of integers has no translation; fix: convert the input to torch.float32"
@@ -62,7 +63,7 @@ def _avg_pool(
     dims = _dims(c)
     kernel, pads = each(kernel, dims), each(padding, dims)
     strides = each(stride, dims) if stride else kernel
-    if ceil:  # of a window that all of a dim does not fill, its one place ends with the padding
+    if ceil:  # a window larger than a padded dim is cut to it
         room = [n + 2 * p for n, p in zip(type_of(x).shape[-dims:], pads, strict=True)]
         whole = [isinstance(n, int) and n < k for n, k in zip(room, kernel, strict=True)]
         kernel = [n if w else k for n, k, w in zip(room, kernel, whole, strict=True)]
@@ -75,7 +76,7 @@ def _avg_pool(
     window = ConvWindow(attrs, kernel)
     sizes = [window.places(n, i) for i, n in enumerate(type_of(x).shape[-dims:])]
     ends = [0] * dims
-    if ceil and sizes != list(c.type.shape[-dims:]):  # a last window that is not whole
+    if ceil and sizes != list(c.type.shape[-dims:]):  # the last window reaches past the end
         held, places = (c.t.as_numbers(t.shape[-dims:]) for t in (type_of(x), c.type))
         for i, (n, m) in enumerate(zip(held, places, strict=True)):
             ends[i] = max(0, (m - 1) * strides[i] + kernel[i] - n - 2 * pads[i])
@@ -95,7 +96,7 @@ def _avg_pool(
         filled = F.pad(whole, [n for p, e in zip(pads[::-1], ends[::-1], strict=True)
                                for n in (p, p + e)])  # fmt: skip
         held = torch.convolution(filled, weight, None, strides, [0], [1] * dims, False, [0], 1)
-        # so much of a window is there; by what it is divided, torch's own mean of ones says
+        # torch's mean of ones is held / divisor, so that it gives the divisor of each window
         pooled = getattr(torch.ops.aten, _stem(c))
         means = pooled(whole, kernel, strides, pads, ceil,
                        count_padding, *[divisor][: dims - 1])  # fmt: skip
@@ -116,7 +117,7 @@ def _max_pool_indexed(
     c: AtenCall, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil: bool = False,
 ) -> list[Value]:  # fmt: skip
-    """With the largest ones' numbers in their plane."""
+    """Max pooling, with the index of each maximum in its plane."""
     shape = tuple([c.t.size_of(s) for s in c.node.meta["val"][0].shape])
     return _largest(c, x, kernel, stride, padding, dilation, ceil, shape, True)
 
@@ -132,7 +133,7 @@ def _largest(
         "pads": pads * 2, "dilations": each(dilation, dims),
     }  # fmt: skip
     window, planes = ConvWindow(attrs, kernel), batched(c, x, dims)
-    if ceil:  # a last window that is not whole: whatever is behind is less
+    if ceil:  # the last window may reach past the end: pad with the lowest number
         ends = [0] * dims
         for i, size in enumerate(type_of(x).shape[-dims:]):
             missing = window.covered(shape[i - dims], i) - size
@@ -155,7 +156,8 @@ def _largest(
 
 
 def _in_plane(c: AtenCall, place: Value, held: Sequence[Size], sizes: Sequence[Size]) -> Value:
-    """Numbers through all planes of sizes `held` as numbers in one of the first `sizes` of it."""
+    """Converts indices into all planes of sizes `held` to indices into one plane of sizes `sizes`,
+    which is the first part of a held one."""
     place = c.b.Mod(place, c.b.size(product(held)))
     if tuple(held) == tuple(sizes):
         return place
@@ -168,8 +170,8 @@ def _in_plane(c: AtenCall, place: Value, held: Sequence[Size], sizes: Sequence[S
 
 
 def _adaptive_max_pool(c: AtenCall, x: Value, sizes: Any) -> list[Value]:
-    """Place i of n is the largest from `floor(i S / n)` to `ceil((i+1) S / n)`, the first of
-    equal ones; with its number in its plane."""
+    """Output i of n is the maximum from `floor(i S / n)` to `ceil((i+1) S / n)`, the first of equal
+    ones; with its index in its plane."""
     dims, shape = _dims(c), type_of(x).shape
     outer = len(shape) - dims
     made = tuple([c.t.size_of(s) for s in c.node.meta["val"][0].shape])
@@ -192,8 +194,8 @@ def _adaptive_max_pool(c: AtenCall, x: Value, sizes: Any) -> list[Value]:
 
 
 def _windows(sizes: Sequence[int], places: Sequence[int]) -> np.ndarray:
-    """i64[O,W]: the elements of each window of a plane in their order; the first again where it
-    has fewer than others."""
+    """Returns the indices of the elements of each window of a plane, i64[O,W]; a window with fewer
+    than W elements repeats its first."""
     each_dim = [
         [range(i * size // n, -(-(i + 1) * size // n)) for i in range(n)]
         for size, n in zip(sizes, places, strict=True)
@@ -206,7 +208,7 @@ def _windows(sizes: Sequence[int], places: Sequence[int]) -> np.ndarray:
 
 
 def _adaptive_avg_pool(c: AtenCall, x: Value, sizes: Any) -> Value:
-    """Place i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
+    """Output i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
     dims, shape = _dims(c), type_of(x).shape
     outer = len(shape) - dims
     places = c.t.as_numbers(c.type.shape[outer:])
@@ -227,7 +229,7 @@ def _adaptive_avg_pool(c: AtenCall, x: Value, sizes: Any) -> Value:
 
 
 def _mixed(c: AtenCall, x: Value, dim: int, weights: np.ndarray) -> Value:
-    """`weights [n,S]` times dim `dim`, of size S."""
+    """Multiplies weights f[n,S] with dim `dim` of x, which has size S."""
     rank = type_of(x).rank
     matrix = c.b.const(np.ascontiguousarray(weights.astype(type_of(x).dtype.numpy())))
     if dim == rank - 2:
@@ -239,7 +241,7 @@ def _mixed(c: AtenCall, x: Value, dim: int, weights: np.ndarray) -> Value:
 
 
 def _upsample(c: AtenCall, x: Value, size: Any, *rest: Any) -> Value:
-    """Each dim by the numbers that PyTorch's operator makes of the identity."""
+    """Interpolates each dim by the matrix that PyTorch's operator makes of the identity."""
     name, shape = _stem(c), type_of(x).shape
     align, scales = (None, rest[0]) if len(rest) == 1 else (rest[0], rest[1])
     if "_aa" in name and 1 in shape[2:]:
@@ -270,10 +272,10 @@ def _upsample(c: AtenCall, x: Value, size: Any, *rest: Any) -> Value:
 
 
 def _columns(name: str, n: int, m: int, align: Any, scale: Any) -> np.ndarray:
-    """`f64[m,n]`: how a dim of size m is made of one of size n."""
+    """Returns the matrix f64[m,n] that interpolates a dim of size n to size m."""
     identity = torch.eye(n, dtype=torch.float64)
     more = [] if align is None else [align]
-    wide = 2  # antialiased, torch's kernel confuses the dims of one column
+    wide = 2  # with antialiasing, torch's kernel confuses the dims of an image with one column
     if "bicubic" in name or "_aa" in name:
         op, sizes, factors = name, [m, wide], None if scale is None else [scale, 1.0]
         identity = identity[:, None, :, None].expand(n, 1, n, wide).contiguous()
@@ -287,7 +289,7 @@ def _columns(name: str, n: int, m: int, align: Any, scale: Any) -> np.ndarray:
 
 
 def _im2col(c: AtenCall, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Value:
-    """`f[N,C,H,W]` as `f[N,C*K*L,P*Q]`: what a window of K times L reads at each of its places."""
+    """x f[N,C,H,W] -> f[N,C*K*L,P*Q]: the elements of a window K x L at each of P x Q places."""
     planes = batched(c, x, 2)
     pads = each(padding, 2)
     if any(pads):
@@ -333,7 +335,8 @@ def _last(dims: int) -> Callable[..., list[int]]:
 
 
 def _means_of_part(dims: int) -> Callable[..., list[int]]:
-    """How much of a window is padding depends on where it is."""
+    """Returns a function for average pooling over `dims` dims: with padding that does not count,
+    the divisor of a window depends on its place, and so on the sizes."""
 
     def needed(x: Any, *rest: Any) -> list[int]:
         padding, counted = [*rest, None, None, None, None, None][2], [*rest, *[True] * 5][4]
@@ -344,7 +347,7 @@ def _means_of_part(dims: int) -> Callable[..., list[int]]:
 
 
 def _resized(x: Any, size: Any, *rest: Any) -> list[int]:
-    """Whole factors repeat elements, whatever their count."""
+    """The dims of an interpolation, but none for integer factors, which repeat elements."""
     scales = None if size else rest[-1]
     if len(rest) == 1 and scales and all(isinstance(s, float) and s.is_integer() for s in scales):
         return []
@@ -361,7 +364,8 @@ def _rolled(x: Any, shifts: Any, dims: Any = ()) -> list[int]:
     return dims or list(range(x.dim()))
 
 
-# The dims of the first argument whose sizes a translation needs as numbers, by overload.
+# overload -> function of an ATen call's arguments: the dims of the first argument whose sizes its
+# translation needs as numbers
 NUMBERED: dict[str, Any] = {
     "im2col.default": _rows_of_numbers,
     "roll.default": _rolled,

@@ -14,7 +14,8 @@ from onward.graph.types import Size, product
 
 
 def _matrix_product(c: AtenCall, x: Value, w: Value, bias: Value | None, transposed: bool) -> Value:
-    """`x f[*,K] @ w f[K,N] + bias` as one Gemm over flattened rows."""
+    """x f[*,K], w f[K,N] (f[N,K] if transposed), bias f[N] -> x @ w + bias, as one Gemm over
+    flattened rows."""
     type = type_of(x)
     k, n = (type_of(w).shape[::-1]) if transposed else type_of(w).shape
     rows = c.b.reshape(x, (product(type.shape[:-1]), k))
@@ -37,7 +38,7 @@ def _addmm(
 
 
 def _added(c: AtenCall, x: Value, y: Value, beta: float, alpha: float) -> Value:
-    """`beta x + alpha y`; with 0 for beta x may hold anything."""
+    """Returns `beta x + alpha y`; without x if beta is 0, so that a NaN in x does not count."""
     y = y if alpha == 1 else c.b.Mul(y, alpha)
     if beta == 0:
         return c.b.expand(y, c.type.shape)
@@ -93,7 +94,7 @@ def _matrix_power(c: AtenCall, x: Value, n: int) -> Value:
 
 
 def _kron(c: AtenCall, a: Value, b: Value) -> Value:
-    """Each dim `m` of a beside the dim `n` of b as `m n`."""
+    """The Kronecker product: dims m of a and n of b become a dim m * n."""
     rank = c.type.rank
     apart: list[list[Size]] = []
     for x in (a, b):

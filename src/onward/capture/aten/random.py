@@ -1,4 +1,5 @@
-"""Random numbers: each site's place in the step's stream, and dropout."""
+"""Random numbers and dropout. Each op that draws is a site with a number, by which its random
+numbers differ from those of other sites in the step."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from onward.graph.types import DType, Size, Type, divide
 
 
 def random_site(c: AtenCall, x: Value) -> dict[str, Any]:
-    """The next dropout site's attributes and inputs, for a tensor of `x`'s logical shape."""
+    """Returns the next site's inputs (seed, offset) and attributes (site, sample_dim) for a tensor
+    of x's shape. sample_dim: the dim of samples, -1 for none."""
     graph, batch, shape = c.t.graph, c.t.batch_size, type_of(x).shape
     seed, offset = seed_inputs(graph)
     site, c.t.sites = c.t.sites, c.t.sites + 1
     sample_dim = next(
         (i for i, s in enumerate(shape[:-1]) if s == batch and (i == 0 or s != 1)), -1
     )
-    if sample_dim < 0 and shape and batch is not None:  # rows of samples: [B*T, ...]
+    if sample_dim < 0 and shape and batch is not None:  # flattened samples, [B*T, ...]
         rows = divide(shape[0], batch)
         if rows is not None and len(shape) > 1:
             sample_dim = 0
@@ -31,7 +33,7 @@ def random_site(c: AtenCall, x: Value) -> dict[str, Any]:
 
 
 def seed_inputs(graph: Graph) -> tuple[Value, Value]:
-    """The graph's random inputs, made at the first dropout."""
+    """Returns the graph's random inputs, seed and sample offset; makes them at the first site."""
     said = graph.signature
     if said.seed is None or said.sample_offset is None:
         seed = graph.input("seed", seed_type(), Role.RANDOM)
@@ -52,6 +54,7 @@ def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
 
 
 def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
+    """Returns x after dropout with probability `ratio`, at the next site."""
     r = random_site(c, x)
     return c.b.Dropout(
         x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
@@ -59,7 +62,7 @@ def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
 
 
 def _native_dropout(c: AtenCall, x: Value, ratio: float, train: bool | None) -> list[Value]:
-    """With the mask of what is kept."""
+    """Returns x after dropout, and the mask of the elements that are kept."""
     ones = c.b.full(1.0, type_of(x))
     if not train or ratio == 0.0:
         return [x, c.b.full(True, Type(DType.BOOL, type_of(x).shape))]
@@ -68,10 +71,10 @@ def _native_dropout(c: AtenCall, x: Value, ratio: float, train: bool | None) -> 
 
 
 def uniform(c: AtenCall, type: Type) -> Value:
-    """Numbers from [0, 1), of the next site."""
+    """Returns uniform random numbers in [0, 1) of this type, at the next site."""
     shape, batch = type.shape, c.t.batch_size
     last = not shape or (shape[-1] == batch and batch not in shape[:-1])
-    wide = type.with_shape((*shape, 1)) if last else type  # samples are no features
+    wide = type.with_shape((*shape, 1)) if last else type  # the dim of samples may not be last
     like = c.b.full(0.0, wide)
     r = random_site(c, like)
     y = c.b.RandomUniform(like, r["seed"], r["offset"], site=r["site"], sample_dim=r["sample_dim"])
@@ -100,7 +103,7 @@ def _uniform(
 
 
 def _bernoulli(c: AtenCall, x: Value, generator: Any = None) -> Value:
-    """1 with the probability x, else 0."""
+    """Draws 1 with probability x, else 0."""
     return _bernoulli_of(c, x, x, generator)
 
 
@@ -112,7 +115,7 @@ def _bernoulli_of(c: AtenCall, x: Value, p: Any = 0.5, generator: Any = None) ->
 
 
 def _standard_normal(c: AtenCall, type: Type) -> Value:
-    """By Box and Muller (https://doi.org/10.1214/aoms/1177706645)."""
+    """Draws standard normal numbers by Box-Muller (https://doi.org/10.1214/aoms/1177706645)."""
     first, second = uniform(c, type), uniform(c, type)
     radius = c.b.Sqrt(c.b.Mul(c.b.Log(c.b.Sub(c.b.scalar(1.0, type.dtype), first)), -2.0))
     return c.b.Mul(radius, c.b.Cos(c.b.Mul(second, 2.0 * math.pi)))
@@ -138,7 +141,7 @@ def _normal_of_numbers(
 
 
 def _randperm(c: AtenCall, n: Size, *_: Any, generator: Any = None, **__: Any) -> Value:
-    """The order of as many random numbers."""
+    """A random permutation i64[n]: the order of n random numbers."""
     _of_a_generator(generator)
     drawn = uniform(c, Type(DType.FLOAT, (n,)))
     return c.b.cast(c.b.TopK(drawn, c.b.size(n), axis=0, largest=1, sorted=1)[1], c.type.dtype)
@@ -147,8 +150,8 @@ def _randperm(c: AtenCall, n: Size, *_: Any, generator: Any = None, **__: Any) -
 def _multinomial(
     c: AtenCall, p: Value, count: Size, replacement: bool = False, generator: Any = None
 ) -> Value:
-    """Numbers of columns of p f[*,K], as likely as p says. Without replacement those whose
-    exponential variable of the rate p is the least."""
+    """Draws column indices of p f[*,K] with probabilities proportional to p. Without replacement,
+    those with the smallest of exponential variables with rates p."""
     _of_a_generator(generator)
     dtype, last = type_of(p).dtype, type_of(p).rank - 1
     if not replacement:
@@ -163,7 +166,7 @@ def _multinomial(
 
 
 def _exponential(c: AtenCall, x: Value, rate: float = 1.0, generator: Any = None) -> Value:
-    """Above 0, whose logarithm models take (Gumbel's distribution)."""
+    """Draws exponential numbers above 0, whose logarithm models take (Gumbel distribution)."""
     _of_a_generator(generator)
     drawn = uniform(c, type_of(x))
     above = c.b.Max(drawn, c.b.scalar(2.0**-25, type_of(x).dtype))

@@ -1,13 +1,13 @@
-"""ATen ops that have no translation on purpose, each with the reason and a way on. A reason stands
-here and nowhere else: messages and `docs/aten.md` read it."""
+"""Refusal reasons: why some ATen ops have no translation, and what to use instead. Messages and
+`docs/aten.md` take them from here."""
 
 from __future__ import annotations
 
 import torch
 
 _COUNTED = (
-    "how many elements it gives, only the data say; fix: keep all places, and weigh those that do "
-    "not count with 0"
+    "the number of elements in its result depends on the data; fix: keep all places, and weigh "
+    "those that do not count with 0"
 )
 _READ = (
     "it reads a number of a tensor into Python, which a graph of many batches cannot hold; fix: "
@@ -22,8 +22,8 @@ _SPECIAL = (
     "before the step"
 )
 _FOURIER = (
-    "of the Fourier transforms fft and ifft have translations, over several dims too; fix: "
-    "write it by these, or compute it before the step"
+    "of the Fourier transforms only fft and ifft have translations, also over several dims; fix: "
+    "write it with these, or compute it before the step"
 )
 _BACKWARD = (
     "it is the gradient of another op; fix: call that op, whose gradient the step writes itself"
@@ -37,12 +37,12 @@ _DRAWN = (
 _RESIZED = "it resizes its input in place; fix: make a new tensor by reshape, slicing or padding"
 
 _UNSAID = (
-    "which of the numbers that are as frequent it means, and which of equal ones it names, torch "
-    "does not say; fix: count them with one_hot and sum, and take argmax"
+    "torch leaves open which of several equally frequent values it returns, and which of its "
+    "indices; fix: count them with one_hot and sum, and take argmax"
 )
 _RENORMED = (
-    "it rescales rows of its table in place, whenever they are read; fix: divide what is read by "
-    "its norm, without max_norm"
+    "it rescales rows of its table in place whenever they are read; fix: leave out max_norm, and "
+    "divide the result by its norm"
 )
 
 _BY_REASON: dict[str, str] = {
@@ -85,8 +85,8 @@ REASONS: dict[str, str] = {op: why for why, ops in _BY_REASON.items() for op in 
 
 
 def reason(overload: str) -> str | None:
-    """Why an ATen overload, `nonzero.default` or `atan2.out`, has no translation; None where
-    nobody has said."""
+    """Returns why an ATen overload, `nonzero.default` or `atan2.out`, has no translation; None
+    where no reason is listed."""
     stem, _, which = overload.partition(".")
     packet = getattr(torch.ops.aten, stem, None)
     if packet is not None and which in packet.overloads():

@@ -1,4 +1,5 @@
-"""LSTM, GRU and Elman's layers: products of all steps at once, and the steps."""
+"""LSTM, GRU and Elman layers: for each layer and direction one product for the inputs of all steps,
+and one `Recurrence` over the steps."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def _cell(
     c: AtenCall, x: Value, state: Any, w: Value, r: Value, bias: Value | None = None,
     inner: Value | None = None,
 ) -> Value | list[Value]:  # fmt: skip
-    """A step alone: x f[N,I], the state f[N,H] and of an lstm the cell too -> the same anew."""
+    """One step: x f[N,I], state f[N,H] (for an LSTM [state, cell]) -> the new state (and cell)."""
     kind = _CELLS[c.node.target._schema.name.split("::")[1]]
     states = state if kind == "lstm" else [state]
     gates = c.b.unsqueeze(linear(c, x, w, bias), [0])

@@ -26,11 +26,12 @@ def _reduce(c: AtenCall, x: Value, dims: Any = None, keepdim: bool = False, **_:
 
 
 def reduce_to(c: AtenCall, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
-    """torch's `dims`: one, several, or all where none is named."""
+    """Reduces x by an ONNX op. dims: as in torch, one, several, or None for all."""
     return c.b.one(op_type, [x, c.b.ints(dims_of(x, dims))], {"keepdims": int(keepdim)})
 
 
 def dims_of(x: Value, dims: Any) -> list[int]:
+    """Returns torch's `dims` as numbers from 0: one, several, or all for None."""
     rank = type_of(x).rank
     return list(range(rank)) if not dims and dims != 0 else [d % rank for d in _list(dims)]
 
@@ -44,7 +45,7 @@ def _cumsum(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
 
 
 def _before(c: AtenCall, x: Value, dim: int, fill: float, count: int) -> Value:
-    """x moved on by so many places of a dim, with a number before them."""
+    """Returns x shifted by `count` places along a dim, with `fill` in the first places."""
     ends = [0] * 2 * type_of(x).rank
     ends[dim] = count
     size = type_of(x).shape[dim]
@@ -53,7 +54,7 @@ def _before(c: AtenCall, x: Value, dim: int, fill: float, count: int) -> Value:
 
 
 def _cumprod(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
-    """Each number times what stands 1, 2, 4, ... before it."""
+    """Cumulative product, by doubling: multiplies by the number 1, then 2, 4, ... places before."""
     x = c.value(x, c.type.dtype)
     dim = dim % type_of(x).rank
     step = 1
@@ -63,14 +64,14 @@ def _cumprod(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
 
 
 def _known(c: AtenCall, size: Size, dim: int) -> int:
-    """Raises SizeError where the batch says it."""
+    """Returns a size as a number. Raises SizeError for a symbolic one."""
     if not isinstance(size, int):
         raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
     return size
 
 
 def _logcumsumexp(c: AtenCall, x: Value, dim: int) -> Value:
-    """Each number and what stands 1, 2, 4, ... before it."""
+    """Cumulative logsumexp, by doubling: adds the number 1, then 2, 4, ... places before."""
     dim = dim % type_of(x).rank
     step = 1
     while step < _known(c, type_of(x).shape[dim], dim):
@@ -79,7 +80,7 @@ def _logcumsumexp(c: AtenCall, x: Value, dim: int) -> Value:
 
 
 def _cumulative_extreme(c: AtenCall, x: Value, dim: int) -> list[Value]:
-    """The largest, or least, so far and its place: the last of equal ones, as in torch."""
+    """Returns the running maximum (or minimum) and its index: of equal ones the last, as torch."""
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     dim = dim % type_of(x).rank
@@ -102,8 +103,8 @@ def _cumulative_extreme(c: AtenCall, x: Value, dim: int) -> list[Value]:
 
 
 def _ranked(c: AtenCall, x: Value, least: bool) -> Value:
-    """Numbers whose largest lies where x has its largest, or its least. Whole ones are mirrored at
-    -1/2: the least of them has no negative, and those without a sign have none at all."""
+    """Returns numbers whose maximum is where x has its maximum, or its minimum if `least`. Integers
+    become -1 - x, since the lowest one has no negative and unsigned ones have none at all."""
     if not type_of(x).is_floating:
         x = c.b.cast(x, DType.INT64)
         return c.b.Sub(c.b.scalar(-1, DType.INT64), x) if least else x
@@ -121,7 +122,7 @@ def _argmax(c: AtenCall, x: Value, dim: int | None = None, keepdim: bool = False
 
 
 def _extreme(c: AtenCall, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
-    """The largest, or least, along a dim and its place, to which the gradient goes."""
+    """Returns the maximum (or minimum) along a dim and its index, which gets the gradient."""
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     dim = dim % type_of(x).rank
@@ -134,7 +135,7 @@ def _extreme(c: AtenCall, x: Value, dim: int, keepdim: bool = False) -> list[Val
 def _moments(
     c: AtenCall, x: Value, dims: Any, correction: float | None, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Variance and mean."""
+    """Returns the variance and the mean over dims."""
     rank, dtype = type_of(x).rank, type_of(x).dtype
     dims = [d % rank for d in _list(dims)] if dims or dims == 0 else list(range(rank))
     mean = c.b.one("ReduceMean", [x, c.b.ints(dims)], {"keepdims": 1})
@@ -172,8 +173,8 @@ def _variance_mean(
 
 
 def root(c: AtenCall, x: Value) -> Value:
-    """At zero the root's slope is infinite, and 0 by PyTorch's convention for norms and deviations:
-    there it is a constant."""
+    """Returns the square root, with gradient 0 at 0 (not infinity), which is PyTorch's convention
+    for norms and deviations."""
     dtype = type_of(x).dtype
     zero = c.b.Equal(x, 0.0)
     root = c.b.Sqrt(c.b.Where(zero, c.b.scalar(1.0, dtype), x))

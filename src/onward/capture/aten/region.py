@@ -1,4 +1,4 @@
-"""What runs in PyTorch within a graph (capture/regions): calls of modules, and single operators."""
+"""Translates regions, which run in PyTorch within a graph: modules' calls, and single operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _written(
     shapes: str,
     dtypes: str,
 ) -> list[Value]:
-    """The node of a region. given: its inputs, `count` of them no parameters."""
+    """Adds the node of a region, and returns its results. given: its inputs, of which the first
+    `count` are no parameters. shapes, dtypes: attributes of the op (graph/ops/region.py)."""
     trained = [p.requires_grad for p in part.parameters()]
     wrt = [
         i
@@ -53,8 +54,8 @@ def _written(
 
 
 def is_operator(node: Any) -> bool:
-    """Whether a node of an export is an operator that can run by itself: it writes into nothing,
-    its results are tensors with memory of their own."""
+    """Returns whether a node is an operator that can be a region: it writes into nothing, and its
+    results are real tensors with memory of their own."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
@@ -75,8 +76,9 @@ def is_operator(node: Any) -> bool:
 
 
 def operator_apart(c: AtenCall, why: str) -> Any:
-    """The results of a node that `is_operator`, computed by PyTorch. Raises CaptureError where
-    their sizes do not follow from its inputs'."""
+    """Returns the results of an operator (`is_operator`) that runs as a region. why: the reason.
+    Raises CaptureError where an argument is a symbolic size, or the results' sizes do not follow
+    from its inputs' sizes."""
     node, target = c.node, c.node.target
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     given: list[Value] = []

@@ -1,4 +1,4 @@
-"""Volumes read between their elements (`torch.nn.functional.grid_sample` in three dims)."""
+"""`torch.nn.functional.grid_sample` in three dims: reads volumes at points between elements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 def _grid_sample(
     c: AtenCall, x: Value, grid: Value, mode: int, padding: int, aligned: bool
 ) -> Value:
-    """x f[N,C,D,H,W] at grid f[N,*O,3], whose last dim names W, H, D; mode 0: between eight
-    elements by how near they are, 1: the nearest one."""
+    """x f[N,C,D,H,W], grid f[N,*O,3] (coordinates along W, H, D) -> f[N,C,*O]. mode: 0 interpolates
+    linearly between eight elements, 1 reads the nearest one."""
     samples, channels, *sizes = type_of(x).shape
     count = product(type_of(grid).shape[1:-1])
     flat = c.b.reshape(x, (samples, channels, product(sizes)))
@@ -43,7 +43,8 @@ def _grid_sample(
 
 
 def _place(c: AtenCall, u: Value, size: Size, padding: int, aligned: bool) -> Value:
-    """-1..1 as a number of an element; of one that is outside, of the element in its place."""
+    """Converts a coordinate in -1..1 to a place among `size` elements, fractions included. One
+    outside moves inside as the padding mode says; with zeros it stays."""
     b, dtype = c.b, type_of(u).dtype
     number, one = c.value(size, dtype), b.scalar(1.0, dtype)
     end = b.Sub(number, one)
@@ -53,7 +54,7 @@ def _place(c: AtenCall, u: Value, size: Size, padding: int, aligned: bool) -> Va
         return x
     if padding == _REFLECTION:
         low, span = (b.scalar(0.0, dtype), end) if aligned else (b.scalar(-0.5, dtype), number)
-        flat = b.Equal(span, 0.0)  # one element, which is all there is
+        flat = b.Equal(span, 0.0)  # a dim of one element
         span = b.Where(flat, one, span)
         away = b.Sub(x, low)
         away = b.Where(b.Less(away, 0.0), b.Neg(away), away)
@@ -67,7 +68,7 @@ def _place(c: AtenCall, u: Value, size: Size, padding: int, aligned: bool) -> Va
 
 
 def _taps(c: AtenCall, x: Value, size: Size, mode: int) -> list[tuple[Value, Value, Value | None]]:
-    """Elements that are read, whether they are there, and their shares."""
+    """Returns (index, whether it is inside, weight) of each element read for places x."""
     if mode == 1:
         return [(*_element(c, c.b.Round(x), size), None)]
     low = c.b.Floor(x)

@@ -1,5 +1,5 @@
-"""Numbers that are written to places of a tensor: joined by a sum, a product, a mean or the
-extreme, along a diagonal, or in steps."""
+"""Writes to places of a tensor: reduced by sum, product, mean or extreme, along a diagonal, or with
+a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOINED = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "m
 
 
 def cut_to_index(c: AtenCall, source: Value, index: Value) -> Value:
-    """The part of a source that has an index."""
+    """Returns the part of a source that has an index."""
     for d, size in enumerate(type_of(index).shape):
         if type_of(source).shape[d] != size:
             source = c.b.slice(source, d, 0, size)
@@ -43,7 +43,7 @@ def _index_reduce(
     c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
     include_self: bool = True,
 ) -> Value:  # fmt: skip
-    """Rows of a dim; each element of a row is joined by itself."""
+    """Reduces rows of `source` into the rows of a dim that the index names."""
     dim, shape = dim % type_of(x).rank, type_of(source).shape
     apart = (*[1] * dim, product(type_of(index).shape), *[1] * (len(shape) - dim - 1))
     broadcast(apart, shape)  # raises ValueError where the counts are not known to be the same
@@ -82,7 +82,7 @@ def _joined(
 def _without_own(
     c: AtenCall, x: Value, reduce: str, written: Value, source: Value, write: Any
 ) -> Value:
-    """x with what changes no result at the places that are written."""
+    """Returns x with the reduction's neutral element at the places that are written."""
     dtype = type_of(x).dtype
     if reduce not in ("amax", "amin"):
         return c.b.Where(written, c.b.scalar(1 if reduce == "prod" else 0, dtype), x)
@@ -93,15 +93,15 @@ def _without_own(
     lost = c.b.Where(written, c.b.scalar(bound, dtype), x)
     if not type_of(x).is_floating:
         return lost
-    # Torch counts an element of x that equals the result among those that share its gradient, and
-    # keeps its share from it.
+    # Torch counts an element of x that equals the result among those that share the gradient, but
+    # gives it no share.
     best = write(lost, source, _JOINED[reduce])
     own = stop_gradient(c.b, x)
     return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)
 
 
 def _take(c: AtenCall, x: Value, index: Value) -> Value:
-    """Elements of x by their places in row-major order, in the shape of `index`."""
+    """Returns the elements of x at flat row-major places, in the shape of `index`."""
     count = product(type_of(x).shape)
     places = from_the_start(c, index64(c, index), count)
     return c.b.Gather(c.b.reshape(x, (count,)), places, axis=0)
@@ -154,8 +154,8 @@ def _last_first(c: AtenCall, x: Value) -> Value:
 
 
 def _written_first(c: AtenCall, x: Value, order: list[int], places: Value, source: Value) -> Value:
-    """x with the rows of the source in place of those numbered, of the dim that `order` has
-    first."""
+    """Returns x with rows of the source at `places` i64[K] of the dim `order[0]`. order: a
+    permutation of dims."""
     moved, rows = c.b.transpose(x, order), c.b.transpose(source, order)
     made = c.b.ScatterND(moved, c.b.unsqueeze(places, [1]), rows)
     return c.b.transpose(made, inverse(order))

@@ -24,7 +24,7 @@ def _expand(c: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
 
 
 def _repeat(c: AtenCall, x: Value, times: list[Any]) -> Value:
-    """Every dim `d` becomes `[times, d]`, expanded from `[1, d]`; new dims come first."""
+    """Expands each dim d as [times, d] from [1, d], and merges the two; new dims come first."""
     new = len(times) - type_of(x).rank
     apart: list[Size] = []
     wide: list[Size] = []
@@ -82,7 +82,7 @@ def _split(c: AtenCall, x: Value, *args: Any) -> list[Value]:
 
 def _cat(c: AtenCall, xs: Sequence[Value], dim: int = 0) -> Value:
     rank = c.type.rank
-    parts = [x for x in xs if rank == 1 or type_of(x).shape != (0,)]  # as torch: f[0] is nothing
+    parts = [x for x in xs if rank == 1 or type_of(x).shape != (0,)]  # torch skips f[0]
     return c.b.Concat(*[c.value(x, c.type.dtype) for x in parts], axis=dim % rank)
 
 
@@ -101,7 +101,7 @@ def _pad(c: AtenCall, x: Value, pads: list[int], *args: Any) -> Value:
     begin, end = [0] * rank, [0] * rank
     for i in range(len(pads) // 2):  # torch lists the last dim first
         begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
-    for d, size in enumerate(type_of(x).shape):  # what is below 0 is cut off
+    for d, size in enumerate(type_of(x).shape):  # negative padding cuts off
         if min(begin[d], end[d]) < 0:
             x = c.b.slice(x, d, max(0, -begin[d]), size + min(0, end[d]))
     begin, end = [max(0, n) for n in begin], [max(0, n) for n in end]
@@ -112,7 +112,7 @@ _MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular":
 
 
 def _pad_by_itself(c: AtenCall, x: Value, pads: list[int], mode: str) -> Value:
-    """What is added holds elements of x."""
+    """Pads with elements of x: reflected, replicated or circular."""
     for i in range(len(pads) // 2):
         dim, ends = type_of(x).rank - 1 - i, (pads[2 * i], pads[2 * i + 1])
         size = type_of(x).shape[dim]
@@ -135,7 +135,7 @@ def padded_dims(x: Any, pads: list[int], mode: str = "constant", *_: Any) -> lis
 
 
 def _roll(c: AtenCall, x: Value, shifts: Any, dims: Any = ()) -> Value:
-    """Without dims: of the elements in a row."""
+    """Rolls along dims; without dims, the flattened elements."""
     shape = type_of(x).shape
     shifts, dims = (list(n) if isinstance(n, (list, tuple)) else [n] for n in (shifts, dims))
     y = x if dims else c.b.reshape(x, (product(shape),))
@@ -164,7 +164,7 @@ def _flip(c: AtenCall, x: Value, dims: list[int]) -> Value:
 
 
 def _pixel_shuffle(c: AtenCall, x: Value, factor: int) -> Value:
-    """`f[*,C*r*r,H,W]` as `f[*,C,H*r,W*r]`."""
+    """x f[*,C*r*r,H,W] -> f[*,C,H*r,W*r]."""
     *outer, _, h, w = type_of(x).shape
     apart = (*outer, c.type.shape[-3], factor, factor, h, w)
     n = len(outer)
@@ -173,7 +173,7 @@ def _pixel_shuffle(c: AtenCall, x: Value, factor: int) -> Value:
 
 
 def _pixel_unshuffle(c: AtenCall, x: Value, factor: int) -> Value:
-    """`f[*,C,H*r,W*r]` as `f[*,C*r*r,H,W]`."""
+    """x f[*,C,H*r,W*r] -> f[*,C*r*r,H,W]."""
     *outer, channels, _, _ = type_of(x).shape
     h, w = c.type.shape[-2:]
     apart = (*outer, channels, h, factor, w, factor)

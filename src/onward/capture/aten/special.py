@@ -1,5 +1,5 @@
-"""Functions that no op of ONNX computes, by series, in fp64: they subtract numbers that are nearly
-equal."""
+"""Functions that no op of ONNX computes, by series. They are computed in fp64, since they subtract
+nearly equal numbers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SCALED = (
     -9.568997344898934e-07, -1.7232672838100742e-06, 2.3448109158325173e-07,
     1.6414068409937087e-07,
 )  # fmt: skip
-_SHIFT = 7  # from where on Stirling's series serve
-# B(2n) / (2n (2n-1)) and B(2n) / 2n, n = 1..6, of the series of log gamma and of its slope
+_SHIFT = 7  # the argument from which Stirling's series are accurate enough
+# B(2n) / (2n (2n-1)) and B(2n) / 2n, n = 1..6, for the series of log gamma and of digamma
 # (https://dlmf.nist.gov/5.11)
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _SLOPE = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760)
@@ -36,7 +36,7 @@ def _made(c: AtenCall, y: Value) -> Value:
 
 
 def _positive(c: AtenCall, x: Value) -> tuple[Value, Value]:
-    """Whether x is below 0, and |x|, whose slope at 0 is that of x."""
+    """Returns whether x is below 0, and |x| with the gradient of x at 0."""
     below = c.b.Less(x, 0.0)
     return below, c.b.Where(below, c.b.Neg(x), x)
 
@@ -49,7 +49,7 @@ def _polynomial(c: AtenCall, x: Value, factors: tuple[float, ...]) -> Value:
 
 
 def _log_scaled(c: AtenCall, x: Value) -> Value:
-    """log(erfc(x) exp(x^2)) of x >= 0."""
+    """Returns log(erfc(x) exp(x^2)) for x >= 0."""
     half = c.b.Add(c.b.Mul(x, 0.5), 1.0)
     s = c.b.Sub(c.b.Div(c.b.scalar(2.0, DType.DOUBLE), half), 1.0)
     return c.b.Sub(_polynomial(c, s, _SCALED), c.b.Log(half))
@@ -69,13 +69,13 @@ def _erfcx(c: AtenCall, x: Value) -> Value:
     x = _precise(c, x)
     below, size = _positive(c, x)
     scaled = c.b.Exp(_log_scaled(c, size))
-    # chosen before the exponential too, which of a large x overflows
+    # 0 for x >= 0, where the exponential of a large square would overflow
     square = c.b.Mul(x, c.b.Where(below, x, 0.0))
     return _made(c, c.b.Where(below, c.b.Sub(c.b.Mul(c.b.Exp(square), 2.0), scaled), scaled))
 
 
 def _log_ndtr(c: AtenCall, x: Value) -> Value:
-    """The log of the standard normal distribution function: log(erfc(-x / sqrt 2) / 2)."""
+    """The log of the standard normal cumulative distribution: log(erfc(-x / sqrt 2) / 2)."""
     u = c.b.Mul(_precise(c, x), -math.sqrt(0.5))
     above = c.b.Greater(u, 0.0)
     low = c.b.Where(above, u, 0.0)
@@ -85,8 +85,8 @@ def _log_ndtr(c: AtenCall, x: Value) -> Value:
 
 
 def _reflected(c: AtenCall, x: Value) -> tuple[Value, Value, Value]:
-    """Whether x is above 0; x, or 1 - x where it is not; and there the angle of the reflection,
-    in -pi/2 .. pi/2."""
+    """Returns, for the reflection formula, whether x is above 0; x there, 1 - x elsewhere; and the
+    angle pi (x - round(x)) where x is not above 0."""
     above = c.b.Greater(x, 0.0)
     far = c.b.Where(above, x, c.b.Sub(1.0, x))
     angle = c.b.Mul(c.b.Sub(x, c.b.Round(x)), math.pi)
@@ -94,7 +94,7 @@ def _reflected(c: AtenCall, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _series(c: AtenCall, z: Value, factors: tuple[float, ...]) -> Value:
-    """The sum of factors[n] / z^2n over n."""
+    """Returns the sum over n of factors[n] / z^(2n)."""
     once = c.b.Reciprocal(z)
     return _polynomial(c, c.b.Mul(once, once), factors)
 

@@ -1,5 +1,5 @@
-"""Guards of a capture on the numbers and the memory of a batch.
+"""Guards on the numbers in a batch, which a capture presumes to hold.
 
-In: a program, the first batch. Out: facts that say of a later batch whether they hold.
-Imports: `trace`, `translate`.
+In: an exported program, the first batch. Out: presumptions (`Pinned`, `Shown`, `Unchanged`) whose
+`holds(tensors)` checks a later batch. Imports: `trace`, `translate`.
 """

@@ -1,12 +1,12 @@
-"""The choice between an attention's two forms; the compact one presumes something of a batch.
+"""Chooses between the compact and the dense mask of an attention, per capture.
 
-A compact mask gives 0 in a row of queries that sees no key. So does torch's sdpa under a mask of
-bools, and then there is no choice. Elsewhere eager PyTorch adds the least float to every score of
-such a row, whose probabilities are then equal: the compact form holds for batches without such
-rows, which is checked on every batch, and others get a capture with the mask written out.
+The two differ for a query that sees no key. With a compact mask its result is 0, as in torch's sdpa
+with a boolean mask, where there is no choice to make. Elsewhere eager PyTorch adds the lowest float
+to all of its scores, so that its probabilities are uniform. There the compact form presumes that
+every query sees a key, which is checked on every batch; others get a capture with the dense mask.
 
-Under torch's sdpa and a mask that is added, such batches are refused: its gradient there is not
-that of its loss, since it keeps `peak + log(sum)`, in which so large a peak absorbs the sum.
+With torch's sdpa and a float mask, batches with such a query are refused: PyTorch's gradient is
+wrong there, since sdpa saves `peak + log(sum)`, in which so large a peak absorbs the sum.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from onward.capture.translate.batch_program import KnownInputs
 from onward.errors import CaptureError
 
 _MASK, _PADDING, _BIAS, _CAUSAL, _COMPACT = 3, 4, 5, 6, 9  # arguments of onward::attention
-_HIDDEN = -1e30  # what is added to a score that is not to count
+_HIDDEN = -1e30  # a float mask at or below this hides a key
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Every row of queries sees a key, under the mask that `steps` make of the batch's leaves.
+    """The presumption that every query sees a key under a mask.
 
-    first: attention is causal, so that the first key has to be visible. added: the mask is added
-    by torch's sdpa, which gives 0 in a row that -infinity hides throughout, as the graph does.
+    mask: the mask's node. steps: the nodes that compute it from what is `given`, the batch.
+    first: whether attention is causal, so that the first key has to be visible. added: whether
+    sdpa adds the mask to the scores; a query whose mask is -infinity throughout is then allowed,
+    since sdpa and the graph both give 0.
     """
 
     mask: Any
@@ -39,6 +41,7 @@ class Shown:
     added: bool = False
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Returns whether a batch's tensors fulfil the presumption."""
         found: dict[Any, Any] = {}
         with torch.no_grad():
             for node in self.steps:
@@ -51,12 +54,13 @@ class Shown:
 
 
 def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
-    """Leaves each attention of the exported program one form, the compact one where this batch
-    allows it, and nothing that nobody reads. Returns what was presumed."""
+    """Leaves each attention of an exported program one form of its mask, the compact one if the
+    first batch allows it, and removes unread nodes. Returns the presumptions to check on later
+    batches. Raises CaptureError where a query sees no key and PyTorch's gradient is wrong."""
     given = KnownInputs(program)
     presumed: dict[tuple[Any, bool], Shown | None] = {}
     for module in _modules(program.graph_module):
-        _drop_unread(module.graph)  # of an attention that nobody reads nothing is presumed
+        _drop_unread(module.graph)  # an attention that nothing reads needs no presumption
         for node in module.graph.nodes:
             if node.target is torch.ops.aten.scaled_dot_product_attention.default:
                 _presume_of_added(node, given, tensors, presumed)
@@ -94,8 +98,8 @@ def _presume_of_added(
     tensors: Sequence[torch.Tensor],
     presumed: dict[tuple[Any, bool], Shown | None],
 ) -> None:
-    """Notes what is presumed of torch's sdpa under an added mask of the user's own. Raises
-    CaptureError where this batch has a row of queries that sees no key."""
+    """Adds the presumption about a float mask that the user passes to torch's sdpa. Raises
+    CaptureError where the first batch has a query that sees no key."""
     mask = [*node.args, None][3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if mask is None or not mask.meta["val"].is_floating_point() or (mask, False) in presumed:
         return
@@ -107,13 +111,13 @@ def _presume_of_added(
 
 
 def _shown(mask: Any, first: bool, given: KnownInputs) -> Shown | None:
-    """The presumption about a mask; None where it is not made of the batch alone."""
+    """Returns the presumption about a mask; None where more than the batch decides the mask."""
     steps = given.steps(mask)
     return None if steps is None else Shown(mask, steps, given, first)
 
 
 def _modules(module: Any) -> Iterator[Any]:
-    """A program's graph module and those of its regions."""
+    """Yields a program's graph module and those of its gradient-mode regions."""
     yield module
     for _, inner in module.named_children():
         if isinstance(inner, torch.fx.GraphModule):
@@ -121,6 +125,7 @@ def _modules(module: Any) -> Iterator[Any]:
 
 
 def _drop_unread(graph: Any) -> None:
+    """Removes nodes that nothing reads, unless they write."""
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node.users:
             continue

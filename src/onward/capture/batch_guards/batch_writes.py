@@ -1,8 +1,8 @@
-"""Writes into a batch's tensors: a forward may make them where they change nothing.
+"""Writes in place into a batch's tensors, which are allowed where they change no numbers.
 
-Eager PyTorch leaves the user's tensor changed; a step leaves a batch as it is. `positions.clamp_()`
-of positions within the limits changes none, which is checked on every batch by what the forward
-computes of the batch alone. Another batch is refused.
+Eager PyTorch would leave the user's tensor changed; a step does not. `positions.clamp_()` changes
+nothing if the positions are within limits, which is checked on every batch by evaluating the nodes
+that compute the written numbers. A batch that would change is refused.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from onward.errors import CaptureError
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A leaf of the batch holds, before the forward, what `steps` write into it."""
+    """The presumption that a leaf of the batch already holds what the forward writes into it.
+
+    leaf: its placeholder. steps: the nodes that compute the numbers, from what is `given`, the
+    batch."""
 
     leaf: Any
     steps: tuple[Any, ...]
     given: KnownInputs
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Returns whether a batch's tensors fulfil the presumption."""
         found: dict[Any, Any] = {}
         with torch.no_grad():
             for node in self.steps:
@@ -40,9 +44,10 @@ def require_unchanged(
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
 ) -> list[Unchanged]:
-    """Raises CaptureError where a batch's tensor holds other numbers after the forward than before,
-    or where more than the batch decides that. batch: a leaf's node -> those that write into it;
-    tensors, names: of the leaves."""
+    """Returns the presumptions about the leaves that the forward writes into. Raises CaptureError
+    where it changes the first batch's numbers, or where more than the batch decides them. batch:
+    leaf's placeholder -> nodes that write into it. tensors, names: the leaves' of the first batch.
+    """
     given, found = KnownInputs(program), []
     for leaf, writers in batch.items():
         if not writers:

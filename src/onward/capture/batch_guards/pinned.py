@@ -1,8 +1,8 @@
-"""Answers that a capture was made with, asked again of every later batch.
+"""Pins the answers to data branches (`if mask.any():`) that a capture was made with.
 
-A question of the forward's (`trace/data_branches.py`) is a program over the batch's leaves. A batch
-that answers otherwise gets a capture of its own. Questions that parameters or random numbers decide
-are refused: their answers change from step to step.
+Each question of the forward (`trace/data_branches.py`) becomes a program over the batch's leaves,
+which runs on every later batch. A batch with another answer gets a capture of its own. A question
+that parameters or random numbers decide is refused, since its answer changes from step to step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _COMPARES = (*_LESS, "le.Scalar", "gt.Scalar", "ge.Scalar")
 
 @dataclass(frozen=True)
 class Pinned:
-    """One question, as a program over the batch's leaves, and the answer of the capture."""
+    """The presumption that `question`, a program over the batch's leaves, gives `answer`."""
 
     question: torch.fx.GraphModule
     answer: Any
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Returns whether a batch's tensors give the answer."""
         with torch.no_grad():
             made = self.question(*[t.detach() for t in tensors])
         return bool(said(made, type(self.answer)) == self.answer)
@@ -40,11 +41,11 @@ class Pinned:
 def take(
     program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor], model: torch.nn.Module
 ) -> list[Pinned]:
-    """Takes the questions, which are the program's last outputs, out of it. answers: what they were
-    answered. tensors: the first batch's leaves. model: the one that asks.
+    """Removes the questions, the program's last outputs, and returns them with their answers.
 
-    Raises CaptureError for one that does not follow from the batch, or that the trace has mistaken
-    for another.
+    answers: those of the traced run, in order. tensors: the first batch's leaves. model: the module
+    whose forward asks. Raises CaptureError for a question that the batch does not decide, or where
+    the trace asked other questions than the first run.
     """
     output = next(n for n in program.graph.nodes if n.op == "output")
     results = output.args[0]
@@ -58,15 +59,15 @@ def take(
     ]
     if not all(pinned.holds(tensors) for pinned in found):
         raise CaptureError(
-            "data-dependent control flow: the forward asks other tensors while it is traced; fix: "
-            "compute both sides and choose with torch.where"
+            "data-dependent control flow: the forward branches on other tensors in a trace than in "
+            "eager mode; fix: compute both sides and choose with torch.where"
         )
     output.args = (tuple(kept),)
     return found
 
 
 def _undecided(node: Any, model: torch.nn.Module) -> CaptureError:
-    """Says what a question is about that does not follow from the batch."""
+    """Returns the error for a question that the batch does not decide."""
     where = list((node.meta.get("nn_module_stack") or {}).values())
     path = (where[-1][0] if where else "").replace("L['self'].model", "model")
     place = path.removeprefix("model").removeprefix(".")
@@ -99,12 +100,12 @@ def _question(
             held[step] = graph.call_function(size, tuple(places))
         elif leaf is not None:
             held[step] = places[leaf]
-            if writes:  # which lie elsewhere, but `contiguous()` may give the same
+            if writes:  # not into leaves, but `leaf.contiguous()` may be the leaf itself
                 held[step] = graph.call_function(torch.ops.aten.clone.default, (places[leaf],))
         elif step.name in given.constants:
             constants.register_buffer(step.name, given.constants[step.name], persistent=False)
             held[step] = graph.get_attr(step.name)
-        elif step.op == "get_attr":  # a region
+        elif step.op == "get_attr":  # the body of a gradient-mode region
             constants.add_module(step.target, getattr(step.graph.owning_module, step.target))
             held[step] = graph.get_attr(step.target)
         else:
@@ -114,8 +115,8 @@ def _question(
 
 
 def _never(node: Any, answer: Any) -> bool:
-    """Whether a question asks if a random number from 0 to 1 lies below 0 or less: layers are
-    dropped with such a probability."""
+    """Returns whether a question asks if a random number in [0, 1) is below a threshold <= 0, which
+    it never is: layer drop with probability 0 asks so."""
     node = _bare(node)
     if answer or node.op != "call_function" or _name(node) not in _LESS or node.args[1] > 0:
         return False
@@ -124,7 +125,7 @@ def _never(node: Any, answer: Any) -> bool:
 
 
 def _bare(node: Any) -> Any:
-    """What a node is a copy of."""
+    """Returns the node that a chain of detach and clone starts from."""
     while node.op == "call_function" and _name(node) in ("detach.default", "clone.default"):
         node = node.args[0]
     return node

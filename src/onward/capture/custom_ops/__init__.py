@@ -1,7 +1,7 @@
-"""Operators of our own that stand in an exported program for what it is to keep whole.
+"""Custom ops, which an exported program records whole instead of their parts.
 
-In: tensors of a trace. Out: nodes `onward::attention`, `onward::recurrent`, `onward::ctc_loss`,
-`onward::rows_by_group`, which the import of this room registers. Imports: torch alone.
+In: tensors of a trace. Out: one node `onward::attention`, `onward::recurrent`, `onward::ctc_loss`
+or `onward::rows_by_group`; importing this room registers the ops. Imports: `model_state`.
 """
 
 from onward.capture.custom_ops import attention, ctc, grouped, recurrent

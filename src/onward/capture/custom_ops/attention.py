@@ -1,4 +1,4 @@
-"""`onward::attention`: the op that stands for a whole attention in an exported program."""
+"""`onward::attention`: a whole attention as one op of an exported program."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def attention(
     ratio: float,
     compact_only: bool,
 ) -> torch.Tensor:
-    """Placeholder op that an export records whole: q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E].
+    """Placeholder op: q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E] -> f[B,H,Q,E].
 
-    The mask is said by `mask` (bool: true may attend; float: added to the scores), or in compact
-    form: padding b[B,1,1,S], a bias that is added and may be trained, causality. Where both are
-    said they mean the same but for rows of queries that see no key at all; there `mask` is right,
-    and `attention_forms.choose` takes one of the two, or refuses where `compact_only`.
+    The mask is given by `mask` (bool: true may attend; float: added to the scores), or in compact
+    form by `padding` b[B,1,1,S], `bias` (added, may be trained) and `is_causal`. If both are given,
+    they differ only for queries that see no key, for which `mask` is right:
+    `attention_forms.choose` keeps one of the two, or refuses the dense one if `compact_only`.
+    ratio: the dropout probability.
     """
     raise NotImplementedError("onward::attention exists during capture only")
 
@@ -36,7 +37,7 @@ def _(
     ratio: float, compact_only: bool,
 ) -> Any:  # fmt: skip
     for added in (mask, padding, bias):
-        if added is not None:  # its dims and those of the scores are then known to be equal
+        if added is not None:  # makes the export record that its dims equal those of the scores
             added.expand(*q.shape[:-1], k.shape[-2])
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 

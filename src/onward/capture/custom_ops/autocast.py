@@ -1,4 +1,4 @@
-"""Results under `torch.autocast`, which knows nothing of operators of our own."""
+"""Casts results of custom ops as `torch.autocast` would, which does not know these ops."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 
 def as_product(y: torch.Tensor) -> torch.Tensor:
-    """`y` in the type that autocast gives a product, where it is on. Called where a trace records
-    the operator: within its fake kernel autocast is off."""
+    """Returns `y` in autocast's dtype for products, if autocast is on. To be called where a trace
+    records the op: within the op's fake kernel autocast is off."""
     device = y.device.type
     return y.to(torch.get_autocast_dtype(device)) if _is_cast(y) else y
 
 
 def as_loss(y: torch.Tensor) -> torch.Tensor:
-    """`y` in f32, where autocast is on."""
+    """Returns `y` in f32, if autocast is on."""
     return y.float() if _is_cast(y) else y
 
 

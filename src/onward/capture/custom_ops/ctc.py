@@ -1,5 +1,5 @@
-"""`onward::ctc_loss`: stands for torch's in an exported program. An export cannot run torch's own,
-whose tables are as large as the longest label says."""
+"""`onward::ctc_loss`: replaces torch.ctc_loss in a trace. An export cannot trace torch's own, which
+allocates a table as large as the longest label."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def ctc_loss(
     reduction: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """log_probs f[T,N,C], targets i64[N,S] or one after the other i64[*], lengths i64[N] -> a loss
-    of each sample f[N] (reduction 0), their mean by labels (1) or their sum (2)."""
+    """Placeholder op: log_probs f[T,N,C], targets i64[N,S] or concatenated i64[*], lengths i64[N]
+    -> the loss of each sample f[N] (reduction 0), their mean, each divided by its number of labels
+    (1), or their sum (2)."""
     raise NotImplementedError("onward::ctc_loss exists during capture only")
 
 
@@ -42,8 +43,8 @@ def recorded(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Stands for `torch.ctc_loss`."""
-    one = log_probs.dim() == 2  # a sample alone
+    """Replaces `torch.ctc_loss`: one op `onward::ctc_loss`, with arguments in its form."""
+    one = log_probs.dim() == 2  # a single sample, without the dim N
     if one:
         log_probs = log_probs.unsqueeze(1)
         targets = targets.reshape(1, -1) if targets.dim() == 1 else targets

@@ -1,5 +1,5 @@
-"""`onward::rows_by_group`: stands in an exported program for a product of each row with the matrix
-of its group, in every dtype; torch's own `_grouped_mm` knows some alone."""
+"""`onward::rows_by_group`: a product of each row with the matrix of its group, in any dtype;
+torch's own `_grouped_mm` supports some only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 @torch.library.custom_op("onward::rows_by_group", mutates_args=())
 def rows_by_group(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """x f[S,K], matrices f[E,K,N], ends i64[E] -> f[S,N]. Group e ends before row ends[e]; rows of
-    no group are 0."""
+    """x f[S,K], matrices f[E,K,N], ends i64[E] -> f[S,N]. Group e has the rows from ends[e-1] up to
+    ends[e]; rows after the last group give 0."""
     y = x.new_zeros(x.shape[0], matrices.shape[2])
     for matrix, (start, end) in zip(matrices, pairwise([0, *ends.tolist()]), strict=True):
         y[start:end] = x[start:end] @ matrix

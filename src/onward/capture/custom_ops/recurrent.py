@@ -1,5 +1,5 @@
-"""`onward::recurrent`: stands for PyTorch's recurrent layers in an exported program. An export
-would go through the steps one by one, and hold the sizes of the batch fast."""
+"""`onward::recurrent`: replaces PyTorch's recurrent layers in a trace. An export would unroll the
+steps, and specialize the batch's sizes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[torch.Tensor]:
-    """x f[T,N,I], with `batch_first` f[N,T,I]; states f[D,N,P], of an lstm cells f[D,N,H] too, D
-    layers and directions -> the states of the last layer, and those of all layers at their end.
-    weights: as PyTorch orders them."""
+    """Placeholder op: x f[T,N,I] (f[N,T,I] if `batch_first`), states [f[D,N,P]] (for an LSTM also
+    the cells f[D,N,H]) with D = layers * directions -> [the last layer's states at all steps
+    f[T,N,P * directions], then the final states in the form of `states`]. weights: in PyTorch's
+    order."""
     raise NotImplementedError("onward::recurrent exists during capture only")
 
 
@@ -45,16 +46,17 @@ def _(
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     samples = x.shape[0 if batch_first else 1]
-    torch._check(x.shape[2] == weights[0].shape[1])  # then known to be equal
+    torch._check(x.shape[2] == weights[0].shape[1])  # so that the export records the equality
     for state in states:
         torch._check(state.shape[1] == samples)
     width = states[0].shape[2] * (2 if bidirectional else 1)
-    y = states[0].new_empty((*x.shape[:2], width))  # under autocast x may be of another dtype
+    y = states[0].new_empty((*x.shape[:2], width))  # not by x, whose dtype autocast may change
     return [y, *(torch.empty_like(s) for s in states)]
 
 
 def _recorded(kind: str) -> Callable[..., Any]:
-    """Stands for `torch.lstm` and its like."""
+    """Returns the replacement for `torch.lstm`, `torch.gru`, ... It raises CaptureError for packed
+    sequences."""
 
     def record(*args: Any, **more: Any) -> Any:
         if "batch_sizes" in more:
@@ -75,11 +77,11 @@ def _recorded(kind: str) -> Callable[..., Any]:
 
 
 def _states_dtype_from(kind: str, x: torch.Tensor, states: list[torch.Tensor]) -> int:
-    """Returns the index of the first result to which autocast leaves the dtype of the states. Those
+    """Returns the index of the first result that keeps the states' dtype under autocast; those
     before it have the dtype of autocast's products.
 
-    On a CPU a GRU, and an LSTM outside of oneDNN, add the products to the states in their dtype. A
-    projection of an LSTM is a product, but not its cells.
+    On a CPU a GRU, and an LSTM outside of oneDNN, compute in the states' dtype. In an LSTM with a
+    projection, the projected states are products, the cells are not.
     """
     if x.device.type != "cpu" or kind not in ("gru", "lstm"):
         return 1 + len(states)
@@ -91,7 +93,7 @@ def _states_dtype_from(kind: str, x: torch.Tensor, states: list[torch.Tensor]) -
 
 
 def _is_for_onednn(x: torch.Tensor) -> bool:
-    """Returns whether eager PyTorch runs an LSTM without projection in oneDNN."""
+    """Returns whether eager PyTorch uses oneDNN for an LSTM without projection on a CPU."""
     if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
         return False
     supported = {
@@ -103,14 +105,14 @@ def _is_for_onednn(x: torch.Tensor) -> bool:
 
 def _refuse_packed(*_: Any, **__: Any) -> Any:
     raise CaptureError(
-        "a packed sequence (torch.nn.utils.rnn), whose rows only the data count; fix: give the "
-        "layer the padded sequence, and mask what it returns"
+        "a packed sequence (torch.nn.utils.rnn) has a number of rows that depends on the data; "
+        "fix: give the layer the padded sequence, and mask what it returns"
     )
 
 
 @contextmanager
 def recurrent_layers_kept_whole() -> Iterator[None]:
-    """Within it, a recurrent layer is one op."""
+    """A context in which a recurrent layer is one op, and packed sequences raise CaptureError."""
     places: list[Patch] = [
         (owner, name, _recorded(kind)) for name, kind in _KINDS.items() for owner in (_VF, torch)
     ]

@@ -1,6 +1,6 @@
-"""Capture of Hugging Face models: attention whole, masks in compact form, settings, TRL's loss.
+"""Capture of Hugging Face models: attention as one op, compact masks, settings, TRL's loss.
 
-In: a transformers model. Out: patches of transformers' functions for the time of a trace, keyword
+In: a transformers model. Out: contexts that patch transformers' functions during a trace, keyword
 arguments that a capture adds. Imports: `custom_ops`, `mode_reads`, `model_state`.
 """
 

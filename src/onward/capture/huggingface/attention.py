@@ -1,8 +1,8 @@
-"""Transformers' attention functions: a plain one becomes one `onward::attention`.
+"""Replaces transformers' attention functions by one `onward::attention` during a trace.
 
-Where a mask that Transformers made reaches torch's sdpa or a plain `eager_attention_forward`, the
-graph gets one Attention node with the mask's compact form, and nobody reads the dense one. An
-attention function of another kind is traced as it is written.
+Where a mask built by transformers reaches sdpa or a plain `eager_attention_forward`, the graph gets
+one Attention node with the mask in compact form, and the dense mask goes unread. Any other
+attention function is traced as it is written.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ _USUAL = {
 
 
 class _Attentions:
-    """The functions that stand in for transformers' own while a capture runs."""
+    """Makes the replacements for transformers' attention functions.
+
+    plain: plain `eager_attention_forward` -> the forms in which it is plain (`plain_functions`).
+    masks: the masks that transformers' mask functions have built in this capture.
+    """
 
     def __init__(self, plain: dict[Function, set[str]], masks: Masks) -> None:
         self._plain, self._masks = plain, masks
 
     def sdpa(self, original: Function) -> Function:
-        """In place of transformers' `sdpa_attention_forward`."""
+        """Returns the replacement for transformers' `sdpa_attention_forward`. It raises
+        CaptureError for a mask of another shape or dtype, and for inconsistent causality."""
 
         def forward(
             module: torch.nn.Module,
@@ -66,7 +71,8 @@ class _Attentions:
             if made is not None and made.causal and is_causal is False:
                 is_causal = None if _says_so_without_mask(type(module)) else is_causal
             own = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
-            single = isinstance(query.shape[2], int) and query.shape[2] == 1  # else it is a symbol
+            # a symbolic number of queries is above 1
+            single = isinstance(query.shape[2], int) and query.shape[2] == 1
             own = own and not single
             if made is not None and made.optional and made.causal != own:
                 raise CaptureError(
@@ -88,7 +94,7 @@ class _Attentions:
         return forward
 
     def eager(self, original: Function) -> Function:
-        """In place of an `eager_attention_forward`; itself where it is not a plain one."""
+        """Returns the replacement for an `eager_attention_forward`: itself if it is not plain."""
         forms = self._plain.get(original)
         if not forms:
             return original
@@ -105,7 +111,7 @@ class _Attentions:
             position_bias: torch.Tensor | None = None,
             **kwargs: Any,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            # some modules ask for the probabilities
+            # a caller may ask for the attention probabilities too
             asked = kwargs.get("output_attentions") or getattr(
                 getattr(module, "config", None), "output_attentions", False
             )
@@ -141,8 +147,8 @@ class _Attentions:
 
 @functools.cache
 def _says_so_without_mask(module: type[torch.nn.Module]) -> bool:
-    """Whether a module's `is_causal=False` is that of a mask that is there, and without one its
-    attention is causal: GPT-2 of transformers 4."""
+    """Returns whether a module passes `is_causal=False` only because it has a mask, and is causal
+    without one, as GPT-2 in transformers 4 does."""
     try:
         text = inspect.getsource(inspect.unwrap(module.forward))
     except (OSError, TypeError):  # no file has it
@@ -163,7 +169,7 @@ def _call(
     ratio: float,
     compact_only: bool = False,
 ) -> torch.Tensor:
-    """The attention of a capture: `f[B,H,T,K]` in, `f[B,T,H,K]` out."""
+    """Calls `onward::attention`: query f[B,H,T,K], key, value f[B,H/groups,S,K] -> f[B,T,H,K]."""
     groups = getattr(module, "num_key_value_groups", 1)
     if groups != 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -172,15 +178,15 @@ def _call(
         query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
     )
     out = as_product(out)
-    return out.transpose(1, 2).contiguous()  # as eager's, which some models `view`
+    return out.transpose(1, 2).contiguous()  # as in eager mode: some models call `view` on it
 
 
 @contextmanager
 def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
-    """Within it, the Hugging Face modules of `model` attend through `onward::attention`.
+    """A context in which the Hugging Face modules of `model` call `onward::attention`.
 
-    `own_positions`: the batch brings position ids, which may mark packed documents. Where it does
-    not, the model counts positions itself and the search for packed documents is left out.
+    own_positions: whether the batch has position ids, which may mark packed documents. If not, the
+    model counts positions itself, and its search for packed documents is skipped.
     """
     if not configs_with_sdpa(model):
         yield
@@ -214,7 +220,7 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
 
 
 def _is_own(function: Any) -> bool:
-    """Whether a function is transformers' own, not one that a user registered under its name."""
+    """Returns whether a function is transformers' own, not one that a user has registered."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 

@@ -1,7 +1,7 @@
-"""Masks of the versions of transformers that give mask functions `cache_position`, i64[Q].
+"""Supports versions of transformers whose mask functions take `cache_position`, i64[Q].
 
-Later ones give the number of queries and their offset. A model makes `cache_position` by
-`torch.arange(0, Q)` unless it is given one.
+In later versions they take the number of queries and an offset. A model computes `cache_position`
+as `torch.arange(0, Q)` unless it is passed one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ offsets_hidden = (
 
 
 class Counted(TorchFunctionMode):
-    """Within it, the results of `torch.arange(n)` and `torch.arange(0, n)` are remembered."""
+    """A mode that remembers the results of `torch.arange(n)` and `torch.arange(0, n)`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Counted(TorchFunctionMode):
         return result
 
     def from_zero(self, positions: torch.Tensor) -> bool:
-        """Whether positions are an `arange` from 0 that nothing has written into since."""
+        """Returns whether `positions` is such a result, and has not been written into since."""
         _, version = self._ranges.get(id(positions), (None, -1))
         return version == positions._version
 
@@ -52,15 +52,15 @@ def _counts_from_zero(*args: Any, start: Any = 0, step: Any = 1, **_: Any) -> bo
 
 @functools.cache
 def given_to_masks() -> bool:
-    """Whether the version of transformers gives mask functions `cache_position`."""
+    """Returns whether this version's mask functions take `cache_position`."""
     from transformers import masking_utils
 
     return "cache_position" in inspect.signature(masking_utils.sdpa_mask).parameters
 
 
 def broadcast(original: Function, added: bool, kwargs: dict[str, Any]) -> torch.Tensor:
-    """The mask `b[B,1,Q,K]` of any mask function, or floats; by `torch.vmap`, which no graph has,
-    only where somebody's own function may need it."""
+    """Returns the mask b[B,1,Q,K] (f if `added`) of any mask function. Evaluates functions of
+    transformers by broadcasting; only a user's own may need `torch.vmap`, which no graph holds."""
     positions, function = kwargs.get("cache_position"), kwargs["mask_function"]
     if not _is_elementwise(function):
         return original(**kwargs)
@@ -90,8 +90,8 @@ def broadcast(original: Function, added: bool, kwargs: dict[str, Any]) -> torch.
 
 
 def _is_elementwise(function: Any) -> bool:
-    """Whether a mask function, and all that it is composed of, is transformers' own. Those are
-    written for single indices, with comparisons and lookups that take tensors as well."""
+    """Returns whether a mask function, and all that it is composed of, is transformers' own. These
+    are written for single indices, but their comparisons and lookups accept tensors."""
     return all(_is_own(f) for f in _functions_in(function))
 
 

@@ -1,8 +1,8 @@
-"""TRL's log-probabilities in chunks, as the operators that they are made of.
+"""Replaces TRL's chunked log-probabilities by plain operators during a trace.
 
-TRL's trainers take the head and the loss of a language model together, by a function whose forward
-and backward go through the vocabulary in pieces (`trl.kernels.ChunkedLogProbFunction`). A graph has
-its own way of not keeping logits; it is given the plain form.
+TRL's trainers compute a language model's head and loss in one function, whose forward and backward
+process the vocabulary in chunks (`trl.kernels.ChunkedLogProbFunction`) so as not to keep all
+logits. A graph has a fusion of its own for that, which starts from the plain form.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MODULE, _CLASS = "trl.kernels.chunked_logprob", "ChunkedLogProbFunction"
 
 @contextmanager
 def log_probs_kept_whole() -> Iterator[None]:
-    """Within it, TRL's function is the plain one, where TRL is imported and its function takes what
-    the plain one does."""
+    """A context in which TRL's function is `log_probs`, if TRL is imported and its function has the
+    same parameters."""
     found = getattr(sys.modules.get(_MODULE), _CLASS, None)
     takes = inspect.signature(found.forward).parameters if found is not None else {}
     known = ["ctx", *inspect.signature(log_probs).parameters]
@@ -43,9 +43,9 @@ def log_probs(
     logit_scale: float = 1.0,
     outputs: tuple[str, ...] = (),
 ) -> tuple[torch.Tensor | None, ...]:
-    """hidden f32[N,H], weight f32[V,H], bias f32[V], targets i64[N] -> of each row, the target's
-    log-probability, the entropy, log(sum p^2), the mean of the logits (f32[N]) and whether the
-    target is the first of the largest (bool[N]); all but the first None where not in `outputs`."""
+    """hidden f32[N,H], weight f32[V,H], bias f32[V], targets i64[N] -> for each row the target's
+    log-probability, the entropy, log(sum p^2), the mean of the logits (f32[N]), and whether the
+    argmax is the target (bool[N]). All but the first are None unless in `outputs`."""
     z = F.linear(hidden, weight, bias).float()
     if logit_scale != 1.0:
         z = z * logit_scale
@@ -56,7 +56,7 @@ def log_probs(
     told: dict[str, Any] = {}
     if "entropy" in outputs:
         told["entropy"] = torch.logsumexp(z, -1) - (torch.softmax(z, -1) * z).sum(-1)
-    fixed = z.detach()  # which these, in TRL, pass no gradient to
+    fixed = z.detach()  # TRL gives the following outputs no gradient
     if "log_sum_sq_probs" in outputs:
         told["log_sum_sq_probs"] = torch.logsumexp(2 * fixed, -1) - 2 * torch.logsumexp(fixed, -1)
     if "mean_logits" in outputs:

@@ -1,8 +1,8 @@
-"""Transformers' mask functions: dense masks whose makings are remembered.
+"""Replaces transformers' mask functions by ones that record the padding and causality of a mask.
 
-Transformers builds a dense `b[B,1,T,T]` mask from ~30 nodes. While a capture runs, its mask
-functions still return that mask, and remember what it was made of: (padding, causal). Whoever reads
-the mask himself finds what eager PyTorch gives him.
+Transformers builds a dense b[B,1,T,T] mask from about 30 nodes. During a capture its mask functions
+return an equal mask, and remember what it was built from: (padding, causal). Code that reads the
+mask itself gets the same numbers as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class DenseMask:
-    """A dense mask and what it was made of. padding: b[B,1,1,S].
+    """A dense mask and what it was built from.
 
-    optional: torch's sdpa is given no mask at all where the batch hides no token.
+    dense: b[B,1,Q,K], or floats to add to the scores. version: its `_version`, to notice writes.
+    padding: b[B,1,1,S]; None without padding. causal: whether a query sees only keys up to its own
+    position. optional: whether eager mode passes no mask to sdpa if the batch hides no token.
     """
 
     dense: torch.Tensor
@@ -45,8 +47,8 @@ def _dense(
     dtype: torch.dtype = torch.float32,
     **_: Any,
 ) -> torch.Tensor:
-    """What transformers' mask function makes of the same, `b[B,1,Q,K]` or floats, in fewer nodes:
-    tracing its own takes as long as one to two layers."""
+    """Returns what transformers' mask function would, b[B,1,Q,K] or floats if `added`, in fewer
+    nodes: tracing transformers' own takes as long as one or two layers. keys: b[B,1,1,K]."""
     if causal:
         q, k = (torch.arange(n, device=device) for n in (q_length, kv_length))
         mask = k <= q[:, None]
@@ -63,13 +65,13 @@ class Masks:
     """The masks of one capture."""
 
     def __init__(self, counted: Counted | None = None) -> None:
-        """counted: the ranges that the forward makes, where the version's mask functions are given
-        `cache_position`."""
+        """counted: the forward's `arange` results, if mask functions take `cache_position`."""
         self._made: dict[int, DenseMask] = {}
         self._counted = counted
 
     def remembering(self, original: Function, added: bool) -> Function:
-        """The mask function `original`, whose masks are remembered. added: they are floats."""
+        """Returns a replacement for the mask function `original` that remembers its masks. added:
+        whether they are floats, to be added to the scores."""
         from transformers import masking_utils
 
         bidirectional = getattr(masking_utils, "bidirectional_mask_function", None)
@@ -89,13 +91,13 @@ class Masks:
             else:
                 optional = kwargs.get("allow_is_bidirectional_skip", False)
             if known and optional and padding is None:
-                return None  # as in eager; a trace would be given a dense mask
+                return None  # as in eager mode; in a trace `original` would return a dense mask
             if positions is not None:
                 from_zero = self._counted is not None and self._counted.from_zero(positions)
                 if not from_zero and not added and kwargs.get("allow_is_causal_skip", True):
                     raise CaptureError(offsets_hidden)
                 known &= from_zero
-            # whether a batch hides anything is data, so a mask is always made
+            # whether a batch hides a token depends on its data, so a mask is always made
             if not known or (padding is not None and padding.shape[-1] != kwargs["kv_length"]):
                 never = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
                 return broadcast(original, added, {**kwargs, **never})
@@ -107,15 +109,16 @@ class Masks:
         return make
 
     def find(self, mask: torch.Tensor | None) -> DenseMask | None:
-        """What a mask was made of, where it is one of ours and as we made it."""
+        """Returns the record of a mask; None for another tensor, or one written into since."""
         made = self._made.get(id(mask))
         return made if made is not None and made.dense._version == made.version else None
 
 
 def require_kind(mask: torch.Tensor) -> None:
+    """Raises CaptureError unless a mask is 4-dim and of bools or floats."""
     if mask.dim() != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise CaptureError(
-            f"an attention mask of shape {tuple(mask.shape)} and {mask.dtype}; fix: give one of "
+            f"an attention mask of {mask.dtype} has shape {tuple(mask.shape)}; fix: give one of "
             "shape (batch, tokens), or (batch, 1, tokens, tokens) of bool (true may attend) or of "
             "the scores' float dtype (added to them)"
         )

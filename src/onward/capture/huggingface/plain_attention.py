@@ -17,8 +17,9 @@ Function = Callable[..., Any]
 
 
 def plain_functions(model: torch.nn.Module) -> dict[Function, set[str]]:
-    """The functions of the modules' files that compute `softmax(scale q k^T + bias + mask) v`, and
-    in which further forms. They are called with numbers: sinks, caps and the like show."""
+    """Returns the `eager_attention_forward` of each file of the model's classes, with the forms in
+    which it computes `softmax(scale q k^T + bias + mask) v`. They are found by calling it on random
+    numbers, so that attention sinks, soft caps and the like show."""
     found: dict[Function, set[str]] = {}
     classes = {c for m in model.modules() for c in type(m).__mro__}
     for file in {module_of(c) for c in classes}:
@@ -29,8 +30,8 @@ def plain_functions(model: torch.nn.Module) -> dict[Function, set[str]]:
 
 
 def _forms(function: Function) -> set[str]:
-    """Among "scale", "no scale", "bias", "groups": those in which the function is plain; none
-    without the first. groups: several heads of queries share one of keys."""
+    """Returns those of "scale", "no scale", "bias", "groups" in which a function is plain; none if
+    not with a scale. groups: several query heads share a key head."""
     parameters = inspect.signature(function).parameters
     if _reads_its_keywords(function) or not _agrees(function, scaling=0.3):
         return set()
@@ -45,7 +46,7 @@ def _forms(function: Function) -> set[str]:
 
 
 def _reads_its_keywords(function: Function) -> bool:
-    """Whether the body reads the dict of what it has no parameter for."""
+    """Returns whether the function's body reads its `**kwargs`."""
     rest = [
         p.name for p in inspect.signature(function).parameters.values() if p.kind == p.VAR_KEYWORD
     ]
@@ -59,7 +60,8 @@ def _reads_its_keywords(function: Function) -> bool:
 def _agrees(
     function: Function, scaling: float | None, biased: bool = False, groups: int = 1
 ) -> bool:
-    """Whether a function gives the formula's numbers, also in rows that see few keys or none."""
+    """Returns whether a function gives the formula's numbers, also for queries that see few keys or
+    none."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -80,7 +82,7 @@ def _agrees(
         want = (whole.softmax(-1) @ wide_v).transpose(1, 2)
         try:
             have, _ = function(module, q, k, v, added, scaling=scaling, dropout=0.0, **more)
-        except Exception:  # it needs what another module has
+        except Exception:  # it reads attributes that this module lacks
             return False
         if have.shape != want.shape or not torch.allclose(have, want, rtol=1e-5, atol=1e-5):
             return False

@@ -1,4 +1,4 @@
-"""Settings of a Hugging Face model that a capture reads."""
+"""Reads and checks settings of Hugging Face models: attention implementation, key/value cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLASH_LENGTHS = ("max_length_q", "max_length_k")  # transformers' FlashAttentio
 
 
 def configs_with_sdpa(model: torch.nn.Module) -> list[Any]:
-    """The distinct configs in the model whose attention is torch's sdpa or written out (eager)."""
+    """Returns the distinct configs in the model whose attention implementation is sdpa or eager."""
     found: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -41,7 +41,8 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def forward_defaults(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, bool]:
-    """Keyword arguments a capture adds: `use_cache=False`, since a cache is not a tensor."""
+    """Returns the keyword arguments that a capture adds: `use_cache=False` where the model would
+    return a key/value cache, which no graph holds."""
     takes = "use_cache" in inspect.signature(model.forward).parameters
     if takes and "use_cache" not in kwargs and keeps_cache(model):
         return {"use_cache": False}
@@ -49,35 +50,37 @@ def forward_defaults(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[
 
 
 def is_cache(x: Any) -> bool:
-    """Whether x is a cache that a transformers model keeps between the calls of a generation."""
+    """Returns whether x is a transformers key/value cache."""
     caches = sys.modules.get("transformers.cache_utils")
     return caches is not None and isinstance(x, caches.Cache)
 
 
 def cache_is_pointless(args: Sequence[Any], kwargs: Mapping[str, Any], gradients: bool) -> bool:
-    """Whether nobody generates by this call: gradients are asked for, or labels are given."""
+    """Returns whether a key/value cache is of no use to a call, which is no step of generation:
+    gradients are asked for, or labels are passed."""
     given = (kwargs, *args, *kwargs.values())
     return gradients or any(isinstance(x, Mapping) and x.get("labels") is not None for x in given)
 
 
 def keeps_cache(model: torch.nn.Module) -> bool:
-    """Whether a configuration in the model has `use_cache` on; of T5 it is its decoder's alone."""
+    """Returns whether any configuration in the model has `use_cache` on; in T5 only the decoder's
+    has."""
     if getattr(getattr(model, "config", None), "use_cache", False):
         return True
     return any(map(_is_on, _configs(map(vars, model.modules()))))
 
 
 class CacheSetting:
-    """`keeps_cache` of one model, asked at every call: its modules are walked anew only where they,
-    or what they hold as `config`, are other objects than before."""
+    """`keeps_cache` for one model, fast enough for every call: it walks the modules again only if
+    they, or their `config` objects, are not the same as before."""
 
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
-        self._children: list[Any] = []  # of each module, its mapping of names to modules
-        self._views: list[Any] = []  # each shows what its mapping holds now
-        self._held: list[Any] = []
-        self._of_modules: list[Any] = []  # the configuration of each
-        self._configs: list[Any] = []
+        self._children: list[Any] = []  # the dict `_modules` of each module
+        self._views: list[Any] = []  # the live `values()` of each of these
+        self._held: list[Any] = []  # the submodules in them at the last walk
+        self._of_modules: list[Any] = []  # the configuration of each module, or None
+        self._configs: list[Any] = []  # the distinct ones
 
     def is_on(self, model: torch.nn.Module) -> bool:
         if getattr(getattr(model, "config", None), "use_cache", False):
@@ -119,14 +122,14 @@ def _is_on(config: Any) -> bool:
 
 
 def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments but for the longest lengths of packed documents (numbers, others with
-    every batch), where attention is none that reads them; each would be a graph of its own."""
+    """Returns the keyword arguments without the maximum lengths of packed documents, if only flash
+    attention would read them: they are numbers, and each value would be another capture."""
     found = {name for name in _FLASH_LENGTHS if isinstance(kwargs.get(name), int)}
     config = getattr(model, "config", None)
     if not found or getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):
         return dict(kwargs)
     if found & inspect.signature(model.forward).parameters.keys():
-        return dict(kwargs)  # a forward of its own, which may read them
+        return dict(kwargs)  # the model's forward may read them itself
     return {name: value for name, value in kwargs.items() if name not in found}
 
 

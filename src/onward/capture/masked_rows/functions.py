@@ -1,4 +1,7 @@
-"""Functions that treat each chosen row by itself, whatever the others are."""
+"""Row functions: the rules for functions that treat each masked row by itself.
+
+A rule takes (function, args, kwargs), and raises CaptureError for a call that would mix rows.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,9 @@ _OTHERS = ("__getitem__", "__matmul__", "__rmatmul__")
 
 @rule(*_ELEMENTWISE, *(n for n in OPERATORS if n not in _OTHERS))
 def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each row by itself; what else there is has no rows, or one for all."""
+    """Applies an elementwise function; other tensors have to broadcast over the rows."""
     name, chosen = func.__name__.strip("_"), found_in((args, kwargs))
-    if name in ("to", "type_as", "type"):  # another tensor says the dtype
+    if name in ("to", "type_as", "type"):  # an argument after the first only gives its dtype
         args = tuple(a.dtype if i and isinstance(a, Tensor) else a
                      for i, a in enumerate(args))  # fmt: skip
         func, chosen = (Tensor.to if name == "type_as" else func), found_in(args)
@@ -68,7 +71,8 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _along(*names: str, at: int = 1, default: int | None = None) -> None:
-    """Functions that look along a dim, which is not that of rows. at: its place in a call."""
+    """Registers functions along a dim, which must not be the dim of rows. at: the position of the
+    argument `dim`. default: its default."""
 
     def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, chosen = func.__name__, found_in((args, kwargs))
@@ -109,7 +113,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("linear", "matmul", "mm", "__matmul__")
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows by a matrix."""
+    """Multiplies each row by a matrix."""
     own = args[0] if args else None
     if not isinstance(own, MaskedRows) or own.dim() < 2 or found_in((args[1:], kwargs)):
         raise refusal(f"{func.__name__.strip('_')}, a product that mixes rows,")
@@ -134,7 +138,8 @@ def _looked_up(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("view", "reshape")
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`(-1, ...)` or `(rows, ...)` with as many features as before."""
+    """Reshapes the features: to `(-1, ...)`, or `(n, ...)` where n is the count of these rows, with
+    as many elements per row as before."""
     own, name = args[0], func.__name__
     if kwargs or not isinstance(own, MaskedRows):
         raise refusal(name)
@@ -152,7 +157,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("flatten", "squeeze", "unsqueeze", "transpose", "permute")
 def _shaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What leaves the dim of rows the first."""
+    """Reshapes or permutes the features, where the dim of rows stays the first."""
     own, name = args[0], func.__name__
     if kwargs or not isinstance(own, MaskedRows) or found_in(args[1:]):
         raise refusal(name)
@@ -197,13 +202,13 @@ def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def choose_again(x: MaskedRows, mask: MaskedRows) -> MaskedRows:
-    """Rows of x that a mask of its rows chooses in turn."""
+    """Returns `x[mask]`, where the mask is over the masked rows of x."""
     member = x.member & mask.full
     return choose(x.full, member, (x.key, mask.name))
 
 
 def _looked_at(x: Tensor, index: tuple[Any, ...]) -> Any:
-    """`x[numbers]`, of numbers that are chosen rows themselves; further dims whole, or new."""
+    """Returns `x[numbers, ...]`, where the numbers are masked rows; other dims whole or new."""
     if len(index) > 1 and index[0] is None:
         return Behind(_looked_at(x, index[1:]))
     numbers = [*takewhile(lambda i: isinstance(i, MaskedRows), index)]
@@ -213,17 +218,18 @@ def _looked_at(x: Tensor, index: tuple[Any, ...]) -> Any:
         raise refusal("indexing")
     own = one_of("indexing", numbers)
     if len(index) == 1 and own.numbers and x.shape[0] == own.member.shape[0]:
-        return choose(x, own.member, own.key)  # the rows themselves
+        return choose(x, own.member, own.key)  # x at its own row numbers is `x[mask]`
     return own.with_rows(x[(*(i.full for i in numbers), *rest)])
 
 
 def _whole(index: Any) -> bool:
-    """Whether an index takes a whole dim, or makes a new one."""
+    """Returns whether an index takes a whole dim, or inserts a new one."""
     return index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None))
 
 
 class Behind:
-    """Chosen rows behind a new dim of 1, `x[None, numbers]`: they are looked at again without."""
+    """Masked rows after a new leading dim of 1, `x[None, numbers]`, which has to be removed again
+    by reshape, squeeze or an index; any other function raises CaptureError."""
 
     def __init__(self, rows: MaskedRows) -> None:
         self._rows = rows
@@ -255,7 +261,7 @@ def _index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @rule("__setitem__")
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x[mask] = rows`: of the same mask, or of numbers that it made."""
+    """Assigns `x[numbers] = rows`, with row numbers from the mask of `rows`."""
     x, index, rows = args
     if not is_tensor(x) or not isinstance(rows, MaskedRows):
         raise refusal("an assignment")
@@ -267,14 +273,14 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     one_of("an assignment", [index, rows])
     if index.dtype != torch.int64 or index.dim() != 1:
         raise refusal("an assignment to places")
-    place = torch.where(index.added(), index.full, x.shape[0])  # those not chosen: behind the last
+    place = torch.where(index.added(), index.full, x.shape[0])  # other rows: after the last one
     room = torch.cat([x, x[:1]]).index_put((place,), rows.full.to(x.dtype))
     x.copy_(room[:-1])
 
 
 @rule("index_add_", "index_add")
 def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows that count, added to others."""
+    """Adds masked rows to rows of a plain tensor, at places that are masked rows too."""
     names = ("self", "dim", "index", "source")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x, dim, index, rows = (given.pop(n, None) for n in names)
@@ -290,7 +296,7 @@ def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def put_back(x: Tensor, mask: Tensor, key: Any, rows: MaskedRows) -> None:
-    """`x[mask] = rows`, in place."""
+    """Assigns `x[mask] = rows` in place. key: the mask's key, which has to be that of the rows."""
     if key != rows.key or tuple(x.shape[mask.dim() :]) != tuple(rows.full.shape[1:]):
         raise refusal("an assignment to other places")
     full = rows.full.reshape(x.shape)

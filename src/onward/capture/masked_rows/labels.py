@@ -1,4 +1,4 @@
-"""Labels that a mask chooses, for a loss that is told how many of them each sample has."""
+"""The rule for `ctc_loss` with masked labels, whose number in each sample is an argument."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from onward.capture.masked_rows.rows import MaskedRows, refusal, rule
 
 @rule("ctc_loss")
 def _ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`ctc_loss` of chosen labels: those that count are moved to the front, in their order, each
-    sample's into a row of its own. What stands behind them is not read."""
+    """Computes `ctc_loss` of masked labels: moves those that count to the front, in order, and
+    those of each sample into a row of its own. The loss reads no labels after a sample's own."""
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     labels, rest = given["targets"], args[len(names) :]

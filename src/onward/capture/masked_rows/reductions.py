@@ -1,4 +1,4 @@
-"""Sums over chosen rows, and their losses: of those that count."""
+"""Row reductions: the rules for sums, means, extremes and losses over the rows that count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 def _dims(own: MaskedRows, given: Any) -> list[int] | None:
-    """Dims as numbers from 0; None for all."""
+    """Returns dims as numbers from 0; None for all."""
     if given is None or isinstance(given, bool) or (isinstance(given, (tuple, list)) and not given):
         return None
     return [int(d) % own.dim() for d in (given if isinstance(given, (tuple, list)) else [given])]
@@ -36,9 +36,10 @@ _CALLS = ("dim", "keepdim", "dtype", "unbiased", "correction", "p")
 @rule("sum", "mean", "amax", "amin", "max", "min", "any", "all", "argmax", "argmin", "norm",
        "var", "std", "logsumexp", "prod")  # fmt: skip
 def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Along other dims, each row by itself; along the rows, of those that count."""
+    """Reduces along the features each row by itself; along the rows, those that count. Raises
+    CaptureError for a reduction along the rows that has no such form."""
     name = func.__name__
-    if len(args) > 1 and isinstance(args[1], Tensor):  # the greater of two
+    if len(args) > 1 and isinstance(args[1], Tensor):  # max(x, y), the elementwise function
         return elementwise(func, args, kwargs)
     kwargs = {{"axis": "dim"}.get(k, k): v for k, v in kwargs.items()}
     own = args[0] if args else None
@@ -83,14 +84,14 @@ _OF_EACH = _LOSSES[: _LOSSES.index("kl_div") + 1]
 
 
 def _differ(chosen: list[MaskedRows]) -> bool:
-    """Whether some have other features."""
+    """Returns whether the shapes of features differ."""
     return any(tuple(c.full.shape[1:]) != tuple(chosen[0].full.shape[1:]) for c in chosen)
 
 
 @rule(*_LOSSES)
 def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A loss over the rows that count. The labels of the other rows are ignored where the loss
-    can; else one loss is computed for each row, and those that count are reduced."""
+    """Computes a loss over the rows that count. Cross-entropy ignores the labels of the other rows;
+    any other loss is computed for each row, and reduced over those that count."""
     name, own = func.__name__, one_of(func.__name__, found_in((args, kwargs)))
     call = inspect.signature(func).bind(*args, **kwargs)
     call.apply_defaults()

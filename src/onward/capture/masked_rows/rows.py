@@ -1,4 +1,4 @@
-"""The rows that a mask chooses, as a value within a trace."""
+"""MaskedRows: `x[mask]` as a value in a trace, and the table of rules for functions of it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from onward.errors import CaptureError
 
 Tensor = torch.Tensor
-ROWS_OF = "rows_of"  # an attribute of counts: the key of what they count
-SAID = "said"  # of counts, and of questions to them: what is said where there are rows
+ROWS_OF = "rows_of"  # attribute of a count tensor: the key of the rows that it counts
+SAID = "said"  # attribute of counts and questions about them: the answer where there are rows
 FIX = "fix: keep all rows, and weigh them with 0 or ignore their labels"
 
 
 class MaskedRows:
-    """Rows of `full` (`[N, ...]`) where `member` (`b[N]`) is true. key: equal where masks are.
+    """The rows of `full` [N,*] where `member` b[N] is true.
 
-    count: how many they are, `i64[]`. numbers: whether they are their own numbers among the N, as
-    `nonzero` makes them. rows: what these are the features of, one after the other. name: its own.
+    key: equal for equal masks. count: the number of rows, i64[]. numbers: whether the values are
+    the rows' own indices in 0..N-1, as `nonzero` returns. rows: the masked rows that this is the
+    flattened form of, if any. name: unique to this object, for keys of masks of its rows.
     """
 
     def __init__(self, full: Tensor, member: Tensor, key: Any, count: Tensor | None = None) -> None:
@@ -30,10 +31,10 @@ class MaskedRows:
         self.numbers, self.name = False, object()
         self.rows: MaskedRows | None = None
 
-    each_once = True  # whether rows are of a mask, and so of places that differ
+    each_once = True  # whether the rows come from a mask, so that no row occurs twice
 
     def with_rows(self, full: Any, numbers: bool = False) -> Any:
-        """Rows of `full` that the same mask chooses; for a tuple, those of each of its tensors."""
+        """Returns the rows of `full` under the same mask; for a tuple, of each of its tensors."""
         if isinstance(full, (tuple, list)):
             each = [self.with_rows(x) for x in full]
             return Pair(*each) if hasattr(full, "indices") else tuple(each)
@@ -56,7 +57,8 @@ class MaskedRows:
         return lambda *args, **kwargs: applied(func, (self, *args), kwargs)
 
     def added(self) -> Tensor:
-        """`b[N]`: the rows that count where rows are added to a tensor."""
+        """Returns b[N]: the rows that count where rows are written into or added to a tensor,
+        within the running turns of loops."""
         return reduce(lambda member, turn: turn.limited(member), RUNNING, self.member)
 
     @property
@@ -68,7 +70,7 @@ class MaskedRows:
 
     def numel(self) -> Tensor:
         made = self.count * self.full[0].numel()
-        setattr(made, SAID, True)  # where a turn of a loop may be taken without rows
+        setattr(made, SAID, True)  # `if rows.numel():` is true, as for counts
         return made
 
     def dim(self) -> int:
@@ -86,7 +88,7 @@ class MaskedRows:
     def __bool__(self) -> bool:
         raise refusal("bool()")
 
-    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # as a forward asks
+    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # for isinstance
     ndim = property(dim)
     dtype = property(lambda self: self.full.dtype)
     device = property(lambda self: self.full.device)
@@ -94,25 +96,26 @@ class MaskedRows:
 
 
 class Turn(Protocol):
-    """A turn of a loop that a graph has whether eager has it or not."""
+    """A turn of a loop that is in the graph for every batch, though eager mode may skip it."""
 
     def limited(self, member: Tensor) -> Tensor:
-        """`b[N]`: the rows of `member` that count, which are none where eager has no such turn."""
+        """Returns b[N]: the rows of `member` that count; none where eager mode skips the turn."""
         ...
 
 
-RUNNING: list[Turn] = []  # of one capture, and no other thread captures meanwhile
+RUNNING: list[Turn] = []  # the turns being traced; only one thread captures at a time
 
 
 class Beside:
-    """What may stand beside rows, and says what comes of it."""
+    """Base class of other stand-ins for tensors that may be arguments together with masked rows."""
 
     def joined(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the function's result for arguments with this object among them."""
         raise NotImplementedError
 
 
 def counted(member: Tensor, key: Any) -> Tensor:
-    """How many rows `member b[N]` takes, `i64[]`."""
+    """Returns the number of rows where `member` b[N] is true, i64[]."""
     count = member.sum()
     setattr(count, ROWS_OF, key)
     setattr(count, SAID, True)
@@ -120,12 +123,12 @@ def counted(member: Tensor, key: Any) -> Tensor:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether x is a plain tensor, and not one that stands for chosen rows."""
-    return issubclass(type(x), Tensor)  # those of rows and of experts say so, and are none
+    """Returns whether x is a real tensor, and no stand-in such as `MaskedRows`."""
+    return issubclass(type(x), Tensor)  # `isinstance` is true for stand-ins too
 
 
 class Pair(NamedTuple):
-    """The result of `max(dim)` and the like: values, and where they stand."""
+    """The result of `max(dim)` and the like: values and their indices."""
 
     values: Any
     indices: Any
@@ -148,13 +151,15 @@ MaskedRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def refusal(what: str) -> CaptureError:
+    """Returns the error for a function that masked rows do not support."""
     return CaptureError(
         f"{what.strip('_')} of rows that a boolean mask chooses: they have no places; {FIX}"
     )
 
 
 def choose(x: Tensor, mask: Tensor, key: Any) -> MaskedRows:
-    """`x[mask]`."""
+    """Returns `x[mask]` as masked rows. key: the mask's. Raises CaptureError for a mask whose shape
+    is not that of x's leading dims."""
     k = mask.dim()
     if tuple(x.shape[:k]) != tuple(mask.shape):
         raise CaptureError(
@@ -169,11 +174,12 @@ def choose(x: Tensor, mask: Tensor, key: Any) -> MaskedRows:
 
 
 def wide(member: Tensor, like: Tensor) -> Tensor:
+    """Returns member b[N] as b[N,1,...], to broadcast over `like`."""
     return member.view(-1, *[1] * (like.dim() - 1))
 
 
 def row_numbers(mask: Tensor, key: Any) -> list[MaskedRows]:
-    """`mask.nonzero(as_tuple=True)`."""
+    """Returns `mask.nonzero(as_tuple=True)`, each index tensor as masked rows."""
     shape, found = mask.shape, []
     for d in range(mask.dim()):
         own = torch.arange(shape[d]).view(*[-1 if i == d else 1 for i in range(mask.dim())])
@@ -183,13 +189,15 @@ def row_numbers(mask: Tensor, key: Any) -> list[MaskedRows]:
     return found
 
 
-# ---- functions of chosen rows
+# ---- functions of masked rows
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Returns a decorator that registers a rule for torch functions of these names."""
+
     def decorate(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
         return function
@@ -198,19 +206,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of torch's on arguments some of which are chosen rows."""
+    """Applies a torch function to arguments with masked rows among them, by its rule. Raises
+    CaptureError where it has none, or the rule refuses the call."""
     for x in (*args, *kwargs.values()):
         if issubclass(type(x), Beside):
             return x.joined(func, args, kwargs)
     name = getattr(func, "__name__", str(func))
     if name not in RULES:
         raise refusal(name.strip("_"))
-    func = getattr(func, "__wrapped__", func)  # what stands for it has heard of the call already
+    func = getattr(func, "__wrapped__", func)  # the wrapper of mode_reads.py has recorded the call
     return RULES[name](func, args, kwargs)
 
 
 def found_in(args: Any) -> list[MaskedRows]:
-    """The chosen rows among arguments."""
+    """Returns the masked rows among arguments, also in containers."""
     if isinstance(args, MaskedRows):
         return [args]
     if isinstance(args, dict):
@@ -219,7 +228,7 @@ def found_in(args: Any) -> list[MaskedRows]:
 
 
 def one_of(name: str, chosen: Sequence[MaskedRows]) -> MaskedRows:
-    """One of them, that all have the rows of."""
+    """Returns the first of several masked rows. Raises CaptureError if their masks may differ."""
     if any(c.key != chosen[0].key for c in chosen):
         raise CaptureError(
             f"{name} combines rows chosen by two boolean masks, which may choose different "
@@ -229,7 +238,7 @@ def one_of(name: str, chosen: Sequence[MaskedRows]) -> MaskedRows:
 
 
 def plain(args: Any) -> Any:
-    """All rows in place of those chosen."""
+    """Returns arguments with `full`, all rows, in place of masked rows."""
     if isinstance(args, MaskedRows):
         return args.full
     if isinstance(args, dict):
@@ -240,7 +249,7 @@ def plain(args: Any) -> Any:
 
 
 def tensors_in(args: Any) -> list[Tensor]:
-    """Tensors among arguments that are not chosen rows."""
+    """Returns the real tensors among arguments, also in containers."""
     if isinstance(args, dict):
         return tensors_in(list(args.values()))
     if isinstance(args, (tuple, list)):
@@ -249,11 +258,12 @@ def tensors_in(args: Any) -> list[Tensor]:
 
 
 def is_mask(index: Any) -> bool:
-    """Whether an index is a mask of data."""
+    """Returns whether an index is a boolean mask."""
     return is_tensor(index) and index.dim() > 0 and index.dtype == torch.bool
 
 
 def product_of(sizes: Sequence[Any]) -> Any:
+    """Returns the product of sizes, symbolic ones too."""
     total = 1
     for n in sizes:
         total = total * n

@@ -1,4 +1,4 @@
-"""Finds the submodule that a refusal is about: the innermost one being called, or one it names."""
+"""Finds the submodule that an error is about: the innermost one being called, or one it names."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _CALLS = ("_call_impl", "_wrapped_call_impl")
 
 
 def named_places(error: CaptureError, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
-    """For each place that a refusal names: the module there, then those around it, without the
-    model itself."""
+    """Returns, for each place that an error names, the module there and then those around it, from
+    the inside out, without the model itself."""
     named: Mapping[str, torch.nn.Module] = dict(model.named_modules())
     return [[named[p] for p in _upwards(path) if p in named] for path in error.places]
 
 
 def blamed(error: BaseException, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The submodule that was being called, then those around it, without the model itself; empty
-    where it was no submodule."""
+    """Returns the submodule that was being called and then those around it, from the inside out,
+    without the model itself; empty where no submodule was being called."""
     own = {id(vars(m)): m for m in model.modules() if m is not model}
     for cause in causes(error):
         found = [m for m in _called(cause) if id(vars(m)) in own]
         if found:
-            # a trace shows modules through proxies that share their attributes
+            # in a trace modules are proxies with the `__dict__` of the real ones
             return list(dict.fromkeys(own[id(vars(m))] for m in reversed(found)))
     return []
 
@@ -38,7 +38,7 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """The causes, the first of them first."""
+    """Returns an error and its chain of causes and contexts, the original error first."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.insert(0, error)
@@ -47,7 +47,7 @@ def causes(error: BaseException | None) -> list[BaseException]:
 
 
 def _called(error: BaseException) -> Iterator[Any]:
-    """The modules whose calls the error came through, the outermost first."""
+    """Yields the modules in whose calls an error was raised, from the outside in."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame

@@ -1,4 +1,4 @@
-"""`onward::region`: the op that stands for a module's call in an exported program."""
+"""`onward::region`: a module's call as one op of an exported program."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from onward.capture.regions.shapes import Results
 
-# What the ops of the capture at work return, by their site; one capture runs at a time.
+# the results of each region of the present capture, by site; one capture runs at a time
 RESULTS: list[Results] = []
 
 
 @torch.library.custom_op("onward::region", mutates_args=())
 def region(xs: list[torch.Tensor], parameters: list[torch.Tensor], site: int) -> list[torch.Tensor]:
-    """Placeholder op: the tensors that the region of this site returns."""
+    """Placeholder op: returns the tensors that the region with this site does."""
     raise NotImplementedError("onward::region exists during capture only")
 
 

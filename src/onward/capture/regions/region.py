@@ -1,4 +1,4 @@
-"""Region: what one region runs, as `kernels.Part` has it."""
+"""CapturedRegion: what one region runs; the implementation of `kernels.EagerPart`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch.utils import _pytree as pytree
 
 from onward.model_state import Snapshot
 
-TENSOR = object()  # stands in a call's leaves where a tensor does
+TENSOR = object()  # placeholder for a tensor among the leaves of a call
 
 
 @dataclass
 class CapturedRegion:
-    """A part of the model that runs in PyTorch.
+    """A submodule or a single operator that runs in PyTorch.
 
-    path: of the module in the model. reason: why it is no part of the graph. operator: where it is
-    a single one, its name. draws: whether it draws random numbers of torch's. sets: paths of the
-    values that its calls set in its own modules.
+    path: the module's path in the model. reason: why it is not in the graph. call: (inputs,
+    parameters) -> the results that are tensors. module: None for an operator. operator: its name;
+    "" for a module. draws: whether it draws torch's random numbers. sets: paths of the values that
+    its calls set in its own modules.
     """
 
     path: str
@@ -34,14 +35,16 @@ class CapturedRegion:
     sets: tuple[str, ...] = ()
 
     def parameters(self) -> Sequence[torch.Tensor]:
-        """In the order of the graph's inputs; as they are now."""
+        """Returns the module's present parameters, in the order of the op's inputs."""
         return [] if self.module is None else list(self.module.parameters())
 
     def buffers(self) -> Sequence[torch.Tensor]:
+        """Returns the module's present buffers."""
         return [] if self.module is None else list(self.module.buffers())
 
     def way_back(self) -> Callable[[], None]:
-        """Undoes what calls have set in the modules since; what they write into buffers stays."""
+        """Returns a function that undoes what later calls set in the modules; it does not restore
+        buffers' numbers."""
         if self.module is None or not self.sets:
             return _nothing
         return Snapshot(self.module, None).restore
@@ -49,25 +52,30 @@ class CapturedRegion:
     def run(
         self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """The results that are tensors."""
+        """Runs the region on the tensors among its arguments. Returns the results that are tensors.
+        parameters: to use in place of the module's own."""
         return self.call(xs, parameters)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a call is put together from its tensors: its tree, and its other leaves."""
+    """The structure of a call's arguments or results without their tensors.
+
+    spec: the tree. fixed: its leaves, with TENSOR in place of each tensor."""
 
     spec: pytree.TreeSpec
     fixed: tuple[Any, ...]
 
     @classmethod
     def of(cls, value: Any) -> tuple[Form, list[torch.Tensor]]:
+        """Returns the structure of a value, and its tensors."""
         leaves, spec = pytree.tree_flatten(value)
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         fixed = tuple(TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         return cls(spec, fixed), tensors
 
     def built(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns a value of this structure with these tensors."""
         rest = iter(tensors)
         leaves = [next(rest) if x is TENSOR else x for x in self.fixed]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -76,7 +84,8 @@ class Form:
 def module_region(
     module: torch.nn.Module, path: str, reason: str, form: Form, draws: bool
 ) -> CapturedRegion:
-    """The call of a module, hooks and all. form: of its arguments and keywords."""
+    """Returns the region of a module's call, with its hooks and present training flags. form: the
+    structure of (args, kwargs)."""
     flags = [m.training for m in module.modules()]
     names = [n for n, _ in module.named_parameters()]
 
@@ -99,7 +108,7 @@ def module_region(
 def operator_region(
     target: Any, path: str, reason: str, name: str, form: Form, draws: bool
 ) -> CapturedRegion:
-    """The call of an operator. form: of its arguments and keywords."""
+    """Returns the region of an operator's call. form: the structure of (args, kwargs)."""
 
     def call(
         xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
@@ -117,7 +126,7 @@ def _nothing() -> None:
 
 @contextmanager
 def _in_mode(module: torch.nn.Module, flags: Sequence[bool]) -> Any:
-    """In the mode that the capture was in."""
+    """A context in which the modules within have these training flags."""
     modules = list(module.modules())
     before = [m.training for m in modules]
     if before == list(flags):

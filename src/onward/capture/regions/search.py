@@ -1,8 +1,8 @@
-"""Regions of a capture: the submodules that are to be one op each, found by trying.
+"""RegionSearch: finds, by trial, the submodules that have to be regions of a capture.
 
-A submodule is taken where its call can be one: tensors, numbers and the like go in, tensors come
-out whose shapes follow from those; it writes into none of them, and reads no parameter that it does
-not hold. Where it cannot, the module around it is taken.
+A submodule can be a region if its arguments are tensors and plain values, its results are tensors
+with shapes that follow from its arguments', it writes into none of its arguments, and it reads no
+parameters but its own. If it cannot, the module around it is tried.
 """
 
 from __future__ import annotations
@@ -40,16 +40,19 @@ log = logging.getLogger("onward")
 _SLOT = "_compiled_call_impl"
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 Made = TypeVar("Made")
-_TRIES = 12  # captures that fail before the model is given up
+_TRIES = 12  # failed captures after which the search gives up
 
 
 class Unfit(Exception):
-    """The call of a module cannot be one op; says why."""
+    """Raised with the reason why a module cannot be a region."""
 
 
 @dataclass
 class ObservedCall:
-    """A call of a chosen module in a run of the whole model in eager mode."""
+    """A call of a candidate in an eager run of the whole model.
+
+    form, returned: the structures of arguments and results. inputs, outputs: shapes of the tensors
+    in them. dtypes: dtypes of the results. draws: whether it drew torch's random numbers."""
 
     form: Form
     returned: Form
@@ -61,8 +64,11 @@ class ObservedCall:
 
 @dataclass
 class RegionCandidate:
-    """A submodule that is a region. seen: its calls, in order, in a run with the batch, and in one
-    with other sizes. written: what its calls set, where that was asked. sets: what is set in it."""
+    """A submodule that is to be a region.
+
+    seen: its calls in an eager run with the batch. others: those in a run with other sizes; None
+    where no size may vary. written: paths of all that its calls set, filled in where needed. sets:
+    paths of the values set in its own modules."""
 
     module: torch.nn.Module
     path: str
@@ -71,17 +77,19 @@ class RegionCandidate:
     others: list[ObservedCall] | None = None
     written: list[str] = field(default_factory=list)
     sets: list[str] = field(default_factory=list)
-    called: int = 0  # in the trace that is under way
+    called: int = 0  # how often in the present trace
 
 
 class RegionSearch:
-    """The search for regions in one capture of `model`. gradients: whether they are asked for."""
+    """The search for regions in one capture of `model`, and their record during a trace.
+
+    gradients: whether gradients are asked for. made: the regions of the last trace, by site."""
 
     def __init__(self, model: torch.nn.Module, gradients: bool) -> None:
         self.model, self.gradients = model, gradients
-        self.made: list[CapturedRegion] = []  # of the last trace, by site
+        self.made: list[CapturedRegion] = []
         self._chosen: list[RegionCandidate] = []
-        self._unfit: set[int] = set()  # modules that cannot be one
+        self._unfit: set[int] = set()  # ids of modules that cannot be regions
         self._tracing = False
         self._tries = 0
         self._held: Held = {}
@@ -103,11 +111,12 @@ class RegionSearch:
         call: Callable[[], tuple[Any, list[torch.Tensor]]],
         capture: Callable[[RegionSearch], Made],
     ) -> Made | None:
-        """A capture with regions in place of what `error` refuses; None where there is none. call:
-        the whole call to run in eager mode, and the batch's tensors. capture: tries once."""
+        """Returns a capture with regions in place of what `error` refuses; None where the search
+        fails. call: returns the whole call, to run in eager mode, and the batch's tensors. capture:
+        tries to capture with the present regions."""
         flat, tensors = call()
         again: CaptureError | None = error
-        if error.places:  # of operators, which may be regions of their own
+        if error.places:  # perhaps the places of operators, which may be regions by themselves
             again, made = self._try(capture)
             if made is not None:
                 return made
@@ -131,9 +140,9 @@ class RegionSearch:
             return error, None
 
     def in_graph(self, graph: Graph) -> list[CapturedRegion]:
-        """By their site, those that the translated graph holds. What they do besides their results
-        is done in each call: those that the loss does not read are outputs of their own. Raises
-        CaptureError where an export has dropped one."""
+        """Returns the regions in the order of their sites. Adds an output for each that the loss
+        does not read, so that it runs in each step for its side effects. Raises CaptureError where
+        the export has dropped one."""
         nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
         loss = graph.signature.loss or graph.signature.results.get("loss")
         read = set[Any]() if loss is None else needed(graph, [loss])
@@ -156,8 +165,9 @@ class RegionSearch:
         tensors: Sequence[torch.Tensor],
         run: Callable[[Sequence[torch.Tensor]], Any],
     ) -> bool:
-        """Chooses the modules that a refusal is about, and those that are alike; whether there are
-        any. run: the whole model in eager mode, on a batch's tensors."""
+        """Makes candidates of the modules that an error is about, and perhaps of others of their
+        classes. Returns whether it found one for each. run: runs the whole model in eager mode on a
+        batch's tensors."""
         self._tries += 1
         if self._tries > _TRIES:
             return False
@@ -175,10 +185,11 @@ class RegionSearch:
         tensors: Sequence[torch.Tensor],
         run: Callable[[Sequence[torch.Tensor]], Any],
     ) -> bool:
-        """Takes the first module of the chain that can be a region; whether there is one."""
+        """Makes a candidate of the first module of the chain that can be a region. Returns whether
+        there is one. alike: whether to take other modules of its class too."""
         inner = {id(m) for c in self._chosen for m in c.module.modules()}
         for module in chain:
-            if id(module) in {id(c.module) for c in self._chosen}:  # and was to blame again
+            if id(module) in {id(c.module) for c in self._chosen}:  # failed again as a region
                 self._unfit.add(id(module))
                 self._chosen = [c for c in self._chosen if c.module is not module]
                 continue
@@ -194,7 +205,8 @@ class RegionSearch:
         tensors: Sequence[torch.Tensor],
         run: Callable[[Sequence[torch.Tensor]], Any],
     ) -> bool:
-        """Whether the module can be a region; it is one then, with those of its class."""
+        """Returns whether a module can be a region; if so, makes a candidate of it, and if `alike`
+        of the other modules of its class."""
         paths = {id(m): n for n, m in self.model.named_modules()}
         taken = [module]
         if alike:
@@ -208,7 +220,7 @@ class RegionSearch:
         self._chosen = [*kept, *(RegionCandidate(m, paths[id(m)], self._reason) for m in taken)]
         try:
             self._probe(tensors, run)
-        except Exception as error:  # the model's own code on a batch that is not its own, too
+        except Exception as error:  # Unfit, or any error of the model on a batch of other sizes
             log.debug(
                 "%s cannot run in eager PyTorch within the graph: %s", paths[id(module)], error
             )
@@ -220,7 +232,8 @@ class RegionSearch:
     def _probe(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
     ) -> None:
-        """Runs the model in eager mode, with the batch and with other sizes. Raises Unfit."""
+        """Runs the model in eager mode with the batch and with other sizes, records the candidates'
+        calls, and sets `held`. Raises Unfit where one cannot be a region."""
         for chosen in self._chosen:
             chosen.seen, chosen.others, chosen.written = [], None, []
         with self._recorded(lambda c: c.seen):
@@ -258,10 +271,10 @@ class RegionSearch:
         self._require_unread()
 
     def _require_unread(self) -> None:
-        """Raises Unfit where code outside of the parts may read a value that one sets: a graph
-        would hold it as it was."""
+        """Raises Unfit where code outside of the regions may read an attribute that one sets, of
+        which a graph would hold an old value."""
         inside = {id(m) for c in self._chosen for m in c.module.modules()}
-        parts = {type(m) for c in self._chosen for m in c.module.modules()}  # read their own
+        parts = {type(m) for c in self._chosen for m in c.module.modules()}  # read only their own
         kinds = {type(m) for m in self.model.modules() if id(m) not in inside} - parts
         classes = {c for kind in kinds for c in kind.__mro__} - {*torch.nn.Module.__mro__}
         code = [getattr(underlying(x), "__code__", None) for c in classes for x in vars(c).values()]
@@ -277,8 +290,8 @@ class RegionSearch:
     def _require_within(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
     ) -> None:
-        """Raises Unfit where a part sets a value that stands outside of it: what the graph is made
-        of may depend on it."""
+        """Raises Unfit where a candidate sets an attribute of another module, which the graph may
+        depend on."""
 
         def watched(chosen: RegionCandidate) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -323,8 +336,8 @@ class RegionSearch:
     def _eager(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
     ) -> list[str]:
-        """One run that leaves nothing behind; the paths of what it has set. Hooks, which may do
-        anything, do not run."""
+        """Runs the model once without lasting side effects, and without hooks, which may do
+        anything. Returns the paths of what it has set."""
         effects = Effects()
         with (
             keeping_buffers(self.model, None),
@@ -341,7 +354,7 @@ class RegionSearch:
     def _recorded(
         self, into: Callable[[RegionCandidate], list[ObservedCall] | None]
     ) -> Iterator[None]:
-        """Within it calls of the modules chosen are noted."""
+        """A context in which the candidates' calls are appended to the lists that `into` gives."""
 
         def noting(chosen: RegionCandidate) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -370,7 +383,8 @@ class RegionSearch:
         draws = not torch.equal(state, torch.random.get_rng_state())
         if [x._version for x in xs] != before:
             raise Unfit("it writes in place into an argument")
-        if [len(x._backward_hooks or ()) for x in xs] != hooks:  # others' gradients pass by too
+        # a hook would also see gradients from readers of the argument outside of the module
+        if [len(x._backward_hooks or ()) for x in xs] != hooks:
             raise Unfit("it registers a hook on an argument")
         returned, ys = Form.of(made)
         if not ys or not all(isinstance(y, _PLAIN) for y in returned.fixed if y is not TENSOR):
@@ -390,8 +404,8 @@ class RegionSearch:
     def _require_own(
         self, module: torch.nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]
     ) -> None:
-        """Raises Unfit where autograd reaches a parameter by another way than through the module's
-        own and what it is given."""
+        """Raises Unfit where autograd reaches, from the results and not through an argument, a
+        parameter that is not the module's own."""
         own = {id(p) for p in module.parameters()}
         stop = {x.grad_fn for x in xs if x.grad_fn is not None}
         given = {id(x) for x in xs}
@@ -411,13 +425,14 @@ class RegionSearch:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within it calls of the modules chosen are one op in a trace; they run where there is
-        none."""
+        """A context in which a candidate's call is one op in a trace, and runs as usual outside of
+        one."""
         with self._slots(self._recording):
             yield
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
+        """A context around a trace, in which `recorded` records ops."""
         self._tracing = True
         try:
             yield
@@ -425,7 +440,7 @@ class RegionSearch:
             self._tracing = False
 
     def begin(self) -> None:
-        """Before a run of the forward."""
+        """Forgets the ops of the last trace; called before each run of the forward in a trace."""
         self.made.clear()
         op.RESULTS.clear()
         for chosen in self._chosen:
@@ -434,7 +449,7 @@ class RegionSearch:
     def _recording(self, chosen: RegionCandidate) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._tracing:
-                with torch._C.DisableTorchFunction():  # what it asks is no matter of the graph
+                with torch._C.DisableTorchFunction():  # its data branches are not the graph's
                     return chosen.module._call_impl(*args, **kwargs)
             return self._op(chosen, args, kwargs)
 
@@ -450,7 +465,7 @@ class RegionSearch:
         sizes = [tuple(n if isinstance(n, int) else n.node.hint for n in x.shape) for x in xs]
         if form != seen.form or sizes != seen.inputs:
             raise CaptureError(
-                f"{chosen.path} is given something else in a trace than in eager mode"
+                f"{chosen.path} is called with other arguments in a trace than in eager mode"
             )
         op.RESULTS.append(self._results(chosen, number, seen))
         part = module_region(chosen.module, chosen.path, chosen.reason, form, seen.draws)
@@ -473,7 +488,8 @@ class RegionSearch:
 
 
 def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
-    """Paths of what hooks within the module set in it, as their code says: no look runs them."""
+    """Yields the paths of attributes that hooks within a module set in it, found in their bytecode,
+    since the search does not run hooks."""
     paths = {id(m): n for n, m in module.named_modules(prefix=path)}
     for m in module.modules():
         for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
@@ -486,6 +502,7 @@ def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
 
 
 def first_line(error: BaseException) -> str:
+    """Returns an error's reason in one line, of at most 300 characters."""
     text = getattr(error, "said", "") or str(error)
     text = text.removeprefix("the model cannot be captured: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

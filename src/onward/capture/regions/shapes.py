@@ -1,4 +1,4 @@
-"""How the shapes of a call's results follow from those of its tensors, told from two runs."""
+"""Infers how the shapes of a call's results follow from its inputs' shapes, from two runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 from onward.capture.dtypes import dtype_of
 from onward.graph.types import dtype_name
 
-# a dim: a number, times dims of inputs by their places
+# the size of a dim: (factor, ((input, dim), ...)), the factor times the sizes of those dims
 Dim: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 Shapes: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Results:
-    """shapes: of each result that is a tensor; dtypes likewise."""
+    """The results of a region's call. shapes, dtypes: of each result, in order."""
 
     shapes: tuple[tuple[Dim, ...], ...]
     dtypes: tuple[torch.dtype, ...]
 
     def of(self, given: Sequence[Sequence[Any]]) -> list[tuple[tuple[Any, ...], torch.dtype]]:
-        """For inputs of these shapes."""
+        """Returns (shape, dtype) of each result for inputs of these shapes, symbolic ones too."""
         made: list[tuple[tuple[Any, ...], torch.dtype]] = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             sizes: list[Any] = []
@@ -39,7 +39,7 @@ class Results:
         return made
 
     def spelled(self) -> tuple[str, str]:
-        """The attributes `shapes` and `dtypes` of the graph's op (graph/ops/region.py)."""
+        """Returns the attributes `shapes` and `dtypes` of the graph's op (graph/ops/region.py)."""
         dims = [",".join(map(_spelled, shape)) for shape in self.shapes]
         names = [dtype_name(dtype_of(d, "a result of a part")) for d in self.dtypes]
         return ";".join(dims), ";".join(names)
@@ -54,8 +54,9 @@ def _spelled(dim: Dim) -> str:
 def read(
     inputs: Shapes, outputs: Shapes, others: Shapes | None, made: Shapes | None
 ) -> tuple[tuple[Dim, ...], ...] | None:
-    """The results' shapes as functions of the inputs', from a run (inputs, outputs) and one with
-    other sizes (others, made), where there is one. None where they are none: data decide."""
+    """Returns the results' shapes as functions of the inputs' shapes; None where there is no such
+    function, as with data-dependent sizes. inputs, outputs: shapes in the first run. others, made:
+    those in a run with other sizes; without one, all sizes are numbers."""
     if others is None or made is None:
         return tuple(tuple((n, ()) for n in shape) for shape in outputs)
     if [len(s) for s in outputs] != [len(s) for s in made]:
@@ -93,8 +94,9 @@ def _dim(
 
 
 def resized(tensors: Sequence[torch.Tensor], way: int) -> list[torch.Tensor] | None:
-    """The batch with other sizes, equal ones alike; its numbers stand in it. way: 0 one less or
-    more, 1 double, 2 the first dims alone. None where nothing varies."""
+    """Returns a batch with other sizes, made of the numbers of this one; equal sizes stay equal.
+    None where no size is above 1. way: 0 makes sizes one smaller or larger, 1 doubles them, 2
+    changes the first dims alone."""
     sizes = sorted({n for t in tensors for n in (t.shape[:1] if way == 2 else t.shape) if n > 1})
     new: dict[int, int] = {}
     for n in sizes:

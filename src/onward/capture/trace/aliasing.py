@@ -1,7 +1,7 @@
-"""Nodes of an export that share memory: torch is asked, on tensors without data.
+"""Finds which nodes of an export share memory, by running their ops on meta tensors.
 
-Schemas say less: `reshape` may be a view or a copy, `contiguous` and dropout that is off return the
-tensor they are given.
+Schemas do not say: `reshape` returns a view or a copy, `contiguous` and dropout that is off may
+return their argument itself.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import torch
 
 
 def is_region(node: Any) -> bool:
-    """Whether the node runs a part of the model in another mode of autograd."""
+    """Returns whether a node runs a part of the forward with gradients switched on or off: a
+    gradient-mode region, from `torch.no_grad` or `torch.enable_grad`."""
     return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
 
 
 def mutates(target: Any) -> bool:
-    """Whether an op changes one of its arguments: what it holds, or its sizes and strides."""
+    """Returns whether an op changes one of its arguments: its numbers, or its sizes and strides."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(
         a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
@@ -27,17 +28,17 @@ def mutates(target: Any) -> bool:
 
 
 def reshapes(target: Any) -> bool:
-    """Whether an op changes sizes and strides alone (`t_`, `unsqueeze_`): a view in place."""
+    """Returns whether an op changes sizes and strides alone (`t_`, `unsqueeze_`)."""
     return mutates(target) and torch.Tag.inplace_view in target.tags
 
 
 def writes(target: Any) -> bool:
-    """Whether an op writes into the memory of one of its arguments."""
+    """Returns whether an op writes into the memory of one of its arguments."""
     return mutates(target) and not reshapes(target)
 
 
 def source(node: Any) -> Any:
-    """The node whose memory a node's tensor shows, all or a part; None where it has its own."""
+    """Returns the node that a node's tensor is a view of or the same as; None for own memory."""
     if node.op != "call_function":
         return None
     held = node.meta.get("shows")  # an export may give several nodes one `meta`
@@ -69,7 +70,7 @@ def _source(node: Any) -> Any:
 
 
 def _of_region(region: Any, i: int) -> Any:
-    """What a region was given whose memory its result shows."""
+    """Returns the argument of a region whose memory its result `i` shares; None for own memory."""
     places, results, given = parts_of_region(region)
     made = results[i]
     while isinstance(made, torch.fx.Node) and (inner := source(made)) is not None:
@@ -78,7 +79,8 @@ def _of_region(region: Any, i: int) -> Any:
 
 
 def parts_of_region(region: Any) -> tuple[list[Any], Sequence[Any], Sequence[Any]]:
-    """The inputs and results of what a region runs, and what it is given for the inputs."""
+    """Returns the placeholders and results of a region's body, and the region's arguments for the
+    placeholders."""
     at = next(i for i, a in enumerate(region.args) if getattr(a, "op", "") == "get_attr")
     body = getattr(region.graph.owning_module, region.args[at].target)
     results = next(n for n in body.graph.nodes if n.op == "output").args[0]
@@ -87,8 +89,8 @@ def parts_of_region(region: Any) -> tuple[list[Any], Sequence[Any], Sequence[Any
 
 
 def on_meta(node: Any) -> tuple[Any, dict[Any, Any]] | None:
-    """An op's result, and its tensors and sizes by node, all without data and of the traced sizes;
-    None where torch has no form of the op for such tensors."""
+    """Runs an op on meta tensors of the traced sizes. Returns its result, and node -> argument;
+    None where the op fails on meta tensors."""
     given = {n: hollow(n.meta.get("val")) for n in node.all_input_nodes}
     args, kwargs = cast("Any", torch.fx.map_arg((node.args, node.kwargs), given.__getitem__))
     args = [on_meta_device(a) for a in args]
@@ -106,7 +108,7 @@ def _storage(value: Any) -> int | None:
 
 
 def hollow(value: Any) -> Any:
-    """Tensors of the same types, traced sizes and strides, without data."""
+    """Returns meta tensors with the same dtypes, and sizes and strides as in the traced batch."""
     if isinstance(value, torch.Tensor):
         sizes, strides = ([_number(n) for n in ns] for ns in (value.shape, value.stride()))
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
@@ -116,7 +118,7 @@ def hollow(value: Any) -> Any:
 
 
 def on_meta_device(argument: Any) -> Any:
-    """An op's argument, where it is a device."""
+    """Returns the meta device for a device, any other argument unchanged."""
     return torch.device("meta") if isinstance(argument, torch.device) else argument
 
 

@@ -1,9 +1,9 @@
-"""Answers the questions of a forward within an export as eager mode would.
+"""Gives the model's code the answers of eager mode while it is traced.
 
-A trace shows the forward tensors and sizes that are none: `type(x)` is no `torch.Tensor`, a size
-no `int`, `torch.compiler.is_compiling()` is true. A forward that asks would go another way than in
-eager. So within this context the code of the model's gets eager's answers; torch's and
-Transformers', which are written for traces, the true ones.
+In a trace `type(x)` is not `torch.Tensor`, a size is not an `int`, and
+`torch.compiler.is_compiling()` is true, so that a forward that asks might take another branch than
+in eager mode. Within this context the model's code gets the answers of eager mode; code of torch
+and transformers, which is written for traces, gets the true ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _here = threading.local()
 
 @contextmanager
 def called_in_inference_mode(on: bool) -> Iterator[None]:
-    """Within it a capture, in this thread, is of a call that was made in inference mode, or not."""
+    """A context in which this thread captures a call that was made in inference mode, if `on`."""
     _here.inference = on
     try:
         yield
@@ -50,23 +50,24 @@ def called_in_inference_mode(on: bool) -> Iterator[None]:
 
 
 def is_of_inference_mode() -> bool:
-    """Whether the capture that this thread makes is of a call in inference mode."""
+    """Returns whether this thread captures a call that was made in inference mode."""
     return getattr(_here, "inference", False)
 
 
 @contextmanager
 def answering_as_eager(seen: Walk, trained: Iterable[torch.Tensor], note: _Note) -> Iterator[None]:
-    """Within it, this thread's forward is answered as in eager mode. seen: what the forward leads
-    to. trained: its parameters, as the trace has them, or none where there is no backward. note: is
-    called with the method and its answer where the forward asks how a tensor lies in memory.
+    """A context in which this thread's forward gets the answers of eager mode.
 
-    Within it, a forward that sets what no graph has raises CaptureError: a hook on a node of
-    autograd's, `requires_grad` of a parameter.
+    seen: a walk of the model. trained: the trace's tensors for its parameters, empty without a
+    backward. note: called with method and answer where the forward asks for a memory layout.
+
+    Within it the forward raises CaptureError where it sets a hook on an autograd node, or switches
+    a parameter's `requires_grad` temporarily.
     """
     here = threading.get_ident()
 
     def asked() -> bool:
-        """Whether the model's code asks."""
+        """Returns whether the model's code is asking, in the traced thread."""
         if threading.get_ident() != here:
             return False
         name = caller().f_globals.get("__name__") or ""
@@ -97,7 +98,7 @@ _Note = Callable[[str, Any], None]
 
 
 def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
-    """The globals of the model's code: of its functions, and of the packages of its classes."""
+    """Yields the globals of the model's code: its functions' and its classes' packages'."""
     tops = {module_of(c).partition(".")[0] for c in seen.classes} - _FOR_TRACES
     tops -= sys.stdlib_module_names - {"__main__"}
     found = [f.__globals__ for f in seen.functions]
@@ -107,12 +108,12 @@ def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
 
 
 def _is_for_traces(module: str) -> bool:
-    """Whether a module is written for traces: a copy of Transformers that lies elsewhere too."""
+    """Returns whether a module is written for traces, also in a vendored copy of transformers."""
     return module.partition(".")[0] in _FOR_TRACES or library(module) in _FOR_TRACES
 
 
 def _of_tensors(asked: _Asked, note: _Note) -> Iterator[Patch]:
-    """Patches of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
+    """Yields patches of `torch.Tensor` itself, so that `torch.Tensor.stride(x)` is noted too."""
 
     def of_layout(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ def _of_tensors(asked: _Asked, note: _Note) -> Iterator[Patch]:
 
 
 def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
-    changed: dict[int, bool] = {}  # to what; a mode may hand one change on to be made again
+    changed: dict[int, bool] = {}  # id -> new value; function modes may set the same value twice
     grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
 
     def node(x: torch.Tensor) -> Any:
@@ -141,7 +142,7 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
     def check(x: torch.Tensor, value: bool) -> None:
         if id(x) not in trained or value == requires_grad(x):
             return
-        if changed.setdefault(id(x), value) != value:  # what stays is seen in the model
+        if changed.setdefault(id(x), value) != value:  # a lasting change is seen in the model
             raise CaptureError(
                 "the forward switches requires_grad of a parameter temporarily, which a "
                 "graph cannot do; fix: use p.detach() instead"
@@ -153,7 +154,7 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
 
     def require_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         check(x, requires_grad)
-        return plain(x, requires_grad)  # which of a computed tensor may ask for what it has
+        return plain(x, requires_grad)  # which accepts the present value for a computed tensor
 
     def asks(x: torch.Tensor) -> bool:
         noted_question()
@@ -165,7 +166,7 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
 
 
 def _of_sizes(asked: _Asked) -> Iterator[Patch]:
-    """Patches that make a size which is written out one of this batch alone from then on."""
+    """Yields patches that specialize a symbolic size to its number where it is formatted."""
 
     def as_text(name: str, plain: Callable[..., str]) -> Callable[..., str]:
         def tell(n: torch.SymInt, *spec: str) -> str:
@@ -178,10 +179,10 @@ def _of_sizes(asked: _Asked) -> Iterator[Patch]:
 
 
 class _CompilerAnswer:
-    """Stands for one of torch's functions that say whether code is being compiled.
+    """Replaces a function of torch that says whether code is being compiled.
 
-    torch sets one flag for all threads. So this stands there for all of them too: code in another
-    thread runs in eager PyTorch, and hears so."""
+    torch has one flag for all threads, so this replacement acts in all threads: to another thread,
+    which runs in eager PyTorch, it answers False."""
 
     def __init__(self, asked: _Asked, plain: Callable[[], bool]) -> None:
         self._asked, self._plain, self._thread = asked, plain, threading.get_ident()
@@ -191,7 +192,7 @@ class _CompilerAnswer:
 
 
 def _of_compilers(asked: _Asked) -> Iterator[Patch]:
-    """Answers to whether code is being compiled, at the places where torch is asked."""
+    """Yields patches of torch's functions that say whether code is being compiled."""
 
     def answer(plain: Callable[[], bool]) -> _CompilerAnswer:
         return _CompilerAnswer(asked, plain)
@@ -205,14 +206,14 @@ def _of_grad_mode() -> Iterator[Patch]:
     enabled = torch.is_grad_enabled
 
     def is_grad_enabled() -> bool:
-        noted_question(depth=3)  # behind what lets other threads by
+        noted_question(depth=3)  # the frame above the wrapper from `patched`
         return enabled()
 
     yield torch, "is_grad_enabled", is_grad_enabled
 
 
 def _of_inference_mode() -> Iterator[Patch]:
-    """Patches of inference mode, of which a trace keeps only that gradients are off."""
+    """Yields patches that make a trace record `torch.inference_mode` as gradients being off."""
     mode = torch.inference_mode
     entered: list[tuple[Any, bool]] = []
 
@@ -232,15 +233,15 @@ def _of_inference_mode() -> Iterator[Patch]:
 
 
 def _class_of(x: Any) -> type:
-    """The class of an object as eager mode has it."""
+    """Returns the class that an object of the trace has in eager mode."""
     if type(x) is FakeTensor or type(x) is MaskedRows:
         return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
     return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
 
 
 class _TypeOfType(type):
-    """The class of `_Type`, which is equal to `type`, has its attributes, and as a base of a new
-    metaclass is `type` itself."""
+    """The metaclass that makes `_Type` equal to `type`, with its attributes, and `type` itself as a
+    base of a new metaclass."""
 
     def __new__(cls, name: str, bases: tuple[Any, ...], names: dict[str, Any], **more: Any) -> Any:
         if not bases:
@@ -270,12 +271,12 @@ class _TypeOfType(type):
 
 
 class _Type(metaclass=_TypeOfType):
-    """Stands for `type` in the code of the model's: a tensor of the trace is a `torch.Tensor`, a
-    size an `int`."""
+    """Replaces `type` in the model's code: a tensor of the trace is a `torch.Tensor`, a size an
+    `int`."""
 
 
 def _isinstance(x: Any, cls: Any) -> bool:
-    """`isinstance` with eager mode's answers: a size is an int."""
+    """Replaces `isinstance` in the model's code: a size is an `int`."""
     return issubclass(_NUMBERS[type(x)], cls) if type(x) in _NUMBERS else isinstance(x, cls)
 
 
@@ -283,7 +284,7 @@ _BUILTINS: dict[str, Any] = {"type": _Type, "isinstance": _isinstance}
 
 
 class _Node:
-    """A node of autograd's graph, on which no hook can be set."""
+    """A node of autograd's graph that raises CaptureError where a hook is set on it."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -306,7 +307,8 @@ class _Node:
 
 
 class _No:
-    """Stands for such a function in the globals of the model's code, for all threads."""
+    """Replaces a function that says whether code is being compiled in the model's globals, where
+    it was imported by name; acts in all threads."""
 
     def __call__(self) -> bool:
         return False
@@ -316,8 +318,8 @@ _no = _No()
 
 
 def _is_of_compiler(x: Any) -> bool:
-    """Whether an object asks if a compiler runs, also under another name, as by
-    `from torch.compiler import is_compiling`."""
+    """Returns whether an object is a function of torch that says whether code is being compiled,
+    under any name."""
     return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
 
 

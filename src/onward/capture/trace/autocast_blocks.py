@@ -1,9 +1,9 @@
-"""Blocks of `torch.autocast` within a trace: tensors have eager's types, nodes their block's type.
+"""Records on each traced node the dtype of the `torch.autocast` block that it is in.
 
 A block is entered as in eager PyTorch, so that code which asks for a tensor's dtype, or whether
-autocast is on, takes eager's branch. The casts that autocast makes are no nodes: each node says
-what its block casts to instead (f32 where the block is off), and a policy (rewrite/precision)
-writes the casts after the capture.
+autocast is on, takes the branch of eager mode. The trace has no nodes for autocast's casts. Instead
+each node carries its block's dtype (f32 in a block that is off), and the cast policy
+(rewrite/precision) writes the casts after the capture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onward.graph.types import DType
 from onward.model_state.patches import Patch, patched
 
 _KEY = "onward_precision"
-# what autocast casts to
+# the dtypes that autocast casts to
 LOW_TYPES = {torch.bfloat16: DType.BFLOAT16, torch.float16: DType.FLOAT16}
 _MODULE: Any = torch.amp.autocast_mode
 _KIND = _MODULE.autocast
@@ -28,10 +28,10 @@ _KIND = _MODULE.autocast
 
 @contextmanager
 def autocast_noted(device: str) -> Iterator[None]:
-    """Within it the blocks that this thread enters mark the nodes that are traced in them, and
-    leave no nodes of their own. device: the model's, for whose type a block has to be."""
+    """A context in which autocast blocks mark the nodes that this thread traces in them, and leave
+    no nodes of their own. device: type of the model's device; blocks for others mark nothing."""
     open_blocks: list[tuple[Any, ExitStack]] = []
-    entering: list[Any] = []  # the blocks whose own method runs, which tells the trace of itself
+    entering: list[Any] = []  # blocks being entered or left, whose calls `called` must not repeat
     plain_enter, plain_leave = _KIND.__enter__, _KIND.__exit__
 
     def enter(block: Any) -> Any:
@@ -61,7 +61,7 @@ def autocast_noted(device: str) -> Iterator[None]:
     plain = PreDispatchTorchFunctionMode.__torch_function__
 
     def called(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Enters and leaves a block as graphs of dynamo's do."""
+        """Handles the functions by which graphs of dynamo enter and leave a block."""
         if function in (_MODULE._enter_autocast, _MODULE._exit_autocast):
             if entering:
                 return None
@@ -78,7 +78,7 @@ def autocast_noted(device: str) -> Iterator[None]:
 
 
 def block_of(node: Any) -> str:
-    """The type that the innermost block around a traced node says; empty where there is none."""
+    """Returns the name of the dtype of the innermost block around a traced node; "" for none."""
     return (node.meta.get("custom") or {}).get(_KEY, "")
 
 

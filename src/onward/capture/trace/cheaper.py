@@ -1,10 +1,10 @@
-"""Cheaper traces: what `torch.export` computes of each operator and a capture does not read.
+"""Patches that make `torch.export` skip work whose results a capture does not read.
 
-Two things are most of it. The results of fake tensors are kept by operator and arguments, for the
-next call like it; with symbolic sizes an entry costs about as much as the operator, and a shallow
-model never asks for most of them. So an entry is made when a call comes for the second time: the
-third layer finds what the second one has left. And of each result its memory format is told, which
-takes many comparisons of symbolic sizes, beside the tensor itself, which is all that is read.
+Two costs stand out. First, torch caches the results of fake tensors by operator and arguments; with
+symbolic sizes an entry costs about as much as the operator, and a shallow model never reads most of
+them. So an entry is made only when a call comes for the second time (the third layer then finds the
+entry of the second). Second, torch records each result's memory format, which takes many
+comparisons of symbolic sizes, and which a capture does not need.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from onward.model_state.patches import Patch
 _ONCE = "seen once"
 _MODE: Any = fake_tensor.FakeTensorMode
 _KEEPS = ("_set_cache_key", "_set_cache_key_for_shape_env")
-# what a version of torch has to have, that the first of both be done
+# names that a version of torch needs to have for the first patch
 _OF_ENTRIES = ("_BypassDispatchCache", "_DispatchCacheBypassEntry", *_KEEPS)
 
 
 def cheaper() -> Iterator[Patch]:
-    """The places to patch while a trace runs; none that this version of torch lacks."""
+    """Yields the patches for a trace, those for which this version of torch has the functions."""
     if hasattr(_MODE, "_make_cache_entry") and all(hasattr(fake_tensor, n) for n in _OF_ENTRIES):
         yield from _kept_the_second_time()
     if hasattr(proxy_tensor, "_extract_tensor_metadata"):

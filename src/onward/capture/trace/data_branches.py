@@ -1,11 +1,12 @@
-"""Choices of the forward by the batch's numbers, `if mask.any():`, answered as in a first run.
+"""Data branches (`if mask.any():`): the trace takes the side that a first eager run has taken.
 
-A graph has one of both sides. The first run, in eager mode, says which; the export takes the same
-side, and returns what was asked (a tensor of one bool), which is a guard on later batches
-(batch_guards/pinned.py).
+A graph holds one side of a branch. A first run in eager mode records the answer, the export is
+given the same one, and returns the question (a tensor with one bool) as an output, from which a
+guard on later batches is made (batch_guards/pinned.py).
 
-Whole numbers that a forward reads into Python (`grid.tolist()`, `range(n)`) are pinned likewise
-where a graph has no other form of it (`values`), and masks that leave no row out, `h[mask]`.
+Integers that a forward reads into Python (`grid.tolist()`, `range(n)`), and masks that choose every
+row (`h[mask]`), are pinned in the same way if `values` is set, for models that have no other form
+as a graph.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from torch.overrides import TorchFunctionMode
 from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
-_MOST = 64  # questions of one forward
-_MOST_VALUES = 256  # where numbers are asked too
-_LONGEST = 4096  # a tensor whose numbers are asked
-_FRAMES = 4  # innermost ones that say where a question comes from
+_MOST = 64  # questions of one forward at most
+_MOST_VALUES = 256  # at most if `values` is set
+_LONGEST = 4096  # elements of a tensor that may be read into Python
+_FRAMES = 4  # innermost stack frames that identify a question
 
-Answer: TypeAlias = tuple[Any, Any]  # where it was asked, and what was said
+Answer: TypeAlias = tuple[Any, Any]  # the place of the question, and its answer
 
 _READ: dict[Any, Any] = {
     torch.Tensor.tolist: None, torch.Tensor.item: None, torch.Tensor.__int__: int,
     torch.Tensor.__index__: int,
 }  # fmt: skip
-# Functions that read a size or a place, for which a tensor of one number may be given.
+# functions with arguments that are sizes or dims, for which a model may pass a 0-dim tensor
 _SIZED = (
     "arange", "expand", "empty", "full", "linspace", "narrow", "new_empty", "new_full", "new_ones",
     "new_zeros", "ones", "permute", "repeat", "reshape", "split", "tensor_split", "unflatten",
@@ -42,19 +43,19 @@ _SIZED = (
 
 
 class Unasked(CaptureError):
-    """The traced forward asks a question that the run before did not hear."""
+    """The traced forward asks a question that the first run has no answer to."""
 
 
 class Asked(TorchFunctionMode):
-    """Within it, answers to `bool(tensor)`, and to `torch.equal`, are those given, in order; or,
-    without any, the tensor's own, and noted.
+    """A mode that answers `bool(tensor)` and `torch.equal`: with the recorded `answers` in order,
+    or, if `answers` is None, truthfully; and records questions and answers.
 
-    A forward may ask more in eager mode than while it is traced: an answer is for the next question
-    from its own place.
+    A forward may ask more in eager mode than in a trace, so an answer serves the next question from
+    the same place. Raises Unasked where there is none, and CaptureError for too many questions.
 
-    values: whether numbers that are read into Python are answered so too. questions: the tensors
-    that were asked. answers: what was said. masks: of each mask that chooses rows, whether it
-    chooses all. read: how many of the questions are there for `values` alone.
+    values: whether integers read into Python are answered too. questions: the tensors asked about.
+    answers: the answers given. masks: for each mask that chooses rows, whether it chooses all.
+    read: how many questions are asked because of `values` alone.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Asked(TorchFunctionMode):
         if func is torch.Tensor.__bool__:
             return self._answer(args[0], bool)
         if func is torch.Tensor.expand_as and isinstance(args[1], torch.Tensor):
-            # a question may follow from the batch though the other's numbers do not
+            # by shape alone, since the batch may not decide the numbers of `args[1]`
             return args[0].expand(args[1].shape)
         if self.values:
             if func in _READ and _whole_numbers(args[0]):
                 x = args[0] if func is torch.Tensor.tolist else args[0].reshape(())
-                with contextlib.suppress(Unasked):  # where only a trace asks
+                with contextlib.suppress(Unasked):  # a read that only the trace makes
                     return self._answer(x, _READ[func])
                 func = _of_traces if func is torch.Tensor.tolist else func
             name = getattr(func, "__name__", "")
@@ -111,7 +112,7 @@ class Asked(TorchFunctionMode):
     def _numbers(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with numbers in place of tensors where a size or a place is read."""
+        """Returns the arguments, with integers in place of tensors that are sizes or dims."""
         if name == "__getitem__":
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(i, slice) and _has_tensor(i) for i in index):
@@ -140,8 +141,8 @@ class Asked(TorchFunctionMode):
         return x
 
     def whole(self, mask: torch.Tensor) -> bool:
-        """Whether a mask chooses every row; what is not so is no matter of this batch alone, and
-        no question."""
+        """Returns whether a mask chooses every row. Only a yes is pinned as a question: a mask that
+        leaves rows out is captured for any batch."""
         place = _place()
         first = self.given is None
         said = bool(mask.all()) if first else bool(_taken(self.given_masks, place))
@@ -171,7 +172,7 @@ class Asked(TorchFunctionMode):
                 "fix: compute with the tensors instead of choosing by them"
             )
         self.answers.append((place, answer))
-        # a copy, since what is written later is no matter of this question
+        # a copy, since the forward may write into it later
         self.questions.append(question.detach().clone())
 
 
@@ -179,7 +180,7 @@ _tolist: Any = FakeTensor.tolist
 
 
 def _as_a_tensor(x: Any) -> Any:
-    """`tolist` of a trace's tensor, of which a mode hears."""
+    """Replaces `FakeTensor.tolist` by one that the mode sees."""
     return torch.Tensor.tolist(x)
 
 
@@ -191,7 +192,8 @@ _MAKING = ("arange", "empty", "full", "linspace", "ones", "zeros")
 
 
 def _taken(answers: list[Answer], place: Any) -> Any:
-    """The next answer from this place, those before it left behind; None where there is none."""
+    """Returns the next answer from this place, and removes it and those before it; None where there
+    is none."""
     for i, (where, said) in enumerate(answers):
         if where == place:
             del answers[: i + 1]
@@ -200,13 +202,14 @@ def _taken(answers: list[Answer], place: Any) -> Any:
 
 
 def said(question: torch.Tensor, kind: Any) -> Any:
+    """Returns a question's answer: a bool if `kind` is bool, else the numbers as a list."""
     return bool(question) if kind is bool else question.tolist()
 
 
 def _repeated(
     counts: list[int], x: torch.Tensor, repeats: Any, dim: int | None = None, **_: Any
 ) -> torch.Tensor:
-    """`repeat_interleave` of `counts[i]` times each, with counts as numbers."""
+    """`repeat_interleave` with the repeats as Python integers: element i `counts[i]` times."""
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
     counts = counts * x.shape[dim] if len(counts) == 1 else counts
     places = [i for i, n in enumerate(counts) for _ in range(n)]
@@ -226,15 +229,15 @@ def _has_tensor(index: slice) -> bool:
 
 
 def _place() -> Any:
-    """The lines of the model's code where a question is asked."""
+    """Returns the innermost lines of the model's code from which a question is asked."""
     frame, found = sys._getframe(1), []
     while frame is not None and len(found) < _FRAMES:
         name = frame.f_globals.get("__name__", "")
-        if name == "onward.capture.trace.flat_call":  # which calls the model
+        if name == "onward.capture.trace.flat_call":  # this module calls the model
             break
         if name != "torch" and not name.startswith(
             ("onward.capture.", "onward.model_state.", "torch.")
-        ):  # whose own calls a trace may replace
+        ):  # frames of these differ between a trace and an eager run
             found.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Drives `torch.export`, with what it needs patched for that time."""
+"""Runs `torch.export` on a flat call, with the patches that it needs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from onward.capture.trace.torch_nn.transformer_encoder import padded_with_zeros
 from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
-ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
-_tracing: list[int] = []  # the thread that traces
+ONE_AT_A_TIME = threading.RLock()  # held by a capture, since it patches what all threads share
+_tracing: list[int] = []  # ids of the thread that is tracing
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _export: Any = importlib.import_module("torch.export._trace")
 
 
 def traced_elsewhere() -> bool:
-    """Whether another thread traces a model: torch says of all threads that they are exporting."""
+    """Returns whether another thread is tracing a model; torch's own flag is on in all threads."""
     now = _tracing[-1:]
     return bool(now) and now[0] != threading.get_ident()
 
 
 def untraced() -> None:
-    """Waits while another thread traces: its model's parameters are not themselves then."""
+    """Waits until no other thread is tracing, which replaces its model's parameters."""
     if traced_elsewhere():
         with ONE_AT_A_TIME:
             pass
@@ -55,15 +55,15 @@ def untraced() -> None:
 def export(
     flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held
 ) -> ExportedProgram:
-    """The call as an exported program, sizes above 1 symbolic. names: of the batch's leaves.
-    held: dims whose sizes are numbers, or multiples of a symbol.
+    """Returns the call as an exported program, sizes above 1 symbolic. names: the names of the
+    tensors. held: dims whose sizes are numbers, or multiples of a symbol.
 
     Raises CaptureError with the reason where it cannot be traced.
     """
-    # sizes 0 and 1 are specialised by every export: say so
+    # sizes 0 and 1 are left out, since every export specializes them
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
-        # eager mode does so too: with its cache on, a model takes no notice of packed documents
+        # with `use_cache` on, a model does not look for packed documents, in eager mode either
         with (
             ONE_AT_A_TIME,
             _unlogged(),
@@ -90,8 +90,8 @@ def export(
 
 
 def _note_readers(module: torch.nn.Module) -> None:
-    """Enters nodes in the users of what they read: an export with regions without gradients leaves
-    some out."""
+    """Adds nodes to the `users` of their inputs, which an export with gradient-mode regions leaves
+    incomplete."""
     for inner in module.modules():
         if isinstance(inner, torch.fx.GraphModule):
             for node in inner.graph.nodes:
@@ -101,8 +101,8 @@ def _note_readers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Within it, an export of this thread's does not log or print what it raises: what does not
-    fit is refused, or runs in eager, with a message of its own."""
+    """A context in which an export in this thread does not log or print errors: the caller has a
+    message of its own for a model that is refused or runs in eager mode."""
     here, logs = threading.get_ident(), [logging.getLogger(name) for name in _LOGS]
 
     def others(record: logging.LogRecord) -> bool:
@@ -111,7 +111,7 @@ def _unlogged() -> Iterator[None]:
     for log in logs:
         log.addFilter(others)
     try:
-        with patched([(vars(_export), "print", _nothing)]):  # of the graph, as far as it was traced
+        with patched([(vars(_export), "print", _nothing)]):  # it prints the unfinished graph
             yield
     finally:
         for log in logs:
@@ -124,11 +124,11 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
-    """The patches an export needs, undone afterwards; other threads see nothing of them."""
+    """A context with all patches that an export needs; they do not act in other threads."""
     transformer = torch.nn.modules.transformer
 
     def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
-        """What the caller says: the original inspects data, which an export has not."""
+        """Returns what the caller says: the original inspects data, which an export lacks."""
         return bool(is_causal)
 
     places: list[Patch] = [
@@ -137,11 +137,11 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         (torch.nn.Module, "to", _moved),
     ]
     places += [*run_once(), *_tracing_alone(), *cheaper()]
-    if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
+    if hasattr(fx, "do_not_emit_stack_traces"):  # a capture does not read stack traces
         places.append((fx, "do_not_emit_stack_traces", True))
     with (
         patched(places),
-        torch.set_grad_enabled(flat.gradients),  # on, what stops gradients leaves a trace
+        torch.set_grad_enabled(flat.gradients),  # if on, `no_grad` and detach are recorded
         attention_kept_whole(flat.model, own_positions),
         refusing_gradient_code(flat.gradients),
         padded_with_zeros(flat.gradients),
@@ -156,8 +156,8 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
 
 
 def _tracing_alone() -> list[Patch]:
-    """Patches that let other threads' modules pass: an export stands in the way of every module's
-    call, and of its attributes."""
+    """Returns patches that let other threads' modules run as usual: an export intercepts the calls
+    and attributes of modules in all threads."""
     here, plain = threading.get_ident(), _ModuleStackTracer
     call, get = plain.call_module, plain.getattr
 
@@ -169,7 +169,7 @@ def _tracing_alone() -> list[Patch]:
     def getattr_(tracer: Any, name: str, value: Any, cache: Any) -> Any:
         return get(tracer, name, value, cache) if threading.get_ident() == here else value
 
-    # no functions, which other threads would not see
+    # not functions, since `patched` would let those act in this thread alone
     return [(plain, "call_module", partialmethod(call_module)),
             (plain, "getattr", partialmethod(getattr_))]  # fmt: skip
 
@@ -179,8 +179,8 @@ _parse_to: Any = getattr(torch._C, "_nn")._parse_to  # noqa: B009
 
 
 def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """`Module.to` for a trace: the original sets every parameter anew, also where each is as asked,
-    and a trace has no place for that."""
+    """`Module.to` for a trace: does nothing if every tensor is as requested. The original assigns
+    every parameter even then, which a trace does not allow."""
     device, dtype, _, lying = _parse_to(*args, **kwargs)
     tensors = [*module.parameters(), *module.buffers()]
     as_asked = lying is None and all(

@@ -1,4 +1,4 @@
-"""The call that is exported, model then loss, as `forward(*leaves)` over the batch's tensors."""
+"""FlatCall: the call to export, model then loss, as `forward(*leaves)` over the batch's tensors."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from onward.model_state import Walk, traces_names
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
-TENSOR = object()  # stands in a batch's leaves where a tensor does
+TENSOR = object()  # placeholder for a tensor among the leaves of a call
 
 
 class _Noted:
-    """What the wrapper notes in a run: an export restores a module's own attributes.
+    """What a run of a `FlatCall` records; an object of its own, since an export restores the
+    attributes of a module.
 
-    names: of the outputs. chosen: names of results that are rows a boolean mask chooses, which
-    have no output. layouts: answers to the
-    forward's questions how tensors lie in memory, by method. sharing: its calls that give a view or
-    a copy. answers: what a run
-    before answered to questions about tensors, with their places; None before such a run. masks:
-    answers and places for masks that choose rows. asked: the answers that the traced run was given.
-    read: how many of the questions are for numbers. tree: how the outputs are put together, of a
-    whole call. mode: what the traced run asks of its mode, where gradients are on.
+    names: names of the outputs. chosen: names of results that are masked rows, which are no
+    outputs. layouts: (method, answer) where the forward asks for a memory layout. sharing: its
+    calls that return a view or a copy. answers, masks: what the first eager run has recorded
+    (`Asked`); answers is None before it. asked: the answers that the traced run was given. read:
+    how many questions read numbers. tree: how the results form the model's outputs, for a whole
+    call. mode: the mode reads of the traced run, if gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -57,7 +56,8 @@ class _Noted:
 
 
 class FlatCall(torch.nn.Module):
-    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and outputs."""
+    """The module to export: its forward takes the batch's tensors, rebuilds the arguments, runs the
+    model and the loss, and returns (loss, *outputs, *questions about tensors)."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class FlatCall(torch.nn.Module):
         regions: RegionSearch | None = None,
     ) -> None:
         """spec, fixed: the tree of the arguments, and its leaves with TENSOR for each tensor.
-        values: numbers that are read into Python are answered as in the first batch. regions:
-        submodules that are one op each. Where the request says `whole`, the outputs are to be put
-        together again as the model returns them (`noted.tree`)."""
+        values: whether to bake in the numbers that the forward reads into Python. regions: the
+        submodules that are one op each. If the request is `whole`, `noted.tree` records the
+        structure of the outputs."""
         super().__init__()
         self.model = request.model
         self.gradients, self.whole = request.differentiated, request.whole
@@ -87,7 +87,8 @@ class FlatCall(torch.nn.Module):
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.regions is not None:
             self.regions.begin()
-        for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
+        # the trace's tensors, which lack the attributes that the user has set on the real ones
+        for name, tensor in named_tensors(self):
             _give(tensor, self.attributes.get(name, {}), name)
         trained = [t for _, t in named_tensors(self)] if self.gradients else []
         self.noted.layouts, self.noted.sharing = [], Sharing()
@@ -103,7 +104,7 @@ class FlatCall(torch.nn.Module):
         return (*results, *asked.questions)
 
     def ask(self, *leaves: torch.Tensor) -> None:
-        """Runs the call in eager mode; nothing stays of it but the answers to what it asks."""
+        """Runs the call in eager mode, and keeps nothing but its answers about tensors."""
         with (
             self.aside(),
             Asked(values=self.values) as asked,
@@ -114,8 +115,8 @@ class FlatCall(torch.nn.Module):
         self.noted.read = asked.read
 
     def layouts(self, *leaves: torch.Tensor) -> tuple[list[tuple[str, Any]], Sharing]:
-        """Runs the call in eager mode: what it is answered about how tensors lie in memory, and its
-        calls that give a view or a copy."""
+        """Runs the call in eager mode. Returns its answers about memory layouts as (method,
+        answer), and its calls that return a view or a copy."""
         found: list[tuple[str, Any]] = []
         with (
             self.aside() as seen,
@@ -127,8 +128,8 @@ class FlatCall(torch.nn.Module):
 
     @contextmanager
     def aside(self) -> Iterator[Walk]:
-        """Within it a run in eager mode leaves nothing behind, nor in what is noted. Yields what
-        the call leads to."""
+        """A context in which a run in eager mode leaves no side effects, nor records outputs in
+        `noted`. Yields a walk of the model."""
         noted = self.noted.tree, self.noted.names
         try:
             with (
@@ -137,7 +138,7 @@ class FlatCall(torch.nn.Module):
                 torch.random.fork_rng(),
                 torch.no_grad(),
                 undoing(Effects(), self.model, self.loss_fn) as seen,
-                without_hooks(self.model),  # of regions: others have none
+                without_hooks(self.model),  # only regions may have such hooks
             ):
                 yield seen
         finally:
@@ -149,6 +150,8 @@ class FlatCall(torch.nn.Module):
         return next((t.device.type for _, t in named_tensors(self)), "cpu")
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Runs model and loss, under the request's autocast. Returns (loss, *outputs). Raises
+        CaptureError for outputs without a scalar loss, or that no graph can return."""
         if self.autocast is None:
             return self._run(*leaves)
         with torch.autocast(self.device, self.autocast, cache_enabled=False):
@@ -196,13 +199,14 @@ class FlatCall(torch.nn.Module):
 
 
 def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields all parameters and buffers by path, tied ones under each path."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
-    """Sets on a tensor of the trace what the user has set on the one that it stands for. Raises
-    CaptureError for names that torch.export uses itself."""
+    """Sets the attributes of a user's tensor on the trace's tensor for it. Raises CaptureError for
+    names that torch.export uses itself."""
     for key in attributes.keys() & traces_names():
         raise CaptureError(
             f"{model_path(name)} has the attribute {key}, a name that torch.export sets on "
@@ -212,7 +216,7 @@ def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
 
 
 def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
-    """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
+    """Returns name -> tensor for a model's outputs: their keys, or `output`, or `output_0`, ..."""
     named: dict[str, torch.Tensor] = {}
     for name, value in _pairs(outputs):
         leaves = [v for v in pytree.tree_leaves(value) if is_tensor(v)]
@@ -233,10 +237,8 @@ def _pairs(outputs: Any) -> list[tuple[str, Any]]:
 
 
 def model_path(target: str | None) -> str:
-    """The model's own path of what the wrapper holds; the loss function's stands apart.
-
-    An empty first part is no module's name, so that no path of the model begins so.
-    """
+    """Returns the path in the model for a path in a FlatCall; for a tensor of the loss function its
+    path with a dot before it, which no path in the model begins with."""
     assert target is not None
     return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 

@@ -1,4 +1,4 @@
-"""Refuses code of a forward about its backward, which an export would drop without a word."""
+"""Refuses code in a forward that affects its backward (hooks), which an export would drop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_hook"): NO_HOOKS,
     (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
     (torch.autograd.graph, "get_gradient_edge"): NO_HOOKS,
-    (modules, "BackwardHook"): NO_HOOKS,  # what a module's backward hooks make
-    # Tensor.backward calls this one
+    (modules, "BackwardHook"): NO_HOOKS,  # made for a module with backward hooks
+    # also called by Tensor.backward
     (torch.autograd, "backward"): (
         "a step differentiates its loss alone; fix: call backward outside of the forward"
     ),
@@ -31,9 +31,10 @@ _IN_BACKWARD: dict[tuple[Any, str], str] = {
 
 @contextmanager
 def refusing_gradient_code(trains: bool) -> Iterator[None]:
-    """Within it, a forward that says what happens in backward raises CaptureError.
+    """A context in which a forward that registers backward hooks or runs a backward raises
+    CaptureError.
 
-    trains: whether gradients are asked for; without them hooks have nothing to run on.
+    trains: whether gradients are asked for; without them hooks never run, and nothing is refused.
     """
     packing = torch.autograd.graph.saved_tensors_hooks
     places: list[Patch] = []
@@ -46,13 +47,14 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands for what `Function.apply` calls; `apply` itself may be bound (`f = F.apply`)."""
+    """Replaces the base method that `Function.apply` calls, since a user may hold a bound `apply`
+    (`f = F.apply`)."""
     if cls is CheckpointFunction:
         raise CaptureError(
             "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward "
             "cannot be captured; fix: use_reentrant=False"
         )
-    if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
+    if module_of(cls).partition(".")[0] == "torch":  # torch can trace its own functions
         return super(_Single, cls).apply(*args, **kwargs)
     defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
     lost = "its own backward would be lost; fix: write the gradient with torch ops"

@@ -1,7 +1,7 @@
-"""Inputs of an op that its gradient goes on to: torch's autograd is asked, without data.
+"""Finds to which of an op's inputs autograd passes a gradient, by running it on meta tensors.
 
-Schemas do not say it: `nll_loss` has a gradient by its input and none by its class weights,
-`zeros_like` none at all, `copy_` one of zeros by what it overwrites.
+Schemas do not say: in `nll_loss` the input gets one and the class weights none, in `zeros_like` no
+input does, and in `copy_` the tensor that it overwrites gets a gradient of zeros.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from onward.capture.trace.aliasing import hollow, on_meta_device
 
-# what they return does not depend on what they are given, or autograd does not record it
+# ops whose result does not depend on their inputs, or that autograd does not record
 _CUT = (
     "linspace", "logspace", "detach", "zeros_like", "ones_like", "full_like", "empty_like",
     "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -23,21 +23,23 @@ _FIRST_ONLY = ("expand_as", "view_as", "reshape_as", "type_as")
 
 
 class Edges(NamedTuple):
-    """Numbers of inputs (`node.all_input_nodes`): by each result, and by each input that the op
-    writes into, which then holds what has these gradients."""
+    """Inputs of an op that get a gradient, as indices into `node.all_input_nodes`.
+
+    results: for each result, the inputs that get one from it. written: for each input, those that
+    get one from its value after the op, which may write into it."""
 
     results: tuple[frozenset[int], ...]
     written: dict[int, frozenset[int]]
 
 
 class GradientEdges:
-    """The edges of one program's ops; an op is asked once for tensors of the same types."""
+    """The gradient edges of a program's ops, found once for each op and types of inputs."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Edges | None] = {}
 
     def of_result(self, node: Any, number: int | None) -> list[Any]:
-        """Inputs that have a gradient by the op's result of this number; None: by any result."""
+        """Returns the inputs that get a gradient from the op's result `number`; None: from any."""
         inputs, edges = list(node.all_input_nodes), self._edges(node)
         if edges is None:
             return _by_name(node, inputs)
@@ -45,15 +47,16 @@ class GradientEdges:
         return [inputs[i] for i in sorted(frozenset[int]().union(*results))]
 
     def of_written(self, node: Any, written: Any) -> list[Any]:
-        """Inputs that have a gradient by what stands in one of them, `written`, after the op."""
+        """Returns the inputs that get a gradient from the value of the input `written` after the
+        op, which writes into it."""
         inputs, edges = list(node.all_input_nodes), self._edges(node)
         if edges is None:
             return _by_name(node, inputs)
         return [inputs[i] for i in sorted(edges.written.get(inputs.index(written), ()))]
 
     def _edges(self, node: Any) -> Edges | None:
-        """The edges of an op; None where torch has no form of it for tensors without data, or one
-        that has other gradients."""
+        """Returns the edges of an op; None where it does not run on meta tensors, or autograd does
+        not record it there as in the trace."""
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace == "onward":
             return None
         if _stem(node) in _CUT:
@@ -65,12 +68,12 @@ class GradientEdges:
 
 
 def carries(value: Any) -> bool:
-    """Whether a tensor is of a type that has gradients."""
+    """Returns whether a value is a tensor of a dtype that has gradients."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _spelling(node: Any) -> Hashable:
-    """The op with what it is given, up to the names of nodes."""
+    """Returns a key that is equal for the same op with the same arguments and types of inputs."""
     numbers = {n: f"%{i}" for i, n in enumerate(node.all_input_nodes)}
     args, kwargs = cast("Any", torch.fx.map_arg((node.args, node.kwargs), numbers.__getitem__))
     types = [_type(hollow(n.meta.get("val"))) for n in numbers]
@@ -93,7 +96,7 @@ def _asked(node: Any) -> Edges | None:
             return value
         leaf = value.requires_grad_()
         leaves[leaf] = number
-        return leaf.clone()  # a leaf is written into by nobody
+        return leaf.clone()  # autograd forbids writes into a leaf
 
     draws = torch.Tag.nondeterministic_seeded in node.target.tags
     with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=draws):
@@ -114,7 +117,7 @@ def _asked(node: Any) -> Edges | None:
 
 
 def _behind(tensors: Sequence[Any], leaves: dict[Any, int]) -> frozenset[int]:
-    """The numbers of the leaves that autograd reaches from these tensors."""
+    """Returns the indices of the leaves that autograd reaches from these tensors."""
     return frozenset(leaves[leaf] for t in _tensors(tensors) for leaf in _leaves_of(t.grad_fn))
 
 
@@ -138,7 +141,7 @@ def _leaves_of(end: Any) -> set[Any]:
 
 
 def _by_name(node: Any, inputs: list[Any]) -> list[Any]:
-    """The inputs that have a gradient, by the op's name alone: all, but for ops that are known."""
+    """Returns the inputs that get a gradient judging by the op's name: all, but for known ops."""
     if _name(node) == "onward::with_gradient":
         return list(node.args[3])
     stem = _stem(node)
@@ -153,7 +156,7 @@ def _name(node: Any) -> str:
 
 
 def _stem(node: Any) -> str:
-    """The name of an op without its namespace, in the form that does not write in place."""
+    """Returns an op's name without namespace and overload, `add` for `add_`."""
     return _name(node).partition("::")[2].removesuffix("_")
 
 

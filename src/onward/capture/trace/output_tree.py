@@ -1,7 +1,7 @@
-"""The outputs of a forward as the caller takes them: containers of any kind, around tensors.
+"""OutputTree: the structure of a forward's outputs, to rebuild them from a graph's results.
 
-A leaf is a tensor that the graph computes, one that the caller gave or the module holds and that
-the forward hands on, or a plain value.
+A leaf is a tensor that the graph computes, a tensor of the batch or the module that the forward
+returns as it is, or a plain value.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from onward.model_state.facts import ATOMS
 
 @dataclass(frozen=True)
 class Computed:
-    """An output of the graph, by the user's name."""
+    """A tensor that the graph computes, by its name for the user."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class BatchLeaf:
-    """A leaf of the batch, counted among its tensors."""
+    """A tensor of the batch that the forward returns, by its index among the batch's tensors."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter or buffer, by its path."""
+    """A parameter or buffer that the forward returns, by its path."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class SizeLeaf:
-    """A size, which the graph gives as a tensor of this name."""
+    """A size, which the graph computes as an i64[] of this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Value:
-    """A plain value, which is no tensor."""
+    """A plain value, such as a number, a string or None."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container around parts. kind: its class. make: a container of that class, given what stands
-    for each part. keys: of a mapping's parts, those that are strings."""
+    """A container of parts. kind: its class. make: builds one from the rebuilt parts. keys: a
+    mapping's keys that are strings."""
 
     kind: type
     make: Callable[[list[Any]], Any]
@@ -72,12 +72,12 @@ Part = Computed | SizeLeaf | BatchLeaf | Held | Value | Container
 
 
 class OutputTree:
-    """How the outputs of a call are put together.
+    """The structure of a call's outputs.
 
-    outputs: what one run returned. leaves: the batch's tensors in that run. owned: the module's
-    tensors by path. root: the whole tree. names: of the computed tensors. tensors: the computed
-    tensors of that run.
-    Raises CaptureError for outputs that no graph can give.
+    outputs: what one run returned. leaves: the batch's tensors in that run. owned: path -> tensor
+    of the module. left_out: whether key/value caches may be left out, and listed in `caches`.
+    root: the whole tree. names: the names of the computed tensors.
+    Raises CaptureError for outputs that no graph can return.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OutputTree:
 
     @classmethod
     def of(cls, root: Part, names: Sequence[str]) -> OutputTree:
-        """The tree of outputs whose computed tensors have these names."""
+        """Returns a tree from its root and the names of its computed tensors."""
         found = cls(())
         found.root, found._computed = root, dict.fromkeys(names)  # type: ignore[assignment]
         return found
@@ -106,7 +106,8 @@ class OutputTree:
         return list(self._computed)
 
     def taken(self) -> list[torch.Tensor]:
-        """The computed tensors of the run, once."""
+        """Returns the computed tensors of the run in the order of `names`, and lets go of them, so
+        that it works once."""
         found = list(self._computed.values())
         self._computed = dict.fromkeys(self._computed)  # type: ignore[assignment]
         self._given, self._owned, self._seen = {}, {}, {}
@@ -118,8 +119,8 @@ class OutputTree:
         given: Sequence[torch.Tensor],
         held: Callable[[str], torch.Tensor],
     ) -> Any:
-        """The outputs of a call, built of what it computed, what it was given, and what the module
-        has."""
+        """Returns the outputs of a call. computed: name -> computed tensor. given: the batch's
+        tensors. held: path -> the module's tensor."""
         return _built(self.root, computed, given, held)
 
     def _part(self, x: Any, path: tuple[str, ...]) -> Part:
@@ -141,7 +142,7 @@ class OutputTree:
             part = self._tensor(number, path)
             assert isinstance(part, Computed), "a tensor made here"
             return SizeLeaf(part.name)
-        # by its number: pytree keeps `is_leaf`, and so would keep the outputs, until a collection
+        # by id: pytree keeps `is_leaf` until a garbage collection, and would keep the outputs too
         itself = id(x)
         children, spec = pytree.tree_flatten(x, is_leaf=lambda y: id(y) != itself)
         if len(children) == 1 and children[0] is x:
@@ -194,7 +195,7 @@ def _built(
     given: Sequence[torch.Tensor],
     held: Callable[[str], torch.Tensor],
 ) -> Any:
-    # no function within `build`, which would hold itself and so the outputs, until a collection
+    # not nested in `build`: its closure would hold itself, and so keep the outputs alive
     match part:
         case Computed(name):
             return computed[name]

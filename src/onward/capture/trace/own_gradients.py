@@ -1,7 +1,7 @@
-"""`torch.autograd.Function`: its backward is traced beside its forward, on a gradient to come.
+"""Traces the backward of a `torch.autograd.Function` right after its forward.
 
-What it computes stands in the graph between `GradientOf` and `WithGradient`
-(graph/ops/own_gradient.py), where differentiation finds it.
+The backward's nodes lie in the graph between `GradientOf`, which stands for the cotangent, and
+`WithGradient` (graph/ops/own_gradient.py), where differentiation finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNDER_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}
 
 @torch.library.custom_op("onward::gradient_of", mutates_args=())
 def gradient_of(y: torch.Tensor, result: int) -> torch.Tensor:
-    """Placeholder op: the gradient that will arrive at y, the result of this number."""
+    """Placeholder op: the cotangent of y, which is the function's result number `result`."""
     raise NotImplementedError("onward::gradient_of exists during capture only")
 
 
@@ -34,7 +34,7 @@ def with_gradient(
     dxs: list[torch.Tensor],
     xs: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Placeholder op: ys, with dxs, which depend on gs, as the gradients of xs."""
+    """Placeholder op: returns ys; declares dxs as the gradients of xs, for cotangents gs of ys."""
     raise NotImplementedError("onward::with_gradient exists during capture only")
 
 
@@ -44,8 +44,8 @@ def _(ys: Any, gs: Any, dxs: Any, xs: Any) -> Any:
 
 
 class FunctionContext:
-    """What a function's forward and backward know as `ctx`; all floating and complex inputs ask for
-    gradients, for a trace does not know which of them have one."""
+    """The `ctx` of a function's forward and backward. All floating and complex inputs count as
+    needing a gradient, since a trace does not know which do."""
 
     def __init__(self, name: str, args: tuple[Any, ...]) -> None:
         self._name = name
@@ -57,7 +57,7 @@ class FunctionContext:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *_: Any) -> None:
-        """Does nothing: a step has no forward mode of differentiation."""
+        """Does nothing: there is no forward-mode differentiation."""
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.non_differentiable = tensors
@@ -73,8 +73,9 @@ class FunctionContext:
 
 
 def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
-    """What `cls.apply(*args)` returns, with its backward. own_context: whether the class has a
-    `setup_context`. Raises CaptureError where the backward is none that a graph can have."""
+    """Returns what `cls.apply(*args)` does, with the backward traced. own_context: whether the
+    class has a `setup_context`. Raises CaptureError for a backward with wrong numbers, shapes or
+    dtypes of gradients, and for a forward that writes into its inputs."""
     name = cls.__qualname__
     ctx = FunctionContext(name, args)
     with torch.no_grad():
@@ -112,7 +113,7 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
 
 
 def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple[Any, Any]]:
-    """Gradients and what they are of."""
+    """Returns (gradient, input) for the inputs that get one. Raises CaptureError."""
     if len(dxs) < len(args) or any(dx is not None for dx in dxs[len(args) :]):
         raise CaptureError(
             f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients "

@@ -1,4 +1,4 @@
-"""Errors of torch.export in one line each, with a fix where the cause is known."""
+"""Turns errors of torch.export into one line each, with a fix where the cause is known."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _DROPS = ("layerdrop", "layer_drop")
 
 
 def refusal(error: BaseException, model: torch.nn.Module) -> CaptureError:
-    """Says what an export has raised, and the module that was being called."""
+    """Returns a CaptureError for an error of an export, with the module that was being called."""
     text = str(error).strip()
     first = (text.splitlines() or [type(error).__name__])[0]
     known = next((say for mark, say in _KNOWN if re.search(mark, text)), None)
@@ -65,8 +65,8 @@ def refusal(error: BaseException, model: torch.nn.Module) -> CaptureError:
 
 
 def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError | None:
-    """What is said of a layer drop at a module, which draws a number and compares it with that
-    chance; None where no option of the module's says so."""
+    """Returns an error for layer drop at the module `path`, which compares a random number with
+    `chance`; None where no option of the module has that value."""
     option = _drop_of(model.get_submodule(path), chance)
     if not option:
         return None
@@ -79,8 +79,8 @@ def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError
 
 
 def refuse_layer_drop(regions: Iterable[Any]) -> None:
-    """Raises CaptureError where a part that runs in PyTorch draws which layers run: eager moves no
-    parameter of a layer that was dropped, and the update of a whole step moves them all."""
+    """Raises CaptureError where a region in PyTorch uses layer drop: in eager mode the parameters
+    of a dropped layer have no gradient and stay, but the update of a whole step moves them all."""
     for region in regions:
         for name, module in () if region.module is None else region.module.named_modules():
             option = _drop_of(module)
@@ -94,7 +94,8 @@ def refuse_layer_drop(regions: Iterable[Any]) -> None:
 
 
 def _drop_of(module: torch.nn.Module, chance: float | None = None) -> str:
-    """The option that sets layer drop; "" where it is off. chance: that it is to have."""
+    """Returns the option that sets a module's layer drop; "" where it is off. chance: if given, the
+    value that the option has to have."""
     config = vars(module).get("config")
     named = {n: v for n, v in vars(config).items() if _drops(n, v)} if config is not None else {}
     own = {n: v for n, v in vars(module).items() if _drops(n, v)}
@@ -109,7 +110,7 @@ def _drops(name: str, value: Any) -> bool:
 
 
 def _where(error: BaseException, model: torch.nn.Module) -> str:
-    """The path of the innermost module that was being called."""
+    """Returns the path of the innermost module being called; "the forward" if unknown."""
     paths = {id(m): path for path, m in model.named_modules()}
     found = [paths[id(m)] for m in blamed(error, model) if id(m) in paths]
     return found[0] if found else "the forward"

@@ -1,7 +1,8 @@
-"""Functions of torch's that a user has replaced by one around the original: run once in a trace.
+"""Ensures that a function of torch that the user has wrapped runs only once per call in a trace.
 
-`F.layer_norm`, written in Python, hands itself to the modes of a trace by its name, under which the
-replacement stands: each mode would run the replacement, and what it does, once more.
+`F.layer_norm`, written in Python, dispatches to a trace's function modes by passing itself, looked
+up by name. If a wrapper stands under that name, each mode would run the wrapper, with its side
+effects, once more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from onward.model_state.patches import Patch
 _TORCH = str(Path(torch.__file__).parent)
 _ONWARD = str(Path(__file__).parents[2])
 _FUNCTIONAL: Any = torch.nn.functional
-# with the files that the functions are written in
+# owners of functions, with the files that define the functions
 _OWNERS: tuple[tuple[Any, str], ...] = (
     (_FUNCTIONAL, f"{_TORCH}/nn/functional.py"),
     (torch.functional, f"{_TORCH}/functional.py"),
@@ -28,7 +29,7 @@ _OWNERS: tuple[tuple[Any, str], ...] = (
 
 
 def run_once() -> Iterator[Patch]:
-    """What stands, while a trace runs, for each replacement of a function written in Python."""
+    """Yields a patch for each function of torch, written in Python, that has been replaced."""
     for owner, file in _OWNERS:
         for name, found in list(vars(owner).items()):
             if isinstance(found, types.FunctionType) and not _is_torchs(found.__code__):
@@ -47,7 +48,7 @@ def _once(name: str, file: str, replacement: Callable[..., Any]) -> Callable[...
 
 
 def _handing_on(name: str, file: str) -> Callable[..., Any] | None:
-    """The original, where it is what has handed a call on by its name; None where a model calls."""
+    """Returns the original, if it is what dispatches this call; None if the model calls."""
     frame = sys._getframe(2)
     while frame is not None and _is_torchs(frame.f_code):
         code = frame.f_code

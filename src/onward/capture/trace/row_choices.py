@@ -1,4 +1,4 @@
-"""Where chosen rows begin: the choices by a mask of data that a forward makes."""
+"""Row choices: turns an index by a boolean mask in the forward's code into `MaskedRows`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Tensor = torch.Tensor
 
 
 def _of_rows(function: Any) -> Any:
-    """`torch.pow` and the like, whose own reading of arguments ends the process where the first is
-    no tensor and the second a number."""
+    """Returns a replacement for a function (`torch.pow`) whose argument parser crashes the process
+    where the first argument is no tensor and the second is a number."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if found_in((args, kwargs)):
@@ -39,8 +39,8 @@ def _of_rows(function: Any) -> Any:
 
 
 class Choosing(TorchFunctionMode):
-    """Within it, a choice by a boolean mask gives a `MaskedRows`; or the rows themselves where
-    `whole` says that the mask leaves none out."""
+    """A mode in which an index by a boolean mask returns a `MaskedRows`, or all rows where `whole`
+    returns true for the mask."""
 
     def __init__(self, whole: Callable[[Tensor], bool] | None = None) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Choosing(TorchFunctionMode):
         return made
 
     def _settled(self, made: Any) -> Any:
-        """The chosen rows, or all rows where the mask is known to leave none out."""
+        """Returns the masked rows, or all rows where the mask is known to choose every row."""
         if self._whole is None or not found_in(made):
             return made
         if isinstance(made, tuple):
@@ -109,7 +109,7 @@ class Choosing(TorchFunctionMode):
         return None
 
     def _selected(self, x: Tensor, mask: Tensor) -> MaskedRows:
-        """`masked_select`: single numbers, which may be those of whole rows."""
+        """Returns `masked_select(x, mask)`: single elements, or whole rows flattened."""
         key, lead = self.key(mask), mask.dim()
         while lead and mask.dim() == x.dim() and mask.shape[lead - 1] == 1:
             lead -= 1
@@ -126,14 +126,15 @@ class Choosing(TorchFunctionMode):
         return choose(x, mask, (key, str(tuple(x.shape))))
 
     def key(self, x: Tensor) -> Any:
-        """A key that is equal for tensors proved to hold the same numbers, in row-major order."""
+        """Returns a key that is equal only for tensors proved to have the same numbers in row-major
+        order."""
         held = self._keys.get(id(x))
         if held is None or held[1] != x._version:
             held = self._keys[id(x)] = (x, x._version, object())
         return held[2]
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        """Remembers what a tensor of integers or bools was made of."""
+        """Remembers how a tensor of integers or bools was computed, as its key."""
         if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
             return
         if name in _SAME and args and is_tensor(args[0]) and args[0].dtype == made.dtype:
@@ -151,7 +152,7 @@ class Choosing(TorchFunctionMode):
         self._keys[id(made)] = (made, made._version, key)
 
     def _note_derived(self, made: Tensor, source: Tensor, places: Any) -> None:
-        """Remembers what was looked up in a tensor, and where."""
+        """Remembers that `made` was read from `source` at these places, as its key."""
         self._keys[id(made)] = (made, made._version, (self.key(source), *places))
 
     def _part(self, x: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Calls that give a view or a copy, by how a tensor lies in memory, where somebody writes into it.
+"""Records calls that return a view or a copy depending on the memory layout of their input.
 
     y = x * w
-    y.flatten().mul_(3)    # y changes where flatten gave a view: where x lies row by row
+    y.flatten().mul_(3)    # changes y if flatten returned a view: if y is contiguous
 
-The answer is that of the memory layout, as with `x.is_contiguous()`. It matters where the memory of
-either side is written, and only then: most models reshape, and few write through what they got.
+Such a call depends on the layout as `x.is_contiguous()` does, but it only matters if the memory of
+its input or result is written: most models reshape, and few write through the result.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# a view or a copy, by the strides of what they are given
+# functions that return a view or a copy, depending on the strides of their input
 _VIEW_OR_COPY = ("contiguous", "flatten", "ravel", "reshape", "reshape_as")
 _READS_STRIDES = ("as_strided",)
 
 
 class Sharing(TorchFunctionMode):
-    """Within it, notes each call that gives a view or a copy, and what is written."""
+    """A mode that records each call that returns a view or a copy, and each tensor written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Sharing(TorchFunctionMode):
         return made
 
     def answers(self) -> list[tuple[str, Any]]:
-        """Each call, and whether its result shares the memory of what it was given; for
-        `as_strided` the strides of that."""
+        """Returns for each call its name and whether its result shares its input's memory; for
+        `as_strided` the strides of its input instead."""
         with torch._C.DisableTorchFunction():
             return [
                 (name, _memory(x) == _memory(y) if name in _VIEW_OR_COPY else tuple(x.stride()))
@@ -53,7 +53,7 @@ class Sharing(TorchFunctionMode):
             ]
 
     def matter(self) -> list[int]:
-        """The numbers of the calls whose answer changes what the forward computes."""
+        """Returns the indices of the calls whose answer changes what the forward computes."""
         written = {_memory(x) for x in self._written}
         return [
             i
@@ -63,7 +63,7 @@ class Sharing(TorchFunctionMode):
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, and in their lists."""
+    """Yields the tensors among arguments, and in lists among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -72,13 +72,13 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _version(x: torch.Tensor) -> int | None:
-    """How often the memory of a tensor was written; None where torch does not count."""
+    """Returns how often a tensor was written; None for inference tensors, which do not count."""
     with torch._C.DisableTorchFunction():
         return None if x.is_inference() else x._version
 
 
 def _memory(x: torch.Tensor) -> int:
-    """The memory of a tensor, as a number."""
+    """Returns an identifier of a tensor's storage."""
     with torch._C.DisableTorchFunction():
         return x.untyped_storage()._cdata
 

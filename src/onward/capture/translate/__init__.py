@@ -1,5 +1,5 @@
-"""The translation of an exported program into a graph.
+"""Translates an exported program into a graph.
 
-In: torch's exported program. Out: a `Graph`, and which parameters reach which result.
-Imports: `aten`, `regions`, `trace`.
+In: torch's exported program. Out: the nodes of a `Graph`, and which parameters, leaves and regions
+autograd reaches from each result. Imports: `aten`, `regions`, `trace`.
 """

@@ -1,8 +1,9 @@
-"""The parameters that autograd would reach from the loss, whatever becomes of them on the way.
+"""Finds the parameters that autograd would reach from the loss, even if their gradients are zero.
 
-A parameter that is overwritten before anything reads it, or multiplied by a constant zero, has a
-gradient of zeros in PyTorch, and its optimizer moves it (weight decay, momentum, counts); one that
-is not reached at all has none, and stays. Graph passes drop both alike, so it is asked here.
+A parameter that is multiplied by a constant zero, or overwritten before anything reads it, has a
+gradient of zeros in PyTorch, and its optimizer moves it (weight decay, momentum, counts). One that
+autograd does not reach has no gradient, and stays. Graph passes remove both alike, so the
+difference is found here, in the exported program.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from onward.capture.translate.identities import stops, unchanged
 
 
 def reached(loss: Any) -> set[Any]:
-    """The placeholders of an exported program that autograd reaches from the node `loss`."""
+    """Returns the placeholders of a program that autograd reaches from the node `loss`."""
     return placeholders(passed(loss))
 
 
 def placeholders(nodes: set[Any]) -> set[Any]:
+    """Returns the placeholders among nodes."""
     return {node for node in nodes if node.op == "placeholder"}
 
 
 def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
-    """The results of parts in PyTorch among these nodes, as (site of the part, number)."""
+    """Returns the outputs of PyTorch regions among nodes, as (site of the region, index)."""
     return {
         (int(node.args[0].args[2]), int(node.args[1]))
         for node in nodes
@@ -37,10 +39,10 @@ def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
 
 
 def passed(loss: Any, edges: GradientEdges | None = None) -> set[Any]:
-    """The nodes that autograd passes on its way back from `loss`."""
+    """Returns the nodes that autograd visits on its way back from the node `loss`."""
     edges, writers = edges or GradientEdges(), Writers(loss.graph)
     seen: set[tuple[Any, Any]] = set()
-    # what is read of a node: its result, or what stands in one of its inputs after it
+    # (node, None): the node's result; (node, input): the value of that input after the node
     stack: list[tuple[Any, Any]] = [(loss, None), *writers.before(None, loss)]
     while stack:
         node, written = found = stack.pop()
@@ -61,21 +63,21 @@ def passed(loss: Any, edges: GradientEdges | None = None) -> set[Any]:
 
 
 def _of_part(edges: GradientEdges, whole: Any, number: Any) -> list[Any]:
-    """What one result of an op, or of a part of the model, has a gradient by."""
+    """Returns the nodes that get a gradient from a result of an op or gradient-mode region."""
     if not is_region(whole):
         return edges.of_result(whole, number)
     places, results, given = parts_of_region(whole)
     end = results[number]
     if not isinstance(end, torch.fx.Node):
         return []
-    # from one without gradients nothing passes but the very tensor that it was given
+    # from a no_grad region nothing gets a gradient, but an argument that it returns as it is
     inner = {unchanged(end)} if stops(whole) else passed(end, edges)
     return [g for place, g in zip(places, given, strict=True) if place in inner]
 
 
 class Writers:
-    """The nodes that write into the memory of others, in place or through a view: what reads that
-    memory after them reads what they were given."""
+    """The nodes of a graph that write into memory of others, in place or through a view, so that
+    later readers of that memory depend on what they wrote."""
 
     def __init__(self, graph: Any) -> None:
         self._place = {node: i for i, node in enumerate(graph.nodes)}
@@ -86,14 +88,14 @@ class Writers:
                     self._of.setdefault(path_to_owner(written)[-1], []).append((node, written))
 
     def before(self, reader: Any, read: Any) -> list[tuple[Any, Any]]:
-        """The nodes that have written what `reader` reads, each with the argument that it wrote
-        into. reader: None for one that reads at the end."""
+        """Returns the nodes that wrote into the memory of `read` before `reader`, each with the
+        argument that it wrote into. reader: None for a read at the end of the program."""
         found = self._of.get(path_to_owner(read)[-1], []) if self._of else []
         return [w for w in found if reader is None or self._place[w[0]] < self._place[reader]]
 
 
 def written_by(node: Any) -> list[Any]:
-    """The arguments that an op writes into."""
+    """Returns the arguments that an op writes into, also those in lists."""
     schema = node.target._schema
     given = [*node.args, *(node.kwargs.get(a.name) for a in schema.arguments[len(node.args) :])]
     found: list[Any] = []
@@ -104,7 +106,7 @@ def written_by(node: Any) -> list[Any]:
 
 
 def _carries(node: Any) -> bool:
-    """Whether a gradient passes: tensors that have gradients, and tuples that may hold some."""
+    """Returns whether a node may carry a gradient: a floating tensor, or a tuple or list."""
     found = node.meta.get("val")
     if isinstance(found, torch.Tensor):
         return carries(found)

@@ -1,4 +1,7 @@
-"""What a program computes of a batch's leaves and of constants alone, known before it runs."""
+"""Extracts the part of an exported program that depends on the batch and constants alone.
+
+Guards evaluate it on a batch before a step runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from onward.capture.trace.aliasing import mutates, source
 
 
 class KnownInputs:
-    """What is known of a program before it runs: the batch's leaves, their sizes, constants."""
+    """The inputs of an exported program that are known before a step: the batch's leaves, their
+    sizes, and constants; and the nodes that can be computed from them."""
 
     def __init__(self, program: Any) -> None:
         signature = program.graph_signature
@@ -34,15 +38,15 @@ class KnownInputs:
 
     @classmethod
     def of_leaves(cls, leaves: dict[str, int]) -> KnownInputs:
-        """What is known of a program whose only given values are the leaves. leaves: name of a
-        placeholder -> leaf of the batch."""
+        """Returns the known inputs of a program without sizes and constants. leaves: placeholder's
+        name -> index of a leaf."""
         found = cls.__new__(cls)
         found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
         return found
 
     def steps(self, node: Any) -> tuple[Any, ...] | None:
-        """The nodes that compute this one from what is given, with those that write into their
-        memory before; None where that is not enough."""
+        """Returns the nodes that compute `node` from known inputs, in order, with those that write
+        into their memory before it; None where it depends on anything else."""
         order = {n: i for i, n in enumerate(node.graph.nodes)}
         needed, waiting = set(), [node]
         while waiting:
@@ -59,7 +63,7 @@ class KnownInputs:
                 w for w in self._writers(node.graph).get(owner, []) if order[w] < order[node]
             ]
             if writers and owner.op != "call_function" and owner.name not in self.leaves:
-                return None  # the user's memory; of a batch's tensor a copy is written (`value`)
+                return None  # a write into the user's memory; leaves are copied (`value`)
             waiting += writers
             if step.name in self.leaves or step.name in self.constants:
                 continue
@@ -72,7 +76,7 @@ class KnownInputs:
         return tuple(step for step in node.graph.nodes if step in needed)
 
     def _writers(self, graph: Any) -> dict[Any, list[Any]]:
-        """The nodes that write, by the node whose memory it is."""
+        """Returns node that owns memory -> nodes that write into it."""
         if graph not in self._written:
             found = self._written[graph] = {}
             for node in graph.nodes:
@@ -82,7 +86,7 @@ class KnownInputs:
         return self._written[graph]
 
     def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
-        """The node's value for a batch; `found`: those of the nodes before."""
+        """Returns a node's value for a batch. found: values of the nodes that it reads."""
         size = self.size(node)
         if size is not None:
             return size(*tensors)
@@ -93,7 +97,8 @@ class KnownInputs:
         return node.target(*args, **kwargs)
 
     def size(self, node: Any) -> SizeOf | None:
-        """The function that computes a node from the batch's sizes; None where there is none."""
+        """Returns the function that computes a size node from the batch's sizes; None for a node
+        that is no size, or that they do not decide."""
         value = node.meta.get("val")
         if node.op != "call_function" or isinstance(value, bool):
             return None
@@ -109,7 +114,10 @@ class KnownInputs:
 
 @dataclass(frozen=True)
 class SizeOf:
-    """A size as a function of a batch's leaves. places: a symbol, its leaf, dim and factor."""
+    """A size as a function of the batch's tensors.
+
+    expr: the size as a sympy expression. places: (symbol, leaf, dim, factor) for each symbol in it,
+    where the size of that dim is factor * symbol."""
 
     expr: Any
     places: tuple[tuple[Any, int, int, int], ...]
@@ -124,7 +132,7 @@ class SizeOf:
 
 
 def _is_region(node: Any) -> bool:
-    """Whether a node runs what a gradient mode encloses, and that is made of functions."""
+    """Returns whether a node is the body of a gradient-mode region without side effects."""
     held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
     return isinstance(held, torch.fx.GraphModule) and all(
         n.op in ("placeholder", "output") or (n.op == "call_function" and _is_function(n.target))
@@ -137,8 +145,7 @@ def _enters(node: Any) -> bool:
 
 
 def _is_function(target: Any, changes: bool = False) -> bool:
-    """Whether an op is a function of its arguments, without random numbers, that writes nothing.
-    changes: it may write."""
+    """Returns whether an op draws no random numbers and writes nothing. changes: it may write."""
     if not isinstance(target, torch._ops.OpOverload):
         return not isinstance(target, torch._ops.OperatorBase)
     drawn = torch.Tag.nondeterministic_seeded in target.tags
@@ -146,8 +153,8 @@ def _is_function(target: Any, changes: bool = False) -> bool:
 
 
 def _owner(node: Any) -> Any:
-    """The node that has the memory which a node's tensor shows; of one that writes a list of
-    tensors that list."""
+    """Returns the node that owns the memory of a node's tensor; a list for an op that writes
+    several tensors."""
     while isinstance(node, torch.fx.Node) and (
         (inner := source(node)) is not None or mutates(node.target)
     ):
@@ -156,7 +163,7 @@ def _owner(node: Any) -> Any:
 
 
 def _arguments_written(node: Any) -> list[Any]:
-    """The nodes of the tensors that an op changes."""
+    """Returns the nodes of the tensors that an op changes."""
     found = []
     for i, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -166,7 +173,7 @@ def _arguments_written(node: Any) -> list[Any]:
 
 
 def constants(program: Any, node: Any) -> Any:
-    """The value of a node that constants alone decide; None for others."""
+    """Returns the value of a node that depends on constants alone; None for other nodes."""
     given = KnownInputs(program)
     given.leaves, given.sizes = {}, {}
     steps = given.steps(node)

@@ -1,8 +1,8 @@
-"""Ops without a translation, expanded into ops that have one.
+"""Expands ops without a translation into ops that have one.
 
-PyTorch itself says what most of its ops are made of: a composite op runs as others, and its table
-of decompositions holds what compilers need. The expansion is traced with the sizes of the call as
-they stand in the export, symbols included.
+PyTorch defines most of its ops by others: a composite op runs as others, and there is a table of
+decompositions for compilers. The expansion is traced with the sizes of the call in the export,
+symbols included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-# Ops that are others by another name.
+# ops that are equal to another op
 _ALIKE = {
     torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
     torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
@@ -25,11 +25,10 @@ _ALIKE = {
 
 
 def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
-    """The ops that `target` is made of, as called at `node`; None where nobody says.
+    """Returns the expansion of `target`, as called at `node`; None where PyTorch has none.
 
-    Tensors of fewer bits, as autocast makes them, are f32 in the parts, since the parts do not run
-    under autocast. Inputs of the result are the nodes among the call's arguments, each once, in
-    their order.
+    Its placeholders are the nodes among the call's arguments, each once, in order. 16-bit floats,
+    as autocast makes them, are f32 there, since the expansion does not run under autocast.
     """
     function = _parts(target)
     if function is None:
@@ -62,7 +61,7 @@ def _widened(value: Any) -> Any:
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The nodes that a call is given, each once, in their order."""
+    """Returns the nodes among a call's arguments, each once, in order."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
     return list(dict.fromkeys(x for x in leaves if isinstance(x, torch.fx.Node)))
 
@@ -71,14 +70,15 @@ _OPERATORS = ("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__")
 
 
 def plain_name(name: str) -> str:
-    """`masked_fill_` -> `masked_fill`, `__ior__` -> `__or__`; others keep their name."""
+    """Returns the name of an op's out-of-place form: `masked_fill_` -> `masked_fill`, `__ior__` ->
+    `__or__`; others keep their name."""
     if name.startswith("__") and name.endswith("__"):
         return name.replace("__i", "__", 1) if name in _OPERATORS else name
     return name.removesuffix("_")
 
 
 def functional(target: Any) -> Any:
-    """The op that returns a new tensor, of one that writes into its first argument; else None."""
+    """Returns the out-of-place form of an in-place op; None where there is none."""
     namespace, name = target._schema.name.split("::")
     plain = plain_name(name)
     packet = getattr(getattr(torch.ops, namespace), plain, None)
@@ -86,7 +86,7 @@ def functional(target: Any) -> Any:
         return None
     takes = [str(a.type) for a in target._schema.arguments]
     named = sorted(packet.overloads(), key=lambda overload: overload != target._overloadname)
-    found = (getattr(packet, overload) for overload in named)  # of the same name first
+    found = (getattr(packet, overload) for overload in named)  # the same overload name first
     return next((op for op in found if [str(a.type) for a in op._schema.arguments] == takes), None)
 
 
@@ -102,7 +102,7 @@ def _parts(target: Any) -> Callable[..., Any] | None:
 
 def _traced(call: Callable[..., Any], values: list[Any]) -> torch.fx.GraphModule:
     mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
-    with torch.no_grad():  # gradients are those of the parts; `detach` among them stays
+    with torch.no_grad():  # differentiation uses the parts' gradients; `detach` is recorded
         if mode is None:
             return make_fx(call)(*values)
         with mode:

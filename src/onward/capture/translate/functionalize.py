@@ -1,9 +1,9 @@
-"""Functionalization: ops that write in place become ops that return new values.
+"""Functionalization: replaces writes in place by new values.
 
-Whoever reads the same memory later sees what was written. A graph's values never change, so all
-names of the memory get new values: an op that wrote a view (`x[:, 1:] += y`, `x.t()`) gives the
-tensor behind it anew, and every other view of that tensor is taken again. A buffer that a forward
-writes has a next value, which the step stores (buffer_updates.py).
+A write is seen by every later reader of the same memory, but the values of a graph never change.
+So every node that shows the memory gets a new value: a write into a view (`x[:, 1:] += y`) makes a
+new value of the tensor that owns the memory, and every other view of it is computed again. A
+buffer that the forward writes has a next value, which the step stores (buffer_updates.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from onward.capture.trace.aliasing import is_region, source, writes
 from onward.capture.trace.gradient_edges import carries
 from onward.graph.graph import Value, type_of
 
-Taken = Callable[[Any], None]  # gives a node's name its value anew
+Taken = Callable[[Any], None]  # computes a view's value again
 
-# Views of all elements in their order, or the tensor itself.
+# ops that return all elements in row-major order, or the tensor itself
 _ALL = (
     "view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as",
     "ravel", "_unsafe_view", "_reshape_alias", "alias", "contiguous", "to", "type_as", "cpu",
@@ -38,7 +38,7 @@ _PARTS = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
 
 
 def path_to_owner(written: Any) -> list[Any]:
-    """From the tensor that an op writes to the one that owns its memory."""
+    """Returns the chain of views from a node to the one that owns its memory, both included."""
     path = [written]
     while (inner := source(path[-1])) is not None:
         path.append(inner)
@@ -53,18 +53,18 @@ def may_write(
     given: Mapping[Any, tuple[Any, Any]],
     batch: Collection[Any] = (),
 ) -> bool:
-    """Whether all that is read after this op can be given what it wrote.
+    """Returns whether a write by `node` into `written` can be functionalized.
 
-    written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
-    nodes that stand for the model's buffers: within a region of another mode, for which outside,
-    and the region. given: of what else a region was given, the same. batch: the nodes of the
-    batch's tensors, whose memory is to hold the same before and after (batch_writes.py).
+    order: node -> its place in the program. buffers: nodes of the model's buffers; a placeholder in
+    a gradient-mode region -> (the argument for it, the region). given: the same for other
+    placeholders in regions. batch: placeholders of the batch's tensors, whose numbers have to be
+    the same before and after (batch_writes.py).
     """
     path = path_to_owner(written)
     owner = path[-1]
     held = owner in buffers or owner in batch
     if not held and owner not in given and owner.op != "call_function":
-        return False  # the user's memory
+        return False  # memory of the user's that is no buffer
     if not all(_passable(view, owner in buffers) for view in path[:-1]):
         return False
     if not all(_again(n) for n in _others(owner, node, path, order)):
@@ -79,8 +79,8 @@ def may_write(
 def _unread(
     outside: Any, region: Any, order: dict[Any, int], given: Mapping[Any, tuple[Any, Any]]
 ) -> bool:
-    """Whether a region alone reads what it writes into: tensors of the forward's own, given to it
-    under one name, that nobody reads after it."""
+    """Returns whether a region alone reads an argument that it writes into: a tensor made in the
+    forward, passed once, and not read after the region."""
     owner = path_to_owner(outside)[-1]
     if owner not in given and owner.op != "call_function":
         return False
@@ -89,15 +89,15 @@ def _unread(
     before = [n for n in sharing if order.get(n, -1) < order[region]]
     if len(names) > 1 or any(order[u] > order[region] for n in before for u in n.users):
         return False
-    # a gradient passes by what was written where nothing recorded it, and ends at a region's result
+    # in eager mode the write is not recorded and gradients pass; a graph would stop them here
     if carries(owner.meta["val"]) and any(n not in before and n.users for n in sharing):
         return False
     return owner not in given or _unread(*given[owner], order, given)
 
 
 def _passable(view: Any, kept: bool) -> bool:
-    """Whether what is behind a view can be made of the view and of what was there. kept: of a
-    buffer."""
+    """Returns whether the base's new value can be computed from its old one and the view's new one.
+    kept: whether the base is a buffer."""
     stem = _stem(view)
     if writes(view.target) or stem in (*_TURNED, *_PARTS, *_WINDOWS):
         return True
@@ -107,20 +107,20 @@ def _passable(view: Any, kept: bool) -> bool:
 
 
 def _covers(view: Any) -> bool:
-    """Whether a view shows each element of its base once."""
+    """Returns whether a view shows each element of its base exactly once."""
     shown, whole = (n.meta["val"] for n in (view, view.args[0]))
     return bool(shown.numel() == whole.numel())
 
 
 def _again(node: Any) -> bool:
-    """Whether a view can be taken anew."""
+    """Returns whether a view can be computed again."""
     of_region = node.target is operator.getitem and is_region(node.args[0])
     return node.op == "call_function" and not of_region
 
 
 def _others(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -> list[Any]:
-    """Names of the owner's memory from before a node, but for `path`, that are read after it, and
-    the views that they are views of; in their order."""
+    """Returns, in order, the nodes from before `node` that show the owner's memory and are read
+    after it, with the views between them and the owner; without those of `path`."""
     found: dict[Any, None] = {}
     for other in _sharing(owner):
         if order.get(other, -1) < order[node] and any(order[u] > order[node] for u in other.users):
@@ -131,7 +131,7 @@ def _others(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -
 
 
 def _sharing(owner: Any) -> list[Any]:
-    """The owner and all that show its memory."""
+    """Returns the owner and all nodes that show its memory."""
     found: dict[Any, None] = {}
     stack = [owner]
     while stack:
@@ -144,7 +144,8 @@ def _sharing(owner: Any) -> list[Any]:
 
 
 def settle(written: Any, value: Value, c: AtenCall, take: Taken) -> None:
-    """Gives all names of the memory that an op has written their new values."""
+    """Records `value` as the new value of `written`, of the owner of its memory and of the views
+    between them in the translator's `env`; calls `take` on other views that are read later."""
     path = path_to_owner(written)
     made: Any = value
     c.t.env[written] = made
@@ -155,7 +156,7 @@ def settle(written: Any, value: Value, c: AtenCall, take: Taken) -> None:
 
 
 def _whole(c: AtenCall, before: Any, view: Any, value: Any) -> Any:
-    """What stood behind a view, `before`, with what stands in the view now."""
+    """Returns a base's new value, from its old one `before` and the view's new one `value`."""
     stem = _stem(view)
     if view.target is operator.getitem:
         return [value if i == view.args[1] else x for i, x in enumerate(before)]
@@ -164,7 +165,7 @@ def _whole(c: AtenCall, before: Any, view: Any, value: Any) -> Any:
         pieces = [c.b.unsqueeze(x, [dim]) for x in value] if stem == "unbind" else value
         return c.b.Concat(*pieces, axis=dim) if len(pieces) > 1 else pieces[0]
     if stem in _TURNED:
-        # sizes that differ say where each dim has gone
+        # distinct sizes show where each dim goes
         sizes = torch.empty(*range(2, 2 + type_of(before).rank), device="meta")
         order = [n - 2 for n in view.target(sizes, *view.args[1:], **view.kwargs).shape]
         return c.b.transpose(value, [order.index(d) for d in range(len(order))])
@@ -174,7 +175,7 @@ def _whole(c: AtenCall, before: Any, view: Any, value: Any) -> Any:
 
 
 def _written(c: AtenCall, whole: Value, window: Any, value: Value) -> Value:
-    """`whole` with `value` where `window`, a part of it, lies."""
+    """Returns `whole` with `value` in place of its part that `window` shows."""
     stem = _stem(window)
     names = {
         "slice": ("dim", "start", "end", "step"),
@@ -192,7 +193,7 @@ def _written(c: AtenCall, whole: Value, window: Any, value: Value) -> Value:
 
 
 def _argument(node: Any, name: str) -> Any:
-    """An op's argument of this name, as given or as torch leaves it out."""
+    """Returns an op's argument of this name, or its default."""
     arguments = node.target._schema.arguments
     i = next(i for i, a in enumerate(arguments) if a.name == name)
     return node.args[i] if i < len(node.args) else node.kwargs.get(name, arguments[i].default_value)

@@ -1,8 +1,9 @@
-"""Ops that return the very tensor they are given: `x.float()` of f32, dropout that is off.
+"""Finds ops that return their argument itself: `x.float()` of an f32 tensor, dropout that is off.
 
-Within `no_grad` any other result is cut from autograd, a view too; the tensor itself is not. A
-trace names tensors by identity, so what reads `x` after a region with `x.float()` reads the
-region's result, and loses its gradient unless the two are known to be one.
+Autograd does not record results within `no_grad`, views included, but a tensor that is returned as
+it is keeps its gradient. A trace identifies tensors by object, so that a read of `x` after a region
+with `x.float()` reads the region's result, and would lose its gradient if the two were not known
+to be the same tensor.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from onward.capture.trace.aliasing import mutates, on_meta, parts_of_region
 
 
 def stops(node: Any) -> bool:
-    """Whether the node runs a part of the model with gradients off."""
+    """Returns whether a node runs a gradient-mode region with gradients off."""
     return _switches(node) and not node.args[0]
 
 
 def unchanged(node: Any) -> Any:
-    """The node that made the tensor which `node` hands on; itself where it made it."""
+    """Returns the node that made the tensor that `node` returns; `node` itself if it made it."""
     while node.op == "call_function":
         given = _of_region(node) if node.target is operator.getitem else _returned(node)
         if given is None:
@@ -31,7 +32,7 @@ def unchanged(node: Any) -> Any:
 
 
 def made_by(node: Any) -> Any:
-    """The node that made the tensor which `node` hands on, past ops in place that changed it."""
+    """Returns the node that made the tensor that `node` returns, past in-place ops on it."""
     while (first := unchanged(node)).op == "call_function" and mutates(first.target):
         node = first.args[0]
     return first
@@ -42,7 +43,7 @@ def _switches(node: Any) -> bool:
 
 
 def _of_region(node: Any) -> Any:
-    """What a region was given, where its result is that tensor."""
+    """Returns the argument that a region returns as this result; None where it returns none."""
     region, i = node.args
     if not (isinstance(region, torch.fx.Node) and _switches(region)):
         return None
@@ -52,7 +53,7 @@ def _of_region(node: Any) -> Any:
 
 
 def _returned(node: Any) -> Any:
-    """The argument that the op returns, asked of torch."""
+    """Returns the argument that an op returns, found on meta tensors; None if none."""
     if not isinstance(node.target, torch._ops.OpOverload) or mutates(node.target):
         return None
     made = node.meta.get("val")

@@ -1,4 +1,4 @@
-"""The walk over an exported program: ATen calls become ONNX nodes through the table of `aten/`."""
+"""Translator: walks an exported program, and makes ONNX nodes of ATen calls by the table `aten`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import Dim, DType, Size, Type, divide, floor_divide, product, symbol
 
-_SILENT = (  # assertions that export writes; the guards hold the same facts
+_SILENT = (  # assertions that an export adds; the capture's guards check the same
     "_assert_tensor_metadata",
     "_assert_scalar",
     "sym_constrain_range",
@@ -39,7 +39,7 @@ _SILENT = (  # assertions that export writes; the guards hold the same facts
 )
 
 
-# what hides a score in fp16 is no more than a number in f32, which a graph has until it is cast
+# fp16's lowest number hides an attention score; in f32, in which graphs are made, that takes f32's
 _HIDES = {torch.finfo(torch.float16).min: torch.finfo(torch.float32).min}
 
 _SYMBOLIC = {
@@ -50,7 +50,10 @@ _SYMBOLIC = {
 
 
 class Translator:
-    """Holds the walk's state: what each FX node became, and the names of sizes."""
+    """Translates one exported program into a graph.
+
+    env: FX node -> the graph's value, size or list of these. symbols: sympy symbol -> size. order:
+    node -> its place in the walk. sites: how many nodes have drawn random numbers so far."""
 
     def __init__(
         self,
@@ -59,8 +62,9 @@ class Translator:
         regions: RegionSearch | None = None,
         autocast: bool = False,
     ) -> None:
-        """regions: where parts that have no translation are to run in PyTorch. autocast: whether
-        the call is made under it; blocks within the forward are found in the program."""
+        """regions: collects the regions in PyTorch; None where an op without a translation is
+        refused. autocast: whether the call is made under it; blocks within the forward are found in
+        the program."""
         self.graph = graph
         low = {kind.name for kind in LOW_TYPES.values()}
         self.autocast = autocast or any(
@@ -68,29 +72,31 @@ class Translator:
         )
         self.program = program
         self.regions = regions
-        self.apart: dict[Any, str] = {}  # operators that are regions, and why
+        self.apart: dict[Any, str] = {}  # node of an operator that runs in PyTorch -> reason
         self.env: dict[Any, Any] = {}
         self.symbols: dict[sympy.Symbol, Size] = {}
-        self._env: Any = None  # torch's record of the symbols
-        self._asked = 0  # how many questions about them the export has asked
+        self._env: Any = None  # torch's ShapeEnv
+        self._asked = 0  # how many guards it had after the export
         self._places: dict[tuple[int, int], Size] = {}
         self.batch_size: Size | None = None
         self.sites = 0
         self.no_grad = False
         self.order: dict[Any, int] = {}
-        # nodes of the model's buffers; in a region: of which outside, and the region's node
+        # placeholder of a buffer -> (); within a region -> (the argument for it, the region)
         self.buffers: dict[Any, tuple[Any, ...]] = {}
-        self.given: dict[Any, tuple[Any, Any]] = {}  # the same of what else regions are given
-        self.batch: dict[Any, list[Any]] = {}  # nodes of the batch's tensors: those that write them
-        self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
-        self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
-        self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
+        # any other placeholder of a region -> (the argument for it, the region)
+        self.given: dict[Any, tuple[Any, Any]] = {}
+        self.batch: dict[Any, list[Any]] = {}  # placeholder of a leaf -> nodes that write into it
+        self.parts: dict[Any, Any] = {}  # node without a translation -> its expansion
+        self.folded: dict[Any, torch.Tensor] = {}  # node without one, of constants -> its result
+        self.lacking: dict[str, str] = {}  # op that cannot be expanded -> the part that prevents it
         self.builder = Builder(graph)
 
     # ---- sizes
 
     def name_sizes(self, node: Any, tensor: torch.Tensor) -> None:
-        """Names the symbols of one batch leaf: `B` for dim 0, `T` for dim 1, equal sizes alike."""
+        """Names the symbols of one leaf: `B` for dim 0, `T` for dim 1, ... Sizes of the same dim
+        that are equal in the first batch get one name."""
         for dim, size in enumerate(node.meta["val"].shape):
             if isinstance(size, int):
                 continue
@@ -109,7 +115,9 @@ class Translator:
             self.symbols[expr] = self._places[place]
 
     def settle_sizes(self, nodes: Sequence[Any]) -> None:
-        """Puts numbers in place of names where the trace leaves no choice (forced_sizes.py)."""
+        """Replaces symbols by numbers where the trace forces them (forced_sizes.py). nodes: the
+        placeholders of the batch's leaves. Raises SizeError for a size that an op needs as a
+        number."""
         sizes = [size for node in nodes for size in node.meta["val"].shape]
         env = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
         self._env = env
@@ -138,8 +146,8 @@ class Translator:
                         raise SizeError(x.shape[dim].node.expr, as_number=True)
 
     def _require_open(self) -> None:
-        """Raises SizeError for sizes on which the trace of an op's parts depends: it stands for
-        those alone that answer its questions as the first batch's do."""
+        """Raises SizeError for symbols that tracing an expansion has put guards on: the guards of
+        the exported program do not include those, so the sizes have to be numbers."""
         if self._env is None:
             return
         asked = {s for guard in self._env.guards[self._asked :] for s in guard.expr.free_symbols}
@@ -149,7 +157,7 @@ class Translator:
             raise SizeError(sympy.Add(*asked), as_number=True)
 
     def size_of(self, size: Any) -> Size:
-        """A SymInt or int -> a Size. Raises CaptureError where it is not a polynomial."""
+        """Returns the Size of a SymInt or int. Raises SizeError where it is no polynomial."""
         return int(size) if isinstance(size, int) else self._poly(size.node.expr)
 
     def _poly(self, expr: Any) -> Size:
@@ -186,14 +194,15 @@ class Translator:
         raise SizeError(expr)
 
     def traced(self, size: Size) -> int | None:
-        """The size in the traced batch; None where only data says it."""
+        """Returns a size's number in the traced batch; None for a data-dependent size."""
         if isinstance(size, int):
             return size
         numbers = {str(name): n for (_, n), name in self._places.items()}
         return size.number(numbers) if size.symbols <= numbers.keys() else None
 
     def as_numbers(self, sizes: Sequence[Size]) -> list[int]:
-        """The sizes of an op that needs numbers. Raises SizeError for those that the batch says."""
+        """Returns sizes as numbers, for an op that needs them. Raises SizeError for symbolic ones,
+        so that the next try holds them."""
         found = {s for size in sizes if isinstance(size, Dim) for s in size.symbols}
         if not found:
             return [size for size in sizes if isinstance(size, int)]
@@ -202,19 +211,21 @@ class Translator:
         raise SizeError(sympy.Add(*named), as_number=True)
 
     def size_of_argument(self, arg: Any) -> Size:
-        """What an op was given as a size: an int, or the FX node of a SymInt."""
+        """Returns the size that an op's argument stands for: an int, or the FX node of a SymInt."""
         return self.env[arg] if isinstance(arg, torch.fx.Node) else arg
 
     def dtype_of(self, dtype: torch.dtype, what: str) -> DType:
-        """torch's type in this graph. Raises CaptureError where no graph has it."""
+        """Returns the graph's element type for a torch dtype. what: names the tensor in a message.
+        Raises CaptureError for a dtype that no graph has."""
         return dtype_of(dtype, what, self.autocast)
 
     def type_of_fx(self, node: Any) -> Type:
+        """Returns the type that a node's tensor has in the graph. Raises CaptureError."""
         val = node.meta["val"]
         return Type(self.dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
 
     def find_batch_size(self) -> None:
-        """Takes the size of dim 0 of the first batch leaf as the batch size."""
+        """Sets the batch size, which is dim 0 of the first leaf that has dims."""
         for value in self.graph.inputs_with(Role.BATCH):
             if type_of(value).rank:
                 self.batch_size = type_of(value).shape[0]
@@ -223,10 +234,12 @@ class Translator:
     # ---- the walk
 
     def output_nodes(self) -> list[Any]:
+        """Returns the nodes that the program returns, in order."""
         return list(_outputs_of(self.program.graph))
 
     def run(self, outputs: dict[str, Any]) -> None:
-        """Translates every node; raises CaptureError listing every op without a translation."""
+        """Translates every node. outputs: name of a graph output -> node. Raises CaptureError
+        listing every op without a translation, or at the first op whose translation fails."""
         module = self.program.graph_module
         missing: dict[str, list[str]] = {}
         for node, inner in _walk(module):
@@ -263,7 +276,8 @@ class Translator:
                 self._call(node)
 
     def _expand(self, node: Any) -> bool:
-        """Whether an op without a translation is made of ops that have one; keeps these."""
+        """Expands an op without a translation into `parts`. Returns whether all ops in the
+        expansion can be translated."""
         if node.op != "call_function" or reason(_op_name(node.target)):
             return False
         target = functional(node.target) if memory_shared.mutates(node.target) else node.target
@@ -283,7 +297,8 @@ class Translator:
         return True
 
     def _fold(self, node: Any) -> bool:
-        """Whether constants alone decide what an op without a translation gives; keeps that."""
+        """Computes an op without a translation into `folded`. Returns whether it depends on
+        constants alone."""
         made = constants(self.program, node) if node.op == "call_function" else None
         if isinstance(made, torch.Tensor) and not made.is_complex():
             self.folded[node] = made
@@ -314,7 +329,7 @@ class Translator:
             return
         if isinstance(val, torch.SymBool):
             return
-        if isinstance(val, torch.SymFloat):  # such as a size's root
+        if isinstance(val, torch.SymFloat):  # for example the square root of a size
             raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node), precision=block_of(node))
         written = memory_shared.writes(node.target)
@@ -329,7 +344,7 @@ class Translator:
             call = AtenCall(self, node, self.builder)
             for made in val if isinstance(val, (list, tuple)) else [val]:
                 for size in made.shape if isinstance(made, torch.Tensor) else ():
-                    self.size_of(size)  # what is no polynomial is found here, and not by an op
+                    self.size_of(size)  # raises SizeError before a translation fails on it
             if node in self.apart:
                 self.env[node] = operator_apart(call, self.apart[node])
             elif node in self.parts:
@@ -361,8 +376,8 @@ class Translator:
             raise refused from error
 
     def _require_type(self, made: Any, val: Any) -> None:
-        """Raises CaptureError where a translation gives another dtype or shape than torch: it knows
-        the op, but not for these dtypes or sizes."""
+        """Raises CaptureError where a translation's result has another dtype or shape than torch's,
+        as happens for dtypes or sizes that it does not support."""
         pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
         for value, tensor in pairs:
             if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
@@ -379,12 +394,13 @@ class Translator:
                 )
 
     def store(self, call: AtenCall, written: Any, value: Value) -> None:
-        """Gives the node `written`, which an op writes besides its results, a new value."""
+        """Records a new value for `written`, an argument that the op writes beside its results.
+        Raises CaptureError where other memory would have to change."""
         self._require_own(call.node, written)
         functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
 
     def _take(self, view: Any) -> None:
-        """Takes a view anew, of memory that has been written."""
+        """Computes a view again, after its memory has been written."""
         if memory_shared.writes(view.target):
             self.env[view] = self.env[view.args[0]]
         else:
@@ -409,10 +425,10 @@ class Translator:
         return self._resolve(_outputs_of(module.graph))
 
     def _region(self, node: Any) -> None:
-        """Inlines what `no_grad` encloses.
+        """Inlines a gradient-mode region (`no_grad`).
 
-        Gradients end at a region's results: a result may be a view of what the region was given,
-        whose own gradient goes on. They pass where it is the given tensor itself.
+        Gradients stop at the results of a `no_grad` region, also at a view of an argument, but pass
+        through a result that is an argument itself. Raises CaptureError for enable_grad within it.
         """
         enabled, region, *args = node.args
         stopped = not enabled
@@ -457,7 +473,8 @@ class Translator:
 
 
 def _walk(module: Any) -> Iterator[tuple[Any, Any]]:
-    """The nodes with their module, those of a region where it is entered."""
+    """Yields each node with its graph module; those of a region's body in the place of the node
+    that names it."""
     for node in module.graph.nodes:
         yield node, module
         if node.op == "get_attr" and isinstance(getattr(module, node.target), torch.fx.GraphModule):
@@ -469,7 +486,7 @@ def _outputs_of(graph: Any) -> Sequence[Any]:
 
 
 def _untranslated(node: Any, module: Any) -> str | None:
-    """The name of what has no translation."""
+    """Returns the name of an op without a translation; None for any other node."""
     if node.op in ("placeholder", "output"):
         return None
     if node.op == "get_attr" and isinstance(getattr(module, node.target), torch.fx.GraphModule):
@@ -497,7 +514,7 @@ def _because(op: str, lacking: Mapping[str, str]) -> str:
 
 
 def _translated(translation: Any, call: AtenCall, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A tensor without dims that an op works along a dim of is one with a dim of 1, as in torch."""
+    """Calls a translation; as in torch, an op along a dim takes a 0-dim tensor as f[1]."""
     try:
         return translation(call, *args, **kwargs)
     except ZeroDivisionError:  # a dim modulo the number of dims
@@ -514,13 +531,13 @@ def _without_dims(x: Any) -> bool:
 
 
 def _hint(size: Any) -> int | None:
-    """A size in the traced batch."""
+    """Returns a size's number in the traced batch; None for a data-dependent one."""
     hint = size if isinstance(size, int) else size.node.hint
     return None if hint is None else int(hint)
 
 
 def _op_name(target: Any) -> str:
-    """`aten.view.default` -> `view.default`; other namespaces keep theirs."""
+    """Returns an op's name, without the namespace `aten`: `view.default`."""
     if isinstance(target, torch._ops.OpOverload):
         name = f"{target.namespace}.{target._schema.name.split('::')[1]}.{target._overloadname}"
         return name.removeprefix("aten.")
@@ -528,9 +545,11 @@ def _op_name(target: Any) -> str:
 
 
 def _translated_name(target: Any) -> str:
-    """`masked_fill_.Scalar` -> `masked_fill.Scalar`; ops that write nothing keep their name.
+    """Returns the name under which the table has an op: `masked_fill.Scalar` for
+    `masked_fill_.Scalar`.
 
-    An export lets what follows read the result of the op that wrote, never the tensor before it.
+    An in-place op is translated as if it returned a new tensor, since in an export later nodes read
+    its result and not its argument.
     """
     name = _op_name(target)
     if name in TABLE or not memory_shared.mutates(target):
@@ -540,7 +559,7 @@ def _translated_name(target: Any) -> str:
 
 
 def module_path(node: Any) -> str:
-    """Where in the user's module the node came from: `transformer.h.0.attn`, never a file."""
+    """Returns the path of the submodule that a node came from, such as `transformer.h.0.attn`."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
     for prefix in ("L['self'].model", "L['self']", "model"):

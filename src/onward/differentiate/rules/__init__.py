@@ -3,4 +3,4 @@
 
 from onward.graph.registry import files_of
 
-files_of(__name__, __path__)  # whose import fills the table
+files_of(__name__, __path__)  # importing them fills the table

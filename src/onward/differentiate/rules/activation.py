@@ -15,8 +15,8 @@ def _gelu(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
 
 @rule("BiasActivation")
 def _bias_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of BiasActivation. Relu's slope shows in y, which the next product keeps: x is
-    then free once y is written."""
+    """The gradients of BiasActivation. Relu's slope is read from y, which the next product keeps,
+    so that x is free once y is written."""
     if attrs["activation"] == "relu":
         return b.BiasActivationGrad(only(dys), ys[0], **attrs)
     return b.BiasActivationGrad(only(dys), xs[0], xs[1], **attrs)

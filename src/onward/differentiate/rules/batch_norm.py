@@ -18,12 +18,12 @@ def _batch_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 
 def _by_the_batch(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients in training mode, through y and, where somebody reads them, through the running
+    """The gradients in training mode, through y and, where they are used, the running
     statistics."""
     dy, drunning_mean, drunning_var = dys
     x, scale = xs[:2]
     momentum = float(attrs.get("momentum", 0.9))
-    mean, var = ys[1:]  # with momentum 0 they are the batch's
+    mean, var = ys[1:]  # with momentum 0 these are the batch's statistics
     if momentum != 0.0:
         dims = b.ints(other_dims(x))
         mean = b.ReduceMean(x, dims, keepdims=0)
@@ -50,7 +50,8 @@ def _by_the_batch(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any])
 
 
 def _by_given_statistics(b: Builder, dy: Value, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of `y = (x - mean) scale / sqrt(var + epsilon) + bias`, by all five."""
+    """The gradients of `y = (x - mean) scale / sqrt(var + epsilon) + bias` with respect to x,
+    scale, bias, mean and var."""
     scale, _, mean, var = xs[1:]
     epsilon = float(attrs.get("epsilon", EPSILON))
     dx, dscale, dbias = b.BatchNormalizationGrad(dy, *xs[:2], mean, var, epsilon=epsilon)

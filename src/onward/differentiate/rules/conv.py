@@ -28,8 +28,8 @@ def _kernel(w: Value) -> list[int]:
 
 @rule("Conv")
 def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of Conv. dx: what each element of dy read, with what the last step did not
-    reach as padding."""
+    """The gradients of Conv. dx is a transposed convolution of dy, padded for elements of x that
+    the last step did not reach."""
     dy, (x, w) = only(dys), xs[:2]
     window = ConvWindow(attrs, _kernel(w))
     sizes, places = type_of(x).shape[2:], type_of(dy).shape[2:]
@@ -44,9 +44,9 @@ def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
 
 @rule("ConvTranspose")
 def _conv_transpose(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of ConvTranspose. dx is a convolution of dy as far as x reaches: where the
-    result's padding is a step long or more, it takes the place of what the result was cut by, and
-    what is beyond that is left out."""
+    """The gradients of ConvTranspose. dx is a convolution of dy over as many places as x has. An
+    output padding of a stride or more counts against the cropping of the result; what exceeds that
+    is ignored."""
     dy, (x, w) = only(dys), xs[:2]
     window, read, shared = ConvWindow(attrs, _kernel(w)), dy, _shared(attrs)
     rank = len(window.kernel)
@@ -58,7 +58,7 @@ def _conv_transpose(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
             pads[rank + i] = max(0, -beyond)
             if beyond > 0:
                 read = b.slice(read, 2 + i, 0, size - beyond)
-    if pads[:rank] != pads[rank:]:  # kernels take even ones
+    if pads[:rank] != pads[rank:]:  # kernels need symmetric padding
         none = [0, 0]
         read = b.Pad(read, b.ints([*none, *pads[:rank], *none, *pads[rank:]]))
         shared["pads"] = [0] * 2 * rank

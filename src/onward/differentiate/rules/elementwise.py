@@ -45,7 +45,7 @@ binary("Div", lambda b, dy, y, a, c: (b.Div(dy, c), b.Neg(b.Div(b.Mul(dy, y), c)
 
 
 def _mod(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
-    """The gradients of `y = x - q n`, with a quotient q of steps."""
+    """The gradients of `y = x - q n`, where the quotient q is a step function."""
     return (dy, b.Mul(dy, b.Div(b.Sub(y, x), n)))
 
 
@@ -53,16 +53,16 @@ binary("Mod", _mod)
 
 
 def _pow(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
-    """The gradients of Pow: `n x^(n-1)`; the exponent's gradient `y log x` only where it is not a
-    constant."""
+    """The gradients of Pow: `n x^(n-1)`, and `y log x` for an exponent that is not a constant."""
     exponent = array_of(n)
     if exponent is not None and exponent.size == 1:
         e = float(exponent.reshape(-1)[0])
         if e == 0:
-            return (None, None)  # not 0 * x^-1, which is NaN at 0
+            return (None, None)  # x^0 has gradient 0; 0 * x^-1 would be NaN at 0
         slope = b.Mul(b.Pow(x, b.scalar(e - 1, type_of(x).dtype)), e)
         return (b.Mul(dy, slope), None)
-    zero = b.scalar(0.0, type_of(x).dtype)  # as PyTorch where a factor is 0 and the other infinite
+    # 0, as in PyTorch, where one factor is 0 and the other infinite
+    zero = b.scalar(0.0, type_of(x).dtype)
     slope = b.Where(b.Equal(n, 0.0), zero, b.Mul(n, b.Pow(x, b.Sub(n, 1.0))))
     power = b.Where(b.Equal(x, 0.0), zero, b.Mul(y, b.Log(x)))
     return (b.Mul(dy, slope), b.Mul(dy, power))
@@ -79,7 +79,8 @@ def _winner(op_type: str) -> Callable[[Builder, Value, Value, Value, Value], Gra
         tie = b.Equal(a, c)
         a_wins = b.Greater(a, c) if op_type == "Max" else b.Less(a, c)
         da = b.Where(tie, half, b.Where(a_wins, dy, zero))
-        return (da, b.Where(tie, half, b.Where(a_wins, zero, dy)))  # not dy - da: inf - inf
+        # not dy - da, which could be inf - inf
+        return (da, b.Where(tie, half, b.Where(a_wins, zero, dy)))
 
     return full
 

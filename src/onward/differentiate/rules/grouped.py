@@ -1,4 +1,4 @@
-"""Gradients of products in groups."""
+"""Gradients of grouped matrix products."""
 
 from __future__ import annotations
 

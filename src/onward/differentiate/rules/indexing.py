@@ -1,4 +1,4 @@
-"""Gradients of look-ups and of rows that are added."""
+"""Gradients of gathers and scatters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.graph.types import product
 
 
 def _rows_added(b: Builder, weight: Value, ids: Value, dy: Value) -> Value:
-    """Writes zeros like `weight f[V,*S]` with the rows of dy added at `ids`."""
+    """Makes zeros of the shape of `weight f[V,*S]` and adds the rows of dy at `ids`."""
     count = product(type_of(ids).shape)
     index = b.reshape(ids, (count, 1))
     rows = b.reshape(dy, (count, *type_of(weight).shape[1:]))
@@ -37,7 +37,7 @@ def _gather(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gr
 
 @rule("Embedding")
 def _embedding(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of Embedding, as Gather's, but the padding row takes none."""
+    """The gradient of Embedding: as Gather's, except that the padding row gets none."""
     weight, ids = xs
     padding = b.Equal(ids, np.array(attrs["padding_idx"], dtype=np.int64))
     mask = b.unsqueeze(padding, [type_of(ids).rank])
@@ -89,21 +89,22 @@ def _scatter_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, A
 def _scattered(
     b: Builder, dy: Value, y: Value, xs: Any, kind: str, read: Any, write: Any
 ) -> Gradients:
-    """The gradients of a scatter: what is written takes the gradient of where it went. read: of an
-    array of y's shape, what lies where each row went; write: rows into such an array."""
+    """The gradients of a scatter with respect to its data and its updates. read: gathers, from an
+    array of y's shape, what lies where each update went. write: scatters updates into such an
+    array."""
     x, _, rows = xs
     zeros = b.full(0.0, type_of(rows))
     match kind:
         case "add":
             return [dy, None, read(dy)]
-        case "none":  # of rows written twice it is not said which one stays
+        case "none":  # ONNX leaves open which of several updates of one place stays
             return [write(dy, zeros, "none"), None, read(dy)]
-        case "max" | "min":  # all that equal the result share, as in torch
+        case "max" | "min":  # all that equal the result share the gradient, as in torch
             dtype = type_of(x).dtype
             kept, won = b.cast(b.Equal(x, y), dtype), b.cast(b.Equal(rows, read(y)), dtype)
             share = b.Div(dy, write(kept, won, "add"))
             return [b.Mul(kept, share), None, b.Mul(won, read(share))]
-        case "mul":  # the product of the others; with one 0 among them only that one has any
+        case "mul":  # the product of the other factors; if one is 0, only that one has any
             dtype = type_of(x).dtype
             zero, one = b.scalar(0.0, dtype), b.scalar(1.0, dtype)
             x_empty, r_empty = b.Equal(x, zero), b.Equal(rows, zero)
@@ -121,7 +122,7 @@ def _scattered(
 
 @rule("TopK")
 def _top_k(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of TopK goes to the places that the numbers came from."""
+    """The gradient of TopK: dy at the places that the values came from."""
     zeros = b.full(0.0, type_of(xs[0]))
     axis = attrs.get("axis", -1)
     return [b.ScatterElements(zeros, ys[1], dys[0], axis=axis, reduction="add"), None]

@@ -12,8 +12,8 @@ from onward.graph.types import Size, product
 
 @rule("LayerNormalization")
 def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of LayerNormalization, through y and, where somebody reads them, through the
-    mean and the 1/std."""
+    """The gradients of LayerNormalization, through y and, where they are used, the mean and
+    1/std."""
     dim, x, (_, mean, invstd) = attrs.get("axis", -1), xs[0], ys
     (dy, dmean, dinvstd), shape = dys, type_of(xs[0]).shape
     dx = dscale = dbias = None
@@ -23,7 +23,8 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
     if dmean is not None:
         more = b.cast(b.expand(b.Div(dmean, _number(b, count, mean)), shape), type_of(x).dtype)
         dx = more if dx is None else b.Add(dx, more)
-    if dinvstd is not None:  # of (var + epsilon)^-1/2: -1/2 invstd^3, times 2 (x - mean) / n
+    # d(var + epsilon)^-1/2 = -1/2 invstd^3 dvar, and dvar = 2 (x - mean) / n dx
+    if dinvstd is not None:
         cube = b.Mul(b.Mul(invstd, invstd), invstd)
         each = b.Neg(b.Div(b.Mul(dinvstd, cube), _number(b, count, mean)))
         more = b.Mul(b.Sub(b.cast(x, type_of(mean).dtype), mean), each)
@@ -34,7 +35,7 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 @rule("GroupNorm")
 def _group_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of GroupNorm, through y; its statistics are for the gradient alone."""
+    """The gradients of GroupNorm, through y; its other outputs only serve this gradient."""
     dy, dmean, dinvstd = dys
     assert dmean is None and dinvstd is None
     scale = xs[1] if len(xs) > 1 else None
@@ -48,11 +49,11 @@ def _number(b: Builder, size: Size, like: Value) -> Value:
 
 @rule("AddLayerNormalization")
 def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of AddLayerNormalization: the gradient at the sum is the residual's; x gets it
-    through the mask of its dropout."""
+    """The gradients of AddLayerNormalization: the residual gets the gradient at the sum; x gets the
+    same through its dropout mask."""
     dy, dmean, dinvstd, dr = dys
     assert dmean is None and dinvstd is None
-    seeds = xs[4:]  # with offset and coordinates
+    seeds = xs[4:]  # seed, offset and coordinates
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
     if dy is None:  # only the sum is used
         return [_of_summand(b, dr, xs[0], seeds, draw), dr]
@@ -67,7 +68,7 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
 
 
 def _of_summand(b: Builder, dr: Value, x: Value, seeds: Any, draw: dict[str, Any]) -> Value:
-    """The gradient of x where only r = residual + Dropout(x) has one."""
+    """The gradients where only the sum r = residual + Dropout(x) is used."""
     dx = b.Dropout(dr, *seeds, **draw) if draw else dr
     return b.cast(dx, type_of(x).dtype)
 
@@ -79,7 +80,7 @@ def _rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> 
 
 @rule("AddRMSNorm")
 def _add_rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of AddRMSNorm: as AddLayerNormalization's, without statistics."""
+    """The gradients of AddRMSNorm: as AddLayerNormalization's, but without statistics."""
     dy, dr = dys
     seeds = xs[3:]
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}

@@ -1,4 +1,5 @@
-"""Parts of the model with a backward of their own: it is run on the gradient that arrives."""
+"""The gradient of WithGradient: copies the user's own backward into the graph, applied to the
+gradient that arrives."""
 
 from __future__ import annotations
 

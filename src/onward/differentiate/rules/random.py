@@ -1,4 +1,4 @@
-"""Gradients of what draws masks."""
+"""The gradient of Dropout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from onward.graph.build import Builder
 
 @rule("Dropout")
 def _dropout(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of Dropout: the node applied to dy, since it is linear and its mask is a
-    function of coordinates."""
+    """The gradient of Dropout: Dropout of dy, since it is linear and its mask depends only on
+    coordinates."""
     return [b.Dropout(only(dys), *xs[1:], **attrs)]

@@ -1,4 +1,4 @@
-"""Gradients of reductions, of running sums, and of softmax."""
+"""Gradients of reductions, cumulative sums and softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onward.graph.types import product
 
 
 def _spread(b: Builder, dy: Value, x: Value, dims: list[int], keep: int) -> Value:
-    """Returns dy with the reduced dims back as 1."""
+    """Reshapes dy so that reduced dims have size 1 again."""
     shape = tuple(1 if i in dims else s for i, s in enumerate(type_of(x).shape))
     return dy if keep else b.reshape(dy, shape)
 
@@ -40,7 +40,7 @@ def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) 
 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_max(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of ReduceMax or ReduceMin: ties share the gradient evenly, as `torch.amax`."""
+    """The gradient of ReduceMax or ReduceMin: ties share it evenly, as in `torch.amax`."""
     x, keep = xs[0], attrs.get("keepdims", 1)
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     best, dy = _spread(b, ys[0], x, dims, keep), _spread(b, only(dys), x, dims, keep)
@@ -59,7 +59,7 @@ def _sum_square(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 @rule("ReduceL2")
 def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of the 2-norm: `dx = dy x / y`, and 0 where the norm is, as
+    """The gradient of the 2-norm: `dx = dy x / y`, and 0 where the norm is 0, as in
     `torch.linalg.vector_norm`."""
     x, keep = xs[0], attrs.get("keepdims", 1)
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
@@ -71,8 +71,8 @@ def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradie
 
 @rule("ReduceProd")
 def _prod(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of a product: `dx = dy` times the product of the others, which without a zero
-    among them is `y / x`."""
+    """The gradient of a product: `dx = dy` times the product of the other factors, which is `y / x`
+    if no factor is 0."""
     x, keep, dtype = xs[0], attrs.get("keepdims", 1), type_of(xs[0]).dtype
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     dy = _spread(b, only(dys), x, dims, keep)

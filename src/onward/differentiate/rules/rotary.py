@@ -12,8 +12,8 @@ from onward.graph.ops.rotary import turned
 
 @rule("Rotary")
 def _rotary(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of Rotary: dy turned back. Dead code elimination removes the angles' where
-    nobody asks."""
+    """The gradients of Rotary: dx is dy rotated back. Dead code elimination removes the gradients
+    of the angles where nothing reads them."""
     dy, (x, cos, sin) = only(dys), xs
     interleaved, transposed = bool(attrs.get("interleaved")), bool(attrs.get("transposed"))
     dx = b.Rotary(dy, cos, sin, interleaved=int(interleaved), transposed=int(not transposed))

@@ -1,4 +1,4 @@
-"""Gradients of what shows or moves elements."""
+"""Gradients of ops that reshape, slice or move elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.graph.types import Size
 unary("Reshape", lambda b, dy, y, x: b.reshape(dy, type_of(x).shape))
 unary("Squeeze", lambda b, dy, y, x: b.reshape(dy, type_of(x).shape))
 unary("Unsqueeze", lambda b, dy, y, x: b.reshape(dy, type_of(x).shape))
-unary("Expand", lambda b, dy, y, x: dy)  # the walk sums it back
+unary("Expand", lambda b, dy, y, x: dy)  # the walk sums it over the expanded dims
 
 
 @rule("Transpose")
@@ -40,8 +40,8 @@ def _split(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gra
 
 @rule("Slice")
 def _slice(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient of Slice: zeros around dy. Pads are written for every dim: an engine was seen to
-    ignore Pad's axes."""
+    """The gradient of Slice: zeros around dy. Pads are written for every dim, since one engine was
+    seen to ignore the axes of Pad."""
     dy, shape = only(dys), type_of(xs[0]).shape
     before: list[Size] = [0] * len(shape)
     after: list[Size] = [0] * len(shape)

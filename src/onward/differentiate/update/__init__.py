@@ -1,7 +1,8 @@
 """From gradients to a whole step: a list of passes over the gradients, each line with its reason.
 
-A pass is `f(gradients, recipe)`: it writes nodes behind the gradients and says what becomes of
-them. Adding one takes its file and its line; an optimizer is a record in `graph/ops/optimizers`.
+A pass is `f(gradients, recipe)`: it adds nodes after the gradients and replaces the gradients, or
+records a factor for them. A new pass needs a file and a line here; a new optimizer needs a record
+in `graph/ops/optimizers`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from onward.differentiate.update.skip_nonfinite import skip_nonfinite
 from onward.graph.graph import Graph
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
-    accumulate,  # first: a window's gradient is that of all its micro-batches
-    scale_loss,  # before clip: the norm is that of gradients without the scale
-    clip,  # what is clipped is the gradient of the whole window
-    skip_nonfinite,  # after clip: a norm that is finite says it of every gradient
-    move_loss_scale,  # goes by whether gradients are finite
-    apply,  # last: it reads what all the others have left
+    accumulate,  # first: later passes see the gradient of the whole window
+    scale_loss,  # before clip, which needs the norm of unscaled gradients
+    clip,  # clips the gradient of the whole window
+    skip_nonfinite,  # after clip: a finite norm shows that all gradients are finite
+    move_loss_scale,  # needs to know whether gradients are finite
+    apply,  # last: reads what all others have left
 )
 
 
 def add_updates(graph: Graph, recipe: Recipe) -> Graph:
-    """A copy of a differentiated graph with the next parameters and state among its outputs; its
-    signature says which (`graph/signature.py`).
+    """Returns a copy of a differentiated graph with the next parameters and state among its
+    outputs, as its signature records (`graph/signature.py`).
 
-    Raises KeyError where the graph has no gradient of a parameter that the recipe names.
+    Raises KeyError where the recipe names a parameter that has no gradient in the graph.
     """
     graph = graph.clone()
     gradients = Gradients.taken_from(graph)

@@ -1,7 +1,7 @@
 """`g <- accumulator + g`: several micro-batches make one update.
 
-Sums are made in the gradients' own type. Between micro-batches they may be kept in fewer bits; the
-last one, which the update reads, is not rounded.
+Sums are computed in the gradients' own type. Between micro-batches they may be stored in fewer
+bits; the last sum, which the update reads, is not rounded.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from onward.graph.types import DType, Type
 
 
 def apply(gradients: Gradients, recipe: Recipe) -> None:
-    """Writes the update. New inputs: a clock for each that the groups name, the hyperparameters
-    of each group, the state tensors. New outputs: the next value of every parameter and state
-    tensor."""
+    """Adds the updates. New inputs: the clocks that the groups name, the hyperparameters of each
+    group, the state tensors. New outputs: the next value of every parameter and state tensor."""
     graph = gradients.graph
     clocks = {
         clock: graph.input(f"step.{clock}", Type(DType.INT64, ()), Role.HYPER)
@@ -47,7 +46,7 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
             kept = {
                 slot: graph.input(f"{slot}.{name}", types[slot], Role.STATE) for slot in group.slots
             }
-            state = [kept.get(slot) for slot in types]  # None: it keeps none
+            state = [kept.get(slot) for slot in types]  # None: this group does not keep the slot
             made = _update(gradients, group, name, [p, g, *state, *scalars])
             for value, source in zip(made, [p, *kept.values()], strict=True):
                 held = source.name or ""
@@ -66,7 +65,7 @@ def _drawn(group: UpdateGroup) -> bool:
 
 
 def _seed(graph: Graph) -> Value:
-    """The step's seed; a new input where nothing of the forward draws."""
+    """The step's seed; a new input if the forward draws nothing."""
     name = graph.signature.seed
     if name is not None:
         return graph.find_input(name)
@@ -80,7 +79,8 @@ def _update(
 ) -> tuple[Value, ...]:
     record, attributes = group.optimizer, group.attributes
     op = record.forms[group.form].update if group.form else record.update
-    if _drawn(group):  # by its name, which no plan and no order of groups changes
+    # the parameter's name, which does not depend on the plan or on the order of groups
+    if _drawn(group):
         attributes = {**attributes, "site": zlib.crc32(name.encode())}
     results = gradients.builder.node(op.name, inputs, attributes)
     return results if isinstance(results, tuple) else (results,)

@@ -9,8 +9,8 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before divi
 
 
 def clip(gradients: Gradients, recipe: Recipe) -> None:
-    """Computes the factor that clips. New output: the norm before clipping, of what the gradients
-    are when they are multiplied by the factor that there is. The factor is left to the update."""
+    """Computes the clipping factor and leaves it to the update as `scale`. New output: the norm of
+    all gradients before clipping, after any factor that they already have."""
     if recipe.max_grad_norm is None or not gradients.of:
         return
     b, graph = gradients.builder, gradients.graph

@@ -1,4 +1,4 @@
-"""The gradients of a step, which each pass receives and returns until the update."""
+"""The gradients of a step as the passes of an update change them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onward.graph.graph import Graph, Value
 
 @dataclass
 class Gradients:
-    """The gradients of a step on their way to the update, in a graph that is being written.
+    """The gradients of a step on their way to the update, in a graph under construction.
 
-    of: by parameter. norm: f[], of all of them together, where a pass has needed it. scale: f[], a
-    factor that each is still to be multiplied by; the update does it in its own pass over memory.
-    finite: b[], whether all are, where a pass has asked.
+    of: by parameter. norm: f[], of all of them as one vector, once a pass has computed it. scale:
+    f[], a factor that the update still has to multiply them by, in its own pass over memory.
+    finite: b[], whether all are finite, once a pass has tested it.
     """
 
     graph: Graph
@@ -26,7 +26,7 @@ class Gradients:
 
     @classmethod
     def taken_from(cls, graph: Graph) -> Gradients:
-        """The graph's gradients, no longer outputs of it."""
+        """Takes the gradients of a graph, which are no longer its outputs then."""
         of = {name: graph.outputs.pop(made) for name, made in graph.signature.gradients.items()}
         graph.signature = graph.signature.within(
             {v.name or "" for v in graph.inputs}, graph.outputs

@@ -1,10 +1,10 @@
-"""The loss scale: backward starts from `scale` in the place of 1, and the update divides by it.
+"""The loss scale: backward starts from `scale` instead of 1, and the update divides by it.
 
-So gradients that are too small for fp16 are not lost. What is found infinite or NaN says that the
-scale was too large; the rule is that of `torch.amp.GradScaler`:
+This keeps gradients that are too small for fp16. An infinite or NaN gradient means that the scale
+was too large. The rule is that of `torch.amp.GradScaler`:
 
     finite:  after `growth_interval` updates in a row  scale <- scale growth_factor
-    else:    the update is left out                    scale <- scale backoff_factor
+    else:    the update is skipped                     scale <- scale backoff_factor
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onward.options import LEAST_SCALE, LossScale
 
 
 def scale_loss(gradients: Gradients, recipe: Recipe) -> None:
-    """Scales the loss for backward. New input, where the scale moves: `loss_scale`, f32[]. The
-    division is left to the update."""
+    """Scales the loss for backward, and leaves the division to the update. New input, if a rule
+    moves the scale: `loss_scale`, f32[]."""
     if recipe.loss_scale is None or not gradients.of:
         return
     graph, b = gradients.graph, gradients.builder
@@ -39,7 +39,7 @@ def scale_loss(gradients: Gradients, recipe: Recipe) -> None:
 
 
 def _scaled(graph: Graph, given: Value, scale: Value) -> Value:
-    """The cotangent times the scale, of its own type, in the place of the cotangent."""
+    """Multiplies a cotangent by the scale, in the cotangent's type, and replaces it."""
     uses = list(given.uses())
     readers = {use.node for use in uses}
     first = next((node for node in graph if node in readers), None)
@@ -51,9 +51,9 @@ def _scaled(graph: Graph, given: Value, scale: Value) -> Value:
 
 
 def move_loss_scale(gradients: Gradients, recipe: Recipe) -> None:
-    """Moves the loss scale. New input: `growth_tracker`, i64[]. New outputs: the next scale and
-    tracker; they are no state that the step writes, since they move where a step writes nothing
-    too."""
+    """Computes the next loss scale. New input: `growth_tracker`, i64[]. New outputs: the next scale
+    and tracker. They are no state of the graph, since they change even in a step that writes
+    nothing."""
     rule, graph, b = recipe.loss_scale, gradients.graph, gradients.builder
     named, finite = graph.signature.loss_scale, gradients.finite
     if not isinstance(rule, LossScale) or named is None:
@@ -67,10 +67,10 @@ def move_loss_scale(gradients: Gradients, recipe: Recipe) -> None:
         finite, b.Where(stays, _double(1.0), _double(rule.growth_factor)),
         _double(rule.backoff_factor),
     )  # fmt: skip
-    # torch multiplies in double, and leaves a scale that would be infinite as it is
+    # torch multiplies in double, and keeps a scale that would become infinite
     moved = b.cast(b.Mul(b.cast(scale, DType.DOUBLE), factor), DType.FLOAT)
     moved = b.Where(b.IsInf(moved), scale, moved)
-    # torch's may become 0, by which gradients cannot be divided
+    # unlike torch's, it never becomes 0, by which gradients cannot be divided
     moved = b.Max(moved, LEAST_SCALE)
     counted = b.Where(b.And(finite, stays), count, _whole(0))
     made = {named: moved, tracker.name or "": counted}

@@ -1,5 +1,4 @@
-"""Recipe: how a step gets from gradients to updates, an immutable value that the Trainer passes
-down."""
+"""Recipe: what a step does with its gradients, as an immutable value."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ class UpdateGroup:
     """Parameters that share an update rule and hyperparameters (a torch `param_group`).
 
     index: of the param_group. parameters: graph inputs. attributes: of the optimizer's op. slots:
-    the state tensors that each parameter has. clock: the count of updates that is the group's;
-    parameters that have always moved together share one. form: of the state, where it is one of
-    `Optimizer.forms`.
+    names of the state tensors of each parameter. clock: the count of updates; parameters that have
+    always been updated together share one. form: of the state, a key of `Optimizer.forms` or "".
     """
 
     index: int
@@ -34,12 +32,12 @@ class UpdateGroup:
 class Recipe:
     """How a step gets from its loss to the next weights.
 
-    groups: what is updated, and how; the loss reaches each of their parameters.
-    max_grad_norm: the 2-norm that all gradients together are clipped to; None: as they are.
-    accumulate: whether several micro-batches make one update. accumulator: the type in which sums
-    of f32 gradients are kept meanwhile; None: f32. skip_nonfinite: whether an update is
-    left out where a gradient is infinite or NaN. loss_scale: what the loss is multiplied by for
-    backward, a number or the rule by which it moves, which needs `skip_nonfinite`; None: 1.
+    groups: what is updated, and how; the loss depends on each of their parameters. max_grad_norm:
+    the 2-norm that all gradients as one vector are clipped to; None: no clipping. accumulate:
+    whether several micro-batches make one update. accumulator: the type in which sums of f32
+    gradients are kept between them; None: f32. skip_nonfinite: whether an update is skipped if a
+    gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
+    which it moves, which needs `skip_nonfinite`; None: 1.
     """
 
     groups: tuple[UpdateGroup, ...] = ()

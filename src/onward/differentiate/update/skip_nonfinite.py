@@ -1,4 +1,4 @@
-"""Skips the update of a step with an infinite or NaN gradient: nothing that outlives it is
+"""Skips the update of a step with an infinite or NaN gradient: nothing that outlives the step is
 written."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from onward.differentiate.update.recipe import Recipe
 
 
 def skip_nonfinite(gradients: Gradients, recipe: Recipe) -> None:
-    """Tests whether gradients are finite. New output `finite`, b[]. A norm says it of all gradients
-    that it was made of.
+    """Tests whether all gradients are finite. New output: `finite`, b[]. If clipping has computed
+    their norm, the norm is tested instead.
 
-    Where the loss is scaled, a norm that overflows is as bad as a gradient that does: clipping by
-    it would leave nothing, and a smaller scale helps.
+    Under loss scaling a norm that overflows counts as well: clipping by it would leave only zeros,
+    and a smaller scale helps.
     """
     if not recipe.skip_nonfinite or not gradients.of:
         return

@@ -1,4 +1,4 @@
-"""ONNX models of others as graphs: `from_onnx`."""
+"""Reads ONNX models that other tools have written, as graphs (`from_onnx`)."""
 
 from onward.graph.importer.decomposition import DECOMPOSITIONS
 from onward.graph.importer.model import from_onnx

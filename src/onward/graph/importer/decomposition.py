@@ -1,9 +1,8 @@
-"""Decompositions: ops of the standard written in those that a graph may hold.
+"""Decompositions: ops of the ONNX standard, written in ops that a graph may hold.
 
-One function for one op, `(call: NodeCall) -> results`, entered by `decomposition`. What it builds
-is typed, differentiated and run like anything else, so that an op with a decomposition needs no
-record, rule or kernel of its own. An op that ONNX itself defines by a function body needs none
-either.
+Each is a function `(call: NodeCall) -> results`, registered with `decomposition`. What it builds is
+typed, differentiated and run like anything else, so that an op with a decomposition needs no
+record, rule or kernel. An op that ONNX defines by a function body needs no decomposition either.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ DECOMPOSITIONS: dict[str, Decomposition] = {}
 
 @dataclass(frozen=True)
 class NodeCall:
-    """One node of a model that is read.
+    """One node of a model that is being read.
 
-    given: the attributes that it has; `attr` knows the schema's defaults too. subgraph: makes the
-    nodes of an attribute that is a graph, from the values of its inputs.
+    given: its attributes; `attr` adds the schema's defaults. subgraph: makes the nodes of an
+    attribute that is a graph, given the values of the graph's inputs.
     """
 
     b: Builder
@@ -75,7 +74,7 @@ class NodeCall:
         return self.type(i).rank
 
     def sizes(self, i: int = 0) -> list[int]:
-        """The shape in numbers; raises ValueError where a size is named."""
+        """The sizes of an input as numbers. Raises ValueError where one is symbolic."""
         shape = self.shape(i)
         if not all(isinstance(n, int) for n in shape):
             raise ValueError(f"{self.op_type} over {self.type(i)} needs fixed sizes")
@@ -86,7 +85,7 @@ class NodeCall:
         return int(given) % max(self.rank(i), 1)
 
     def array(self, i: int) -> np.ndarray:
-        """The content of an input that has to be known."""
+        """The content of a constant input. Raises ValueError for other inputs."""
         found = array_of(self.x(i))
         if found is not None:
             return found
@@ -99,18 +98,18 @@ class NodeCall:
         return [int(n) for n in self.array(i).reshape(-1)]
 
     def contents(self, i: int) -> tuple[Size, ...]:
-        """The integers of an input, where some may be named sizes."""
+        """The integers of a shape vector, some of which may be symbolic."""
         content = content_of(self.x(i))
         return tuple(self.ints(i)) if content is None else content
 
     def plain_node(self, *inputs: Any, op: str = "", **attrs: Any) -> Any:
-        """The op as a node of its own, with other inputs or attributes."""
+        """Adds the node itself, with other inputs or attributes."""
         given = {**self.given, **attrs}
         return self.b.node(op or self.op_type, inputs or self.inputs, given)
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value in Python's terms."""
+    """Converts an attribute to a plain Python value."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):

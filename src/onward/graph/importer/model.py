@@ -1,8 +1,8 @@
-"""A ModelProto as a Graph: nodes that a graph may hold as they are, others decomposed.
+"""Reads a ModelProto as a Graph: keeps nodes that a graph may hold, and decomposes others.
 
-Model-local functions are inlined, what is made of constants alone is computed, and the bodies of
-If, Loop and Scan are unrolled where the model says how often. What cannot be read is refused in one
-line that names the node.
+Model-local functions are inlined, results of constants are computed, and bodies of If, Loop and
+Scan are unrolled where the number of iterations is known. Anything else is refused in one line that
+names the node.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from onward.graph.types import DType, Size, Type, symbol
 
 Value = ir.Value
 Environment = dict[str, Value | None]
-OLDEST = 13  # of models; their nodes have the form of opset 20 or newer
-# Ops whose older versions mean the same, types apart: the first such version.
+OLDEST = 13  # oldest opset of models; nodes are read as in opset 20 or newer
+# Ops whose older versions differ only in types: the first such version.
 UNCHANGED = {
     "Add": 7, "Cast": 9, "Constant": 9, "Identity": 1, "If": 11, "Loop": 11, "Mul": 7,
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
-FOLDED = 1 << 20  # elements of a result that is computed while reading
+FOLDED = 1 << 20  # most elements of a result that is computed while reading
 
-files_of(decompositions.__name__, decompositions.__path__)  # whose import fills the table
+files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
 
 
 def from_onnx(
@@ -43,9 +43,9 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     known: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
-    """Reads an ONNX model as a graph; its inputs have `Role.BATCH`, its initializers are constants.
+    """Reads an ONNX model as a graph. Its inputs have `Role.BATCH`, its initializers are constants.
 
-    dims: sizes for named dims; the others stay names. known: inputs that become constants, such as
+    dims: sizes for named dims; others stay symbolic. known: inputs that become constants, such as
     shapes. Raises ValueError naming the first node that cannot be read, with the reason.
     """
     if model.functions:
@@ -92,7 +92,7 @@ class _Reader:
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
-        """Makes the nodes in order; their outputs enter `env`."""
+        """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
                 results = self._node(node, env)
@@ -117,7 +117,8 @@ class _Reader:
         while inputs and inputs[-1] is None:
             inputs.pop()
         given = {a.name: plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
-        if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:  # as up to 17
+        # the form up to opset 17
+        if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
         schema = self._schema(node.op_type, given)
         if node.op_type in REFUSED:
@@ -162,10 +163,10 @@ class _Reader:
             )
         return schema
 
-    # ---- what is known already
+    # ---- what is known while reading
 
     def _folded(self, node: onnx.NodeProto, call: NodeCall) -> list[Value] | None:
-        """A node's results where they follow from constants or sizes alone."""
+        """The results of a node that depend only on constants or sizes; None for other nodes."""
         if node.op_type in ("Shape", "Size"):
             return self._sizes(call)
         arrays = [None if x is None else _array(x) for x in call.inputs]
@@ -194,7 +195,7 @@ class _Reader:
         try:
             with np.errstate(all="ignore"):
                 found: Any = ReferenceEvaluator(model).run(None, feeds)
-        except Exception:  # what the evaluator does not know is made as a node
+        except Exception:  # becomes a node where the evaluator cannot compute it
             return None
         if not all(isinstance(y, np.ndarray | np.generic) for y in found):
             return None
@@ -233,7 +234,7 @@ class _Reader:
         return [v for v in found if v is not None]
 
     def _function(self, node: onnx.NodeProto, call: NodeCall) -> onnx.FunctionProto | None:
-        """The function body by which ONNX defines the op, where it has one."""
+        """The function body by which ONNX defines the op; None where it has none."""
         schema: Any = call.schema
         if schema.has_function:
             versions = [

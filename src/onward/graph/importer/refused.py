@@ -1,5 +1,5 @@
-"""Ops of the standard that a graph cannot hold in any form, each with the reason. A reason stands
-here and nowhere else: messages and `docs/operators.md` read it."""
+"""Ops of the ONNX standard that a graph cannot hold in any form, with the reasons. Messages and
+`docs/operators.md` read the reasons from here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
 
 REFUSED: dict[str, str] = {op: why for why, ops in _BY_REASON.items() for op in ops}
 
-# Ops that are computed while a model is read, from sizes or from constants.
+# Ops that are computed while a model is read, from sizes or constants.
 CONSTANT: dict[str, str] = {
     **dict.fromkeys(("Constant", "ConstantOfShape", "EyeLike", "Range"), "it is a constant"),
     **dict.fromkeys(

@@ -1,8 +1,8 @@
-"""Every op that a graph may hold, one `Op` record each; a family of ops is a file with `OPS`.
+"""All ops that a graph may hold, as `Op` records; each family of ops is a file with `OPS`.
 
-Ops of the ONNX standard and of the `onward` domain stand side by side. The `body` of an own op
-writes it in standard ops and is at once its meaning, the oracle of its tests, its portable form in
-exported files, and the fallback where no kernel applies. A new file is found by itself.
+Records of the ONNX standard and of the `onward` domain are kept together. The `body` of an own op
+writes it in standard ops; it is the op's meaning, the oracle of its tests, its portable form in
+exported files, and the fallback where no kernel applies. New files are found automatically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def op_of(node: Node) -> Op:
 
 
 def flops(node: Node) -> Size:
-    """FLOPs of a node's matrix products, two for each multiplication with its addition."""
+    """FLOPs of a node's matrix products: two for each multiplication with its addition."""
     op = OPS.get(node.op_type)
     return 0 if op is None else op.flops(*_types(node), attributes(node))
 

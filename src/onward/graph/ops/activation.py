@@ -1,4 +1,4 @@
-"""Activations: the gradient of Gelu, and an activation with the bias of the product before it.
+"""Activations: the gradient of Gelu, and activations fused with the bias before them.
 
 Gelu: https://onnx.ai/onnx/operators/onnx__Gelu.html, arXiv 1606.08415. Silu: x * sigmoid(x), from
 the same paper.
@@ -47,9 +47,9 @@ def _infer(call: Call) -> list[Type]:
 
 
 def activated(b: Builder, u: Value, name: str) -> Value:
-    """The activation of u that has this name in ACTIVATIONS."""
+    """Applies the activation called `name` in ACTIVATIONS to u."""
     match name:
-        case "gelu":  # written out: onnx's evaluator has no Gelu inside a function
+        case "gelu":  # written out, since onnx's evaluator has no Gelu inside a function
             return b.Mul(b.Mul(u, 0.5), b.Add(b.Erf(b.Mul(u, math.sqrt(0.5))), 1.0))
         case "gelu_tanh":
             cubic = b.Mul(u, b.Add(b.Mul(b.Mul(u, u), 0.044715), 1.0))
@@ -62,7 +62,7 @@ def activated(b: Builder, u: Value, name: str) -> Value:
 
 
 def activated_grad(b: Builder, dy: Value, u: Value, name: str) -> Value:
-    """The gradient of an activation, `dy * activation'(u)`."""
+    """The gradient of an activation: `dy * activation'(u)`."""
     match name:
         case "gelu":
             return b.GeluGrad(dy, u, approximate="none")

@@ -1,17 +1,17 @@
 """Scaled dot-product attention with its dropout inside.
 
-Source: "Attention Is All You Need" (arXiv 1706.03762), eq. 1; mask semantics of
-`torch.nn.functional.scaled_dot_product_attention`, except that a row with nothing to attend to
-gives 0, not NaN.
+Source: "Attention Is All You Need" (arXiv 1706.03762), eq. 1; masks as in
+`torch.nn.functional.scaled_dot_product_attention`, except that a query without visible keys gives
+0, not NaN.
 
 Packed rows: q f[1,H,N,K], k f[1,H,M,K] and v f[1,H,M,E] may hold rows of many sequences, each row
-with its coordinates (sequence, position). A query attends to its own sequence's keys only; causal
-masks and dropout go by positions, so that packing changes no bit of a mask.
+with its coordinates (sequence, position). A query attends only to keys of its own sequence; causal
+masks and dropout use positions, so that packing changes no bit of a mask.
 
-Sequences ascend along the rows, of queries and of keys, so that each one's rows lie together;
-positions ascend within a sequence; both count from 0 and have 31 bits. But rows of keys may have
-the sequence -1 anywhere, and then any position: hidden keys, which no query sees. Kernels rely on
-this; what they make of other coordinates is not defined.
+Sequences ascend along the rows, of queries and of keys, so that rows of a sequence are contiguous;
+positions ascend within a sequence. Both count from 0 and have 31 bits. Keys of sequence -1, at any
+row and with any position, are hidden: no query sees them. Kernels rely on this; for other
+coordinates their results are undefined.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Value = ir.Value
 
 
 def repeated(b: Builder, x: Value, q: Value) -> Value:
-    """Keys or values x f[*,G,S,K] with a head for each of q's: f[*,H,S,K], G a divisor of H."""
+    """Repeats keys or values x f[*,G,S,K] so that each of q's H heads has one: f[*,H,S,K], G
+    divides H."""
     shape, rank = type_of(x).shape, type_of(x).rank
     if rank < 3 or shape[-3] == type_of(q).shape[-3]:
         return x
@@ -47,7 +48,7 @@ def repeated(b: Builder, x: Value, q: Value) -> Value:
 
 
 def products(b: Builder, q: Value, k: Value, attrs: dict[str, Any]) -> Value:
-    """The scores before masks f[B,H,Q,S]: `cap * tanh(scale q k^T / cap)` where there is a cap."""
+    """The scores before masks f[B,H,Q,S]: `scale q k^T`, or `cap * tanh(scale q k^T / cap)`."""
     rank = type_of(q).rank
     perm = [*range(rank - 2), rank - 1, rank - 2]
     s = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(repeated(b, k, q), perm))
@@ -58,9 +59,10 @@ def products(b: Builder, q: Value, k: Value, attrs: dict[str, Any]) -> Value:
 def scores(
     b: Builder, s: Value, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value | None]:
-    """The scores s f[B,H,Q,S] with masks, and where a query may attend to a key (None: everywhere).
+    """Adds masks to the scores s f[B,H,Q,S]. Returns them, and a mask of where a query may attend
+    to a key; None: everywhere.
 
-    inputs: of the node, from q on.
+    inputs: of the node, starting with q.
     """
     _, _, _, mask, _, _, q_at, k_at, bias = [*inputs, *[None] * 6][:9]
     dtype, (queries, keys) = type_of(s).dtype, type_of(s).shape[-2:]
@@ -85,29 +87,29 @@ def scores(
 
 
 def _of_places(b: Builder, bias: Value, q_at: Value | None, k_at: Value | None) -> Value:
-    """A bias as scores f[1,H,N,M] of packed rows take it, by their positions."""
+    """Gathers a bias by the positions of packed rows: f[1,H,N,M]."""
     if q_at is None or k_at is None:
         return bias
     return b.Gather(b.Gather(bias, places(b, q_at), axis=2), places(b, k_at), axis=3)
 
 
 def as_bias(b: Builder, added: Value, q: Value, k: Value) -> Value:
-    """An addend of the scores, of up to four dims, as a bias f[1 or B,H,Q,S]."""
+    """Reshapes an addend of the scores, of up to four dims, to a bias f[1 or B,H,Q,S]."""
     added = b.unsqueeze(added, list(range(4 - type_of(added).rank)))
     heads, queries = type_of(q).shape[1:3]
     return b.expand(added, (type_of(added).shape[0], heads, queries, type_of(k).shape[2]))
 
 
 def places(b: Builder, coordinates: Value) -> Value:
-    """The positions i64[N] of packed rows; 0 of hidden ones, which may have any."""
+    """The positions i64[N] of packed rows; 0 for hidden rows, which may have any."""
     sequence, place = columns(b, coordinates)
     zero = np.array(0, dtype=np.int64)
     return b.Where(b.Less(sequence, zero), zero, place)
 
 
 def live(b: Builder, s: Value, inputs: list[Value | None]) -> Value | None:
-    """A mask b[B,H,Q,1] of queries to which an added mask or bias leaves a key (others give 0, as
-    in torch); None without a mask that may be -infinity throughout."""
+    """A mask b[B,H,Q,1] of queries that an added mask or bias leaves a key to see (others give 0,
+    as in torch); None without a mask that may be -inf throughout."""
     given = [*inputs, *[None] * 6]
     added = [x for x in (given[3], given[8]) if x is not None and type_of(x).is_floating]
     if not added or type_of(s).shape[-1] == 0:
@@ -123,7 +125,7 @@ def attended(
     inputs: list[Value | None],
     attrs: dict[str, Any],
 ) -> Value:
-    """The result y f[B,H,Q,D] of attention, from its masked scores."""
+    """Attention's result y f[B,H,Q,D], computed from its masked scores."""
     _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
     assert v is not None
     alive = live(b, s, inputs)
@@ -135,14 +137,15 @@ def attended(
     hides = allowed is not None and "fill" not in attrs
     if hides and (mask is not None or draw[-1] is not None):
         zero = np.zeros((), dtype=type_of(p).dtype.numpy())
-        p = b.Where(allowed, p, zero)  # rows with nothing allowed
+        p = b.Where(allowed, p, zero)  # queries that may see nothing
     return b.MatMul(dropped(b, p, draw, attrs), repeated(b, v, s))
 
 
 def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """Dropout of p f[B,H,Q,S] as the attributes say; it is linear, so the same serves a gradient.
+    """Applies dropout to p f[B,H,Q,S] as the attributes say. It is linear, and so is its own
+    gradient.
 
-    draw: seed, offset, the coordinates of queries and keys.
+    draw: seed, offset, and the coordinates of queries and keys.
     """
     seed, offset, q_at, k_at = draw
     ratio = float(attrs.get("ratio", 0.0))
@@ -163,9 +166,9 @@ def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) ->
 
 
 def check_packed(call: Call, first: int = 0, at: int = 6) -> None:
-    """Raises ValueError unless both inputs `at` and behind it are absent, or are coordinates.
+    """Raises ValueError unless inputs `at` and `at + 1` are both absent, or both coordinates.
 
-    first: the input that is q.
+    first: the position of the input q.
     """
     if not call.present(at) and not call.present(at + 1):
         return
@@ -178,7 +181,7 @@ def check_packed(call: Call, first: int = 0, at: int = 6) -> None:
 
 
 def check_bias(call: Call, first: int = 0, at: int = 8) -> None:
-    """Raises ValueError unless input `at` is absent, or a bias of these queries and keys."""
+    """Raises ValueError unless input `at` is absent or a bias for these queries and keys."""
     if not call.present(at):
         return
     q, k, bias = call.type(first), call.type(first + 1), call.type(at)
@@ -190,14 +193,15 @@ def check_bias(call: Call, first: int = 0, at: int = 8) -> None:
 
 
 def check_groups(call: Call) -> None:
-    """Raises ValueError where the heads of keys are known not to divide those of queries."""
+    """Raises ValueError where the number of key heads is known not to divide that of query
+    heads."""
     heads, groups = (t.shape[-3] if t.rank > 2 else 1 for t in (call.type(0), call.type(1)))
     if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
         raise ValueError(f"{call.op_type}: {heads} heads over {groups} of keys")
 
 
 def check_fill(call: Call, first: int = 0) -> None:
-    """Raises ValueError where `fill` is given, and a mask of bools is not all that hides keys."""
+    """Raises ValueError where `fill` is given and anything but a boolean mask hides keys."""
     if "fill" not in call.attrs:
         return
     bits = call.present(first + 3) and call.type(first + 3).dtype == DType.BOOL
@@ -267,8 +271,8 @@ PACKED = (
 
 
 def flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of the scores and of their product with the values. A causal call counts all pairs, and
-    packed rows as if they were one sequence."""
+    """FLOPs of the scores and of their product with the values. Causal calls count all pairs;
+    packed rows count as one sequence."""
     q, k, v = inputs[:3]
     assert q is not None and k is not None and v is not None
     return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1]) * 2

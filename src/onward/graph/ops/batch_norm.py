@@ -1,10 +1,10 @@
 """BatchNormalization (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html; arXiv
 1502.03167) and its gradient.
 
-In training mode it also gives the running statistics: `momentum` of what they were, the rest from
-the batch. The batch's variance divides by the count n, where PyTorch's running variance divides by
-n - 1: with momentum 0 the results are the batch's own mean and variance, from which any rule of
-running statistics can be written.
+In training mode it also returns the next running statistics: `momentum` times the old ones, plus
+the rest from the batch. The batch's variance is divided by the count n, PyTorch's running variance
+by n - 1. With momentum 0 the results are the batch's own mean and variance, from which any rule of
+running statistics can be computed.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ def _batch_norm(call: Call) -> Type | list[Type]:
 
 
 def _axes(node: Node) -> tuple[int, ...] | None:
-    """`Op.axes`: with given statistics, the rows of a batch stay by themselves."""
+    """`Op.axes`: with given statistics, samples are independent."""
     return None if attributes(node).get("training_mode", 0) else (1,)
 
 
 def channels(b: Builder, x: Value, statistic: Value) -> Value:
-    """A statistic f[C] as f[C,1,...], which broadcasts against x f[N,C,*S]."""
+    """Reshapes a statistic f[C] to f[C,1,...], which broadcasts against x f[N,C,*S]."""
     rank = type_of(x).rank
     return b.reshape(statistic, (type_of(x).shape[1], *[1] * (rank - 2)))
 
 
 def other_dims(x: Value) -> list[int]:
-    """All dims but that of the channels."""
+    """All dims except the channels'."""
     return [d for d in range(type_of(x).rank) if d != 1]
 
 
 def count(b: Builder, x: Value) -> Value:
-    """The number of elements of a channel, in x's type."""
+    """The number of elements per channel, in x's type."""
     size = product(type_of(x).shape[d] for d in other_dims(x))
     if isinstance(size, int):
         return b.scalar(float(size), type_of(x).dtype)

@@ -1,6 +1,6 @@
-"""One op call under type inference, as its record's rule sees it.
+"""Call: one op call during type inference.
 
-Dims stay symbolic and exact: shape vectors carry their known integers (`Call.content`), so a
+Dims stay symbolic and exact. Shape vectors carry their known integers (`Call.content`), so that a
 Reshape to `[B, T, 12, 64]` knows its result.
 """
 
@@ -13,13 +13,15 @@ from onward.graph.types import Shape, Size, Type
 
 
 class Call:
-    """One op call under inference: its inputs' types, known contents and attributes."""
+    """One op call during type inference: its inputs' types and known contents, and its
+    attributes."""
 
     def __init__(self, op_type: str, inputs: list[Value | None], attrs: dict[str, Any]) -> None:
         self.op_type = op_type
         self.inputs = inputs
         self.attrs = attrs
-        self.content: tuple[Size, ...] | None = None  # set by a rule: what the first output holds
+        # set by a rule: the integers of the first output
+        self.content: tuple[Size, ...] | None = None
 
     def present(self, i: int) -> bool:
         return i < len(self.inputs) and self.inputs[i] is not None
@@ -33,7 +35,7 @@ class Call:
         return self.type(i).shape
 
     def known(self, i: int) -> tuple[Size, ...]:
-        """The integers of input `i`; raises ValueError where they are computed from data."""
+        """The integers of input `i`. Raises ValueError where they are computed from data."""
         value = content_of(self.inputs[i]) if self.present(i) else None
         if value is None:
             raise ValueError(f"{self.op_type}: input {i} must be a known shape or list of dims")
@@ -46,7 +48,8 @@ class Call:
         return [int(n) for n in known]  # type: ignore[arg-type]
 
     def dims(self, i: int, rank: int) -> list[int]:
-        """A list of dims, negative ones counted from the end; all where the input is absent."""
+        """Input `i` as a list of dims, negative ones counted from the end; all dims if the input is
+        absent."""
         if not self.present(i):
             return list(range(rank))
         return [d % rank for d in self.ints(i)]

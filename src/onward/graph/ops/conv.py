@@ -1,8 +1,8 @@
-"""Convolutions of the standard, and the gradient of their weight.
+"""Convolutions of the ONNX standard, and the gradient of their weight.
 
 Conv: https://onnx.ai/onnx/operators/onnx__Conv.html, ConvTranspose:
-https://onnx.ai/onnx/operators/onnx__ConvTranspose.html. Written `(x f[N,C,*S], w f[M,C/g,*K])`, the
-element `o` of a dim reads `s*o + d*k - p` of x: s strides, d dilations, p pads, g groups.
+https://onnx.ai/onnx/operators/onnx__ConvTranspose.html. With x f[N,C,*S] and w f[M,C/g,*K], output
+index `o` of a dim reads x at `s*o + d*k - p`: s strides, d dilations, p pads, g groups.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Value = ir.Value
 
 
 class ConvWindow:
-    """How a window of `kernel` elements moves over dims: the attributes, with their defaults."""
+    """How a window of `kernel` elements moves over dims: a convolution's attributes, defaults
+    filled in."""
 
     def __init__(self, attrs: Mapping[str, Any], kernel: Sequence[int]) -> None:
         rank = len(kernel)
@@ -35,12 +36,13 @@ class ConvWindow:
         self.before, self.after = pads[:rank], pads[rank:]
 
     def reach(self, i: int) -> int:
-        """The number of elements from the first to the last that a window reads of dim `i`."""
+        """The extent of the window in dim `i`: elements from the first to the last that it
+        reads."""
         return self.dilations[i] * (self.kernel[i] - 1) + 1
 
     def places(self, size: Size, i: int) -> Size:
-        """The number of places where the window fits into a dim of this size; raises ValueError
-        where that is nowhere, and where the count is no polynomial."""
+        """The number of positions of the window in a dim of this size. Raises ValueError where
+        there is none, and where the number is no polynomial of symbolic sizes."""
         room = size + (self.before[i] + self.after[i] - self.reach(i))
         steps = floor_divide(room, self.strides[i])
         if steps is None:
@@ -56,12 +58,13 @@ class ConvWindow:
         return steps + 1
 
     def covered(self, places: Size, i: int) -> Size:
-        """The least size of a dim that has this many places."""
+        """The smallest size of a dim with this many positions."""
         return (places - 1) * self.strides[i] + (self.reach(i) - self.before[i] - self.after[i])
 
 
 def _numbers(attrs: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
-    """An attribute, one number for each of `default`, none below the least of those."""
+    """An attribute with one number for each of `default`. Raises ValueError for another length, and
+    for numbers below the smallest default."""
     given, least = [int(n) for n in attrs.get(name) or default], min(default, default=0)
     if len(given) != len(default) or any(n < least for n in given):
         raise ValueError(f"{name} {given} for {len(default)} numbers, none below {least}")
@@ -69,23 +72,24 @@ def _numbers(attrs: Mapping[str, Any], name: str, default: list[int]) -> list[in
 
 
 def plain_window(call: Call) -> None:
-    """Raises ValueError where the pads are left to the op."""
+    """Raises ValueError where the op is asked to compute the pads itself."""
     if call.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET"):
         raise ValueError(f"{call.op_type}: auto_pad is not supported; fix: write the pads")
 
 
 def spatial(call: Call, i: int) -> list[int]:
-    """The sizes of the kernel that input `i` holds, behind its two first dims."""
+    """The kernel sizes of the weight, input `i`: its dims after the first two."""
     sizes = call.shape(i)[2:]
     given = call.attrs.get("kernel_shape")
     if given is not None and tuple(given) != sizes:
         raise ValueError(f"{call.op_type}: kernel_shape {given} for the weight {call.type(i)}")
-    # a weight that is another call's result may have open sizes; only numbers reach a record
+    # a weight that another call computes may have open sizes; records get numbers only
     return list(sizes)  # type: ignore[arg-type]
 
 
 def _operands(call: Call) -> tuple[Shape, Shape, int]:
-    """x, w and the number of groups. Raises ValueError where their ranks or types differ."""
+    """The shapes of x and w, and the number of groups. Raises ValueError where ranks or types
+    differ."""
     plain_window(call)
     x, w, group = call.type(0), call.type(1), int(call.attrs.get("group", 1))
     if x.rank < 3 or x.rank != w.rank:
@@ -109,8 +113,8 @@ def _conv(call: Call) -> Type:
 
 
 def _conv_sizes(call: Call, sizes: Shape, kernel: Sequence[Any]) -> list[Size]:
-    """The sizes of a Conv's result, also for a kernel whose sizes are polynomials, as that of a
-    gradient written as a Conv."""
+    """The sizes of a Conv's result. The kernel's sizes may be polynomials, as when a gradient is
+    written as a Conv."""
     plain = [k if isinstance(k, int) else 1 for k in kernel]
     window = ConvWindow(call.attrs, plain)
     out: list[Size] = []
@@ -138,9 +142,9 @@ def _conv_transpose(call: Call) -> Type:
 
 
 def _weight_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """The gradient of a Conv's weight: a Conv of x by dy, where batch and channels change places:
-    dw f[M,C/g,*K] sums over n and o what x holds at `s*o + d*k - p`, so that strides and dilations
-    change places as well."""
+    """The gradient of a Conv's weight: a Conv of x by dy with batch and channels exchanged. dw
+    f[M,C/g,*K] sums x at `s*o + d*k - p` over n and o, so that strides and dilations are exchanged
+    too."""
     dy, x = inputs
     assert dy is not None and x is not None
     n, c, *sizes = type_of(x).shape
@@ -148,7 +152,7 @@ def _weight_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) 
     window = ConvWindow(attrs, attrs["kernel_shape"])
     assert isinstance(c, int)
     after = list(window.after)
-    for i, size in enumerate(sizes):  # what no place reads, where the last step was no whole one
+    for i, size in enumerate(sizes):  # crop what no position reads
         rest = size - window.covered(type_of(dy).shape[2 + i], i)
         assert isinstance(rest, int)
         if rest > after[i]:
@@ -195,7 +199,7 @@ def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
 
 
 def _transpose_flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of a ConvTranspose: each element of x meets a whole kernel."""
+    """FLOPs of a ConvTranspose: each element of x is multiplied by a whole kernel."""
     x, w = inputs[0], inputs[1]
     assert x is not None and w is not None
     return product(x.shape) * product(w.shape[1:]) * 2

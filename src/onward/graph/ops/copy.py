@@ -1,6 +1,6 @@
-"""Copy: its input's numbers in memory of their own, where the input's may change meanwhile.
+"""Copy: the numbers of its input in memory of their own, since the input may change meanwhile.
 
-It is an op, so that no pass takes it for a Concat of one tensor, which changes nothing.
+It is an op of its own, so that no pass removes it, as one would a Concat of one tensor.
 """
 
 from __future__ import annotations

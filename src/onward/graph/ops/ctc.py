@@ -1,5 +1,5 @@
 """Connectionist temporal classification (A. Graves et al., "Connectionist Temporal Classification",
-ICML 2006) and its gradient. The body goes through the steps one by one: it needs their number."""
+ICML 2006) and its gradient. The body is unrolled over the steps, whose number must be known."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Value = ir.Value
 
 
 class _Lattice:
-    """The states of each sample in CTC, i64[N,2S+1]: its labels with a blank before, between and
-    behind."""
+    """The states of each sample in CTC, i64[N,2S+1]: its labels, with blanks before, between and
+    after."""
 
     def __init__(self, b: Builder, inputs: list[Value | None], blank: int) -> None:
         x, targets, steps, lengths = inputs
@@ -54,8 +54,8 @@ class _Lattice:
         return b.GatherElements(row, self.labels, axis=1)
 
     def moved(self, x: Value, by: int, fill: Value) -> Value:
-        """x[N,2S+1] shifted by so many states towards the end, or towards the start where below
-        0."""
+        """x[N,2S+1] shifted by `by` states towards the end, or towards the start if negative;
+        `fill` enters."""
         keep = self.states - abs(by)
         if keep <= 0:
             return self.b.expand(fill, type_of(x).shape)
@@ -64,7 +64,7 @@ class _Lattice:
         return self.b.Pad(part, self.b.ints(pads), fill)
 
     def together(self, *parts: Value) -> Value:
-        """The logarithm of a sum, from the logarithms of its terms."""
+        """The log of a sum, given the logs of its terms."""
         b, most = self.b, parts[0]
         for part in parts[1:]:
             most = b.Max(most, part)
@@ -78,8 +78,8 @@ class _Lattice:
         return b.Where(none, self.dead, found)
 
     def next(self, x: Value, by: int) -> Value:
-        """Log-probabilities one step on (by 1), or back (by -1): states may be kept, left, and a
-        blank left out between two labels that differ."""
+        """Log-probabilities one transition later (by 1) or earlier (by -1). A transition stays,
+        moves one state, or skips a blank between two different labels."""
         none = self.b.scalar(-1, DType.INT64)
         other = self.b.Not(self.b.Equal(self.labels, self.moved(self.labels, 2 * by, none)))
         far = self.b.Where(other, self.moved(x, 2 * by, self.dead), self.dead)
@@ -89,8 +89,8 @@ class _Lattice:
         return self.b.unsqueeze(self.b.Less(np.array(step, np.int64), self.steps), [1])
 
     def forwards(self) -> list[Value]:
-        """Log-probabilities of all paths to a state, by step; those behind a sample's last step
-        are those of the last."""
+        """The log-probabilities (alpha) of all paths to each state, by step; constant after a
+        sample's last step."""
         b = self.b
         first = b.const(np.arange(self.states)[None] < 2)
         alpha = b.Where(first, self.emitted(0), self.dead)
@@ -102,7 +102,7 @@ class _Lattice:
         return found
 
     def loss(self, alpha: Value) -> Value:
-        """The loss f[N], from the paths to each state at the last step."""
+        """The loss f[N], from alpha at the last step."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         ends = b.Where(self.ends, alpha, self.dead)
         most = b.ReduceMax(ends, b.ints([1]), keepdims=1)
@@ -116,11 +116,12 @@ class _Lattice:
         return b.Where(nothing, b.Where(empty, zero, b.scalar(math.inf, self.dtype)), loss)
 
     def shares(self, alphas: list[Value], loss: Value) -> list[Value]:
-        """The probability of each state given the labels, f[N,2S+1] for each step."""
+        """The posterior probability of each state given the labels, f[N,2S+1] for each step."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         finite = b.Less(b.unsqueeze(loss, [1]), b.scalar(math.inf, self.dtype))
         level = b.Where(finite, b.unsqueeze(loss, [1]), zero)
-        beta: Value | None = None  # of all paths from a state on, its own label left out
+        # log-probabilities of all paths from a state on, without its own label
+        beta: Value | None = None
         found: list[Value] = []
         for step in reversed(range(int(self.count))):  # type: ignore[arg-type]
             last = b.unsqueeze(b.Equal(np.array(step + 1, np.int64), self.steps), [1])
@@ -135,7 +136,7 @@ class _Lattice:
         return found[::-1]
 
     def probabilities(self, loss: Value, zero_infinity: int) -> list[Value]:
-        """The probabilities of the classes, f[N,C] for each step; 0 for the steps that do not
+        """The posterior probabilities of the classes, f[N,C] for each step; 0 for steps that do not
         count."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         finite = b.unsqueeze(b.Less(loss, b.scalar(math.inf, self.dtype)), [1])

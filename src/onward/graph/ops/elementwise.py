@@ -1,4 +1,4 @@
-"""Elementwise ops of the standard: their operands are broadcast, as numpy does."""
+"""Elementwise ops of the ONNX standard; operands broadcast as in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gradients are finite: `(norm, g...) -> b[]`, which decides whether an update is done."""
+"""AllFinite: whether all gradients are finite, `(norm, g...) -> b[]`; decides whether to update."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Value = ir.Value
 
 
 def _all_finite(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    worst: Value | None = None  # i64[], 1 where one is not finite
+    worst: Value | None = None  # i64[], 1 if an element is not finite
     for x in inputs[1:]:
         assert x is not None
         odd = b.cast(b.Or(b.IsNaN(x), b.IsInf(x)), DType.INT64)
-        # a row more, so that an empty tensor has a maximum
+        # one element more, so that an empty tensor has a maximum
         flat = b.Concat(b.reshape(odd, (product(type_of(x).shape),)), b.ints([0]), axis=0)
         found = b.ReduceMax(flat, keepdims=0)
         worst = found if worst is None else b.Max(worst, found)

@@ -1,8 +1,8 @@
-"""Attention that keeps two numbers a row for its gradient instead of all probabilities.
+"""Attention that keeps two numbers per row for its gradient instead of all probabilities.
 
 Source: FlashAttention-2 (arXiv 2307.08691). The numbers are a row's highest score and the sum of
-`exp(score - highest)`, kept apart: their one-number form, the log-sum-exp, loses the sum where a
-mask adds numbers such as -3e38. Packed rows have the coordinates that `attention.py` describes.
+`exp(score - highest)`. Their combination, the log-sum-exp, would lose the sum where a mask adds
+numbers such as -3e38. Packed rows have coordinates as in `attention.py`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
     q, k = inputs[:2]
     assert q is not None and k is not None
     s, allowed = scores(b, products(b, q, k, attrs), inputs, attrs)
-    if type_of(s).shape[-1] == 0:  # the highest of nothing
+    if type_of(s).shape[-1] == 0:  # no keys, so no highest score
         peak = b.full(-np.inf, type_of(s).with_shape((*type_of(s).shape[:-1], 1)))
     else:
         peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     total = b.reduce_sum(b.Exp(b.Sub(s, peak)), [type_of(s).rank - 1], keepdims=False)
     alive = live(b, s, inputs)
-    if alive is not None:  # a row of nothing counts its keys
+    if alive is not None:  # a query without visible keys counts its keys
         count = b.cast(b.squeeze(b.size(type_of(s).shape[-1]), [0]), type_of(s).dtype)
         total = b.Where(b.squeeze(alive, [type_of(s).rank - 1]), total, count)
     return [attended(b, s, allowed, inputs, attrs), b.squeeze(peak, [type_of(s).rank - 1]), total]
@@ -64,7 +64,7 @@ def _infer(call: Call) -> list[Type]:
     check_fill(call)
     check_bias(call)
     q, v = call.type(0), call.type(2)
-    row = q.accumulated.with_shape(q.shape[:-1])  # f32 where q is of less
+    row = q.accumulated.with_shape(q.shape[:-1])  # f32 if q has less precision
     return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
 
 
@@ -76,7 +76,7 @@ def _turned(b: Builder, x: Value) -> Value:
 def _probabilities(
     b: Builder, raw: Value, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value]:
-    """Recomputes the probabilities, and the gradient of the scores `raw` before masks:
+    """Recomputes the probabilities, and computes the gradient of the scores `raw` before masks:
     f[B,H,Q,S]."""
     given = [*inputs, None, None, None][:13]
     dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at, bias = given
@@ -92,7 +92,8 @@ def _probabilities(
         if where is not None:
             p = b.Where(where, p, zero)
     dp = dropped(b, b.MatMul(dy, _turned(b, repeated(b, v, s))), [seed, offset, q_at, k_at], attrs)
-    # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
+    # also sum(dy * y); the total probability is 1 up to rounding, and 0 for queries that see
+    # nothing
     tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
     mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
     delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
@@ -101,9 +102,9 @@ def _probabilities(
 
 
 def score_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """The gradient of an added mask or bias before its broadcasting is undone: f[B,H,Q,S].
+    """The gradient of an added mask or bias, before summing over broadcast dims: f[B,H,Q,S].
 
-    Written in standard ops: what is trained is better a bias with `bias_gradient`.
+    It is written in standard ops; a trained bias is faster as an input with `bias_gradient`.
     """
     q, k = inputs[1:3]
     assert q is not None and k is not None
@@ -120,7 +121,7 @@ def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -
     if bias is not None and attrs.get("bias_gradient"):
         trained.append(bias_gradient(b, ds, bias, q_at, k_at))
     cap = float(attrs.get("softcap", 0.0))
-    if cap:  # the slope of cap * tanh(x / cap)
+    if cap:  # the derivative of cap * tanh(x / cap)
         share = b.Div(raw, cap)
         ds = b.Mul(ds, b.Sub(b.scalar(1.0, type_of(raw).dtype), b.Mul(share, share)))
     scale = float(attrs["scale"])
@@ -133,7 +134,8 @@ def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -
 def bias_gradient(
     b: Builder, ds: Value, bias: Value, q_at: Value | None, k_at: Value | None
 ) -> Value:
-    """The gradient of a bias, from the scores' ds f[B,H,Q,S]: summed over what it is shared by."""
+    """The gradient of a bias from ds f[B,H,Q,S], summed over the dims along which the bias is
+    shared."""
     if q_at is not None and k_at is not None:
         _, heads, queries, keys = type_of(bias).shape
         zeros = b.full(0.0, type_of(bias).with_shape((queries, keys, heads)))
@@ -154,7 +156,7 @@ def _pairs(b: Builder, first: Value, second: Value) -> Value:
 
 
 def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
-    """dx summed over the heads that share a head of x."""
+    """Sums dx over the query heads that share a head of x."""
     shape, groups = type_of(dx).shape, type_of(x).shape[-3]
     if shape[-3] == groups:
         return dx
@@ -193,7 +195,8 @@ _CASES = (
 def _grad_case(
     attrs: dict[str, Any], inputs: tuple[str | None, ...]
 ) -> tuple[dict[str, Any], tuple[str | None, ...]]:
-    """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
+    """A forward's test case as one of the gradient: dy goes first, y and the two numbers per row
+    last."""
     assert inputs[0] is not None
     batch, heads = inputs[0][4:].split(",")[:2]
     features = 4 if inputs[:3] == _SELF else 8
@@ -203,7 +206,7 @@ def _grad_case(
 
 
 def _flops_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of the scores again, of their gradient, and of those of q, k and v."""
+    """FLOPs of recomputing the scores, of their gradient, and of those of q, k and v."""
     q, k, v = inputs[1:4]
     assert q is not None and k is not None and v is not None
     return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] * 3 + v.shape[-1] * 2) * 2

@@ -1,5 +1,5 @@
-"""Gated linear units' product: an activation of one half times the other ("GLU Variants Improve
-Transformer", arXiv 2002.05202: SwiGLU with silu, GEGLU with gelu, ReGLU with relu)."""
+"""The product in gated linear units: an activation of one half times the other ("GLU Variants
+Improve Transformer", arXiv 2002.05202: SwiGLU with silu, GEGLU with gelu, ReGLU with relu)."""
 
 from __future__ import annotations
 

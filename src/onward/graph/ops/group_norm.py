@@ -1,7 +1,7 @@
-"""GroupNorm ("Group Normalization", arXiv 1803.08494) and its gradient: each of `groups` of a
-sample's channels is normalised over its channels and all places, then scaled channel by channel.
+"""GroupNorm ("Group Normalization", arXiv 1803.08494) and its gradient: normalises each group of a
+sample's channels over its channels and all positions, then scales each channel.
 
-ONNX's GroupNormalization gives no statistics, which the gradient reads; with one group for each
+ONNX's GroupNormalization returns no statistics, which the gradient needs. With one group per
 channel it is InstanceNormalization.
 """
 
@@ -24,8 +24,8 @@ Value = ir.Value
 
 
 def size_of_group(x: Type, groups: int) -> Size:
-    """The count of numbers that are normalised together; raises ValueError where channels do not
-    divide."""
+    """The number of elements that are normalised together. Raises ValueError where groups do not
+    divide the channels."""
     size = divide(product(x.shape[1:]), groups)
     if size is None or divide(x.shape[1], groups) is None:
         raise ValueError(f"{groups} groups of the {x.shape[1]} channels of {x}")
@@ -33,7 +33,7 @@ def size_of_group(x: Type, groups: int) -> Size:
 
 
 def _statistics(x: Type, groups: int) -> Type:
-    """The type of a statistic: f[N,G], in fp64 where x is, else in fp32."""
+    """The type of a statistic: f[N,G], fp64 for fp64 x, else fp32."""
     return Type(x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT, (x.shape[0], groups))
 
 
@@ -98,7 +98,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
 
 
 def _axes(node: Node) -> tuple[int, ...]:
-    """`Op.axes`: all dims but the batch's."""
+    """`Op.axes`: all dims except the batch's."""
     return tuple(range(1, type_of(node.inputs[0]).rank))
 
 

@@ -1,7 +1,6 @@
-"""Products of rows in groups, each with a matrix of its own: the experts of a mixture.
+"""Grouped matrix products: rows in groups, a matrix for each group, as in a mixture of experts.
 
-Shazeer et al. 2017, arXiv 1701.06538; rows in the order of their experts: Gale et al. 2022,
-arXiv 2211.15841.
+Shazeer et al. 2017, arXiv 1701.06538; rows sorted by expert: Gale et al. 2022, arXiv 2211.15841.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ Value = ir.Value
 
 
 def _membership(b: Builder, rows: Size, ends: Value, dtype: DType) -> Value:
-    """The membership f[E,S,1] of rows in groups: 1 where row s belongs to group e, whose last row
-    is `ends[e] - 1`."""
+    """The membership f[E,S,1] of rows in groups: 1 where row s is in group e, which ends before row
+    `ends[e]`."""
     numbers = b.unsqueeze(b.arange(rows), [0])  # i64[1,S]
     last = b.unsqueeze(ends, [1])  # i64[E,1]
     before = b.cast(b.GreaterOrEqual(numbers, last), DType.INT64)
-    group = b.reduce_sum(before, [0], keepdims=True)  # i64[1,S]: how many groups have ended
+    # i64[1,S]: the number of groups that end before each row
+    group = b.reduce_sum(before, [0], keepdims=True)
     index = b.unsqueeze(b.arange(type_of(ends).shape[0]), [1])  # i64[E,1]
     return b.unsqueeze(b.cast(b.Equal(group, index), dtype), [2])
 
@@ -37,7 +37,7 @@ def _grouped(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> l
     x, w, ends = inputs
     assert x is not None and w is not None and ends is not None
     of = _membership(b, type_of(x).shape[0], ends, type_of(x).dtype)
-    each = b.MatMul(b.unsqueeze(x, [0]), w)  # f[E,S,N]: every row with every matrix
+    each = b.MatMul(b.unsqueeze(x, [0]), w)  # f[E,S,N]: each row times each matrix
     return [b.reduce_sum(b.Mul(each, of), [0], keepdims=False)]
 
 
@@ -66,7 +66,7 @@ def _infer_outer(call: Call) -> list[Type]:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of products of rows, each with one matrix."""
+    """FLOPs of multiplying each row by one matrix."""
     x, other = inputs[0], inputs[1]
     assert x is not None and other is not None
     return product((*x.shape, other.shape[-1])) * 2

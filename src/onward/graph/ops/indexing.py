@@ -1,4 +1,4 @@
-"""Ops of the standard that read and write by number."""
+"""Ops of the ONNX standard that read and write by index."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _scatter(call: Call) -> Type:
 
 
 def _non_zero(call: Call) -> Type:
-    """The type of NonZero's result; whoever writes the node names its count, which the data
-    decide."""
+    """The type of NonZero's result. Its number of columns depends on data; the node's maker names
+    it."""
     known = array_of(call.inputs[0])
     if known is not None:
         return Type(DType.INT64, (known.ndim, int(np.count_nonzero(known))))
@@ -58,14 +58,14 @@ def _one_hot(call: Call) -> Type:
 
 
 def looked_up(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """`Op.moved` of a lookup: the rows that are read, not the table."""
+    """`Op.moved` of a lookup: the bytes of the rows read, not of the table."""
     ids, y = inputs[1], outputs[0]
     assert ids is not None and y is not None
     return _bytes(ids) + _bytes(y) * 2
 
 
 def _added(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """`Op.moved` of rows that are added in place: read, changed, written."""
+    """`Op.moved` of rows added in place: rows read, changed and written."""
     ids, updates = inputs[1], inputs[2]
     assert ids is not None and updates is not None
     return _bytes(ids) + _bytes(updates) * 3

@@ -3,12 +3,12 @@
     logits = x w^T + bias      f[N,V]
     loss   = SoftmaxCrossEntropyLoss(logits, labels, class_weight)
 
-Three ops: the loss alone (evaluation), the gradients alone (where the loss's own gradient comes
-later), and both at once (where it is known before, as in a whole training step, or taken to be 1);
-a fourth multiplies gradients that were made with a 1 by the loss's own. A kernel works
-through blocks of rows; arXiv 2411.09009 and Liger Kernel (arXiv 2410.10989) do the like on GPUs.
-Of low precision x and w the loss, dw and dbias are f32: they are sums over the rows.
-Label smoothing is PyTorch's: (1 - s) nll + s / V * sum over classes of -log p.
+Four ops: the loss alone, for evaluation; the gradients alone, where the loss's own gradient arrives
+later; both at once, where it is known before (as in a whole training step) or taken to be 1; and
+the product of gradients made for 1 with the loss's own gradient. Kernels work on blocks of rows, as
+arXiv 2411.09009 and Liger Kernel (arXiv 2410.10989) do on GPUs. For x and w of low precision, the
+loss, dw and dbias are f32, since they are sums over the rows. Label smoothing is PyTorch's: (1 - s)
+nll + s / V * sum over classes of -log p.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Value = ir.Value
 
 
 def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, Value]:
-    """A mask b[N] of the rows that count, and their labels i64[N], 0 for the others."""
+    """A mask b[N] of rows that count, and the labels i64[N], 0 in other rows."""
     counted = b.Not(b.Equal(labels, np.array(attrs["ignore_index"], dtype=np.int64)))
     return counted, b.Where(counted, labels, np.zeros((), dtype=np.int64))
 
@@ -39,8 +39,8 @@ def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, V
 def _terms(
     b: Builder, logits: Value, labels: Value, weight: Value | None, attrs: dict[str, Any]
 ) -> tuple[Value, Value, Value, Value]:
-    """The terms of the loss: log p f[N,V], the target distribution (times class weights) f[N,V],
-    counted b[N], and by what the sum is divided, f[]."""
+    """The terms of the loss: log p f[N,V], the target distribution times class weights f[N,V], the
+    mask of rows that count b[N], and the divisor of the sum f[]."""
     dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
     log_prob = b.LogSoftmax(logits, axis=-1)
     counted, label = _counted(b, labels, attrs)
@@ -83,7 +83,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     mass = b.reduce_sum(target, [1], keepdims=True)
     dlogits = b.Sub(b.Mul(b.Exp(log_prob), mass), target)
     share = b.Where(counted, b.Div(dloss, total), b.scalar(0.0, type_of(x).dtype))
-    # what is infinite is inf - inf at the label, which smoothing makes of every class
+    # an infinite gradient becomes inf - inf at the label, or with smoothing at every class
     off, zero = b.unsqueeze(b.Sub(share, share), [1]), b.scalar(0.0, type_of(x).dtype)
     own = off
     if not attrs.get("label_smoothing"):
@@ -104,7 +104,7 @@ def _scale(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
     dloss, labels, *gradients = inputs
     assert dloss is not None and labels is not None
     dtype = type_of(dloss).dtype
-    off = b.Sub(dloss, dloss)  # f[]: 0, NaN of one that is not finite
+    off = b.Sub(dloss, dloss)  # f[]: 0, or NaN for a gradient that is not finite
     spoilt, clean = b.Add(dloss, off), b.Where(b.IsNaN(off), b.scalar(0.0, dtype), dloss)
     counted, label = _counted(b, labels, attrs)
     some = b.cast(b.reduce_sum(b.cast(counted, DType.INT64), [0], keepdims=False), DType.BOOL)
@@ -172,7 +172,7 @@ def _one_product(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Siz
 
 
 def _three_products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of the gradient: the logits (again), dx and dw."""
+    """FLOPs of the gradient: the logits again, dx and dw."""
     return _one_product(inputs[1:], outputs, attrs) * 3
 
 

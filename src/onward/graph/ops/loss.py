@@ -23,7 +23,7 @@ Value = ir.Value
 
 
 def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """The smoothed loss, `(1 - e) nll + e smooth`, a row's `smooth` being `-mean_c(weight_c
+    """The smoothed loss, `(1 - e) nll + e smooth`; for each row `smooth = -mean_c(weight_c
     log_prob_c)`."""
     logits, labels = inputs[:2]
     weight = inputs[2] if len(inputs) > 2 else None
@@ -64,11 +64,11 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     share = b.cast(counted, dtype)  # f[N,*S]
     if weight is not None:
         share = b.Mul(share, b.Gather(weight, label, axis=0))
-    even = dloss  # what a row's smooth loss weighs: as `share`, without the label's weight
+    even = dloss  # the weight of a row's smooth loss: as `share`, without the label's class weight
     if attrs.get("reduction", "mean") == "mean":
         total = b.reduce_sum(share, list(range(rank - 1)), keepdims=False)
         even = b.Div(dloss, total)
-        # where no label counts the loss is 0/0, but the gradient is 0, as in PyTorch
+        # without labels that count the loss is 0/0, but the gradient is 0, as in PyTorch
         share = b.Where(counted, b.Div(b.Mul(share, dloss), total), b.scalar(0.0, dtype))
     else:
         share = b.Where(counted, b.Mul(share, dloss), b.scalar(0.0, dtype))  # not 0 * inf

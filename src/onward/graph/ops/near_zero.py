@@ -1,6 +1,6 @@
-"""Functions that keep their digits near zero: `log(1 + x)` and `exp(x) - 1`.
+"""Functions that stay accurate near zero: `log(1 + x)` and `exp(x) - 1`.
 
-W. Kahan's forms: the error of `1 + x` is made good by the error of what it is divided by.
+W. Kahan's forms: the rounding error of `1 + x` is cancelled by the same error in a divisor.
 https://www.hpl.hp.com/techreports/2009/HPL-2009-96.pdf has both.
 """
 

@@ -1,7 +1,7 @@
 """The gradient of LayerNormalization
-(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html), and LayerNormalization together with
+(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html), and LayerNormalization fused with
 the residual sum before it ("Attention Is All You Need", arXiv 1706.03762, section 5.4: dropout is
-applied to a sub-layer's output, then it is added to the sub-layer's input and normalised)."""
+applied to a sub-layer's output, which is then added to the sub-layer's input and normalised)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any
 
 
 def of_sum(call: Call) -> Type:
-    """The type of r = residual + x, which is the residual's. x is of the same type, or of less than
-    f32."""
+    """The type of r = residual + x, equal to the residual's. x has the same type, or less precision
+    than f32."""
     x, residual = call.type(0), call.type(1)
     mixed = x.is_low and not residual.is_low and x.with_dtype(residual.dtype) == residual
     if x != residual and not mixed:
@@ -64,8 +64,8 @@ def of_sum(call: Call) -> Type:
 
 
 def named_type(call: Call, attribute: str, r: Type) -> Type:
-    """The type of r's shape with the dtype that an attribute names; r's own without it. Raises
-    ValueError where it names none of a floating tensor."""
+    """The type of r with the dtype that an attribute names, if given. Raises ValueError for a dtype
+    that is not floating."""
     if attribute not in call.attrs:
         return r
     found = r.with_dtype(DType(call.attrs[attribute]))
@@ -98,8 +98,8 @@ def _add_layer_norm_grad(
 
 
 def has_dx(attrs: Mapping[str, Any]) -> bool:
-    """Whether the gradient of a norm with its residual sum has a separate output dx, which differs
-    from dresidual."""
+    """Whether the gradient of a norm with its residual sum has an output dx separate from
+    dresidual."""
     return "ratio" in attrs or "x_type" in attrs
 
 
@@ -128,7 +128,7 @@ def _same(call: Call) -> Type:
 
 
 def _features(node: Node) -> tuple[int, ...]:
-    """`Op.axes`: the dims from the attribute `axis` on."""
+    """`Op.axes`: the dims from the attribute `axis` to the last."""
     rank = type_of(node.inputs[0]).rank
     return tuple(range(int(attributes(node).get("axis", -1)) % rank, rank))
 

@@ -1,8 +1,8 @@
-"""A part of the model with a backward of its own (`torch.autograd.Function`).
+"""Parts of the model with a backward of their own (`torch.autograd.Function`).
 
     y = f(x);  g = GradientOf(y);  dx = backward(g, ...);  z = WithGradient(y, g, dx, x)
-Differentiation takes z's gradient for g and runs `backward` on it; then z is y, and the part that
-computed with g is dead. Until then it computes on y, whose numbers nobody reads.
+Differentiation replaces g by z's gradient in a copy of `backward`, and then z by y; the nodes
+computed from g become dead. Until then GradientOf returns y, a placeholder that nothing reads.
 """
 
 from __future__ import annotations

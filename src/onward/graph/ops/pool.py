@@ -1,5 +1,5 @@
-"""MaxPool (https://onnx.ai/onnx/operators/onnx__MaxPool.html) and its gradient. Which elements
-were the largest MaxPool says itself, numbered through all of x."""
+"""MaxPool (https://onnx.ai/onnx/operators/onnx__MaxPool.html) and its gradient. MaxPool returns the
+indices of the maxima, counted through all of x."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _max_pool(call: Call) -> list[Type]:
 
 
 def _max_pool_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """The gradient of MaxPool: dy added to zeros where it came from, since windows may overlap."""
+    """The gradient of MaxPool: adds dy to zeros at the indices of the maxima, since windows may
+    overlap."""
     dy, index = inputs
     assert dy is not None and index is not None
     shape = (*type_of(dy).shape[:2], *attrs["sizes"])

@@ -1,4 +1,4 @@
-"""Matrix products of the standard."""
+"""Matrix products of the ONNX standard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gemm(call: Call) -> Type:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of `[*S,M,K] @ [*S,K,N]`, M and K possibly the other way round."""
+    """FLOPs of `[*S,M,K] @ [*S,K,N]`, where M and K may be exchanged."""
     a, y = inputs[0], outputs[0]
     assert a is not None and y is not None
     outer = product(y.shape[:-2])

@@ -2,12 +2,12 @@
 
 The mask bit of an element depends on the step's seed, the site (which dropout of the model), and
 the element's logical indices: sample, position, head, feature. It never depends on an address, so
-backward, recompute, packing and micro-batches draw the same mask. The generator works on 32-bit
-words and vectorises; in the body it is written with `i64` arithmetic masked to 32 bits, which
-every ONNX engine computes alike (both multipliers are below 2^31, so no product overflows).
+that backward, recomputation, packing and micro-batches draw the same mask. The generator works on
+32-bit words and vectorizes; the body uses `i64` arithmetic masked to 32 bits, which every ONNX
+engine computes alike (both multipliers are below 2^31, so that no product overflows).
 
-Finaliser constants: the two-round multiply-xorshift search by C. Wellons ("hash-prospector",
-bias 0.107); the second key is injected between its rounds, so rows have 64-bit keys.
+Finalizer constants: the two-round multiply-xorshift search by C. Wellons ("hash-prospector", bias
+0.107); the second key enters between its rounds, so that rows have 64-bit keys.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Value = ir.Value
 
 WORD = 0xFFFFFFFF
 M1, M2 = 0x21F0AAAD, 0x735A2D97
-SPREAD = 0x3C6EF373  # odd; consecutive features land far apart
-SITE_A, SITE_B = 0x1B873593, 0x2C1B3C6D  # odd; sites of the two key chains
+SPREAD = 0x3C6EF373  # odd, so that consecutive features land far apart
+SITE_A, SITE_B = 0x1B873593, 0x2C1B3C6D  # odd; one for each of the two key chains
 
 
 def threshold(ratio: float) -> int:
-    """The bound below which an element's 32-bit word drops it."""
+    """The bound below which a 32-bit word drops its element."""
     return min(round(ratio * 2.0**32), 2**32)
 
 
@@ -52,17 +52,17 @@ def _times(b: Builder, x: Value, factor: int) -> Value:
 
 
 def mix(b: Builder, x: Value) -> Value:
-    """The 32-bit finaliser: `u32 -> u32`, a bijection."""
+    """The 32-bit finalizer, a bijection of u32."""
     x = _times(b, _shift_xor(b, x, 16), M1)
     x = _times(b, _shift_xor(b, x, 15), M2)
     return _shift_xor(b, x, 15)
 
 
 def row_indices(b: Builder, x: Value, coordinates: Value | None) -> list[Value]:
-    """The logical indices of the rows of `x`, outermost first, each `i64` and of the rank of x."""
+    """The logical indices of the rows of `x`, outermost first, each i64 of x's rank."""
     type = type_of(x)
     found: list[Value] = []
-    if coordinates is not None:  # they stand for dim 0
+    if coordinates is not None:  # coordinates replace the indices of dim 0
         for column in columns(b, coordinates):
             found.append(b.unsqueeze(column, list(range(1, type.rank))))
     for dim in range(0 if coordinates is None else 1, type.rank - 1):
@@ -85,8 +85,7 @@ def row_keys(
     site: int,
     sample_dim: int,
 ) -> tuple[Value, Value]:
-    """Two random words for each row, i64 of the shape that the rows' logical indices broadcast
-    to."""
+    """Two random words for each row, i64, in the shape that the rows' indices broadcast to."""
     keys: list[Value] = []
     for chain, spread in enumerate((SITE_A, SITE_B)):
         word = b.slice(seed, 0, chain, chain + 1)  # i64[1]
@@ -107,8 +106,7 @@ def kept(
     offset: Value | None,
     attrs: dict[str, Any],
 ) -> Value:
-    """A mask that is true where an element survives dropout: rows by their logical indices,
-    features `i64[D]`."""
+    """A mask, true where an element survives dropout. indices: of the rows. features: `i64[D]`."""
     words = element_words(b, indices, features, seed, offset, attrs)
     return b.GreaterOrEqual(words, _word(threshold(attrs["ratio"])))
 
@@ -121,7 +119,7 @@ def element_words(
     offset: Value | None,
     attrs: dict[str, Any],
 ) -> Value:
-    """Draws 32 random bits for each element, held in i64."""
+    """Draws 32 random bits for each element, in i64."""
     first, second = row_keys(b, indices, seed, offset, attrs["site"], attrs["sample_dim"])
     feature = _times(b, features, SPREAD)  # i64[D]
     h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
@@ -156,9 +154,9 @@ def _uniform(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> l
 
 
 def dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """Dropout inside another op, as its attributes say; they may leave it out.
+    """Applies dropout within another op, if its attributes have a ratio.
 
-    draw: seed, offset, coordinates, as Dropout takes them.
+    draw: seed, offset and coordinates, as for Dropout.
     """
     if attrs.get("ratio", 0.0) == 0.0:
         return x
@@ -173,12 +171,12 @@ def seed_type() -> Type:
 
 
 def offset_type() -> Type:
-    """The type of a micro-batch's offset: the index, in the whole batch, of its first sample."""
+    """The type of a micro-batch's offset: the index of its first sample in the whole batch."""
     return Type(DType.INT64, ())
 
 
 def check_coordinates(call: Call, i: int) -> None:
-    """Raises ValueError unless input `i`, where it is there, is `i64[N,R]` for `f[N,...,D]`."""
+    """Raises ValueError unless input `i` is absent, or is `i64[N,R]` for x `f[N,...,D]`."""
     if not call.present(i):
         return
     x, given = call.type(), call.type(i)

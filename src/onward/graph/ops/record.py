@@ -1,4 +1,4 @@
-"""Op: everything that is true of an op on every machine, standard and own ops alike."""
+"""Op: everything that is true of an op on every machine, for standard and own ops alike."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onward.graph.ops.call import Call
 from onward.graph.types import Size, Type, product
 
 Value = ir.Value
-# Called with a `Builder`. That class reads the table of records, so that naming it here would make
-# a ring of imports.
+# A body is called with a `Builder`, whose module reads the table of records; importing it here
+# would make a cycle.
 Body: TypeAlias = "Callable[[Any, list[Value | None], dict[str, Any]], list[Value]]"
 Infer: TypeAlias = Callable[[Call], "Type | list[Type]"]
 Types: TypeAlias = "Sequence[Type | None]"
@@ -23,12 +23,12 @@ Axes: TypeAlias = Callable[[Node], "tuple[int, ...] | None"]
 
 
 def no_arithmetic(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """`Op.flops` of all but matrix products: their time is the bytes that they move."""
+    """`Op.flops` of ops other than matrix products: 0, since their time is that of moving bytes."""
     return 0
 
 
 def all_bytes(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """`Op.moved` where every operand is read or written once."""
+    """`Op.moved` of ops that read or write every operand once."""
     total: Size = 0
     for t in (*inputs, *outputs):
         if t is not None:
@@ -37,12 +37,12 @@ def all_bytes(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
 
 
 def no_axes(node: Node) -> tuple[int, ...]:
-    """`Op.axes` of ops that work on each element by itself."""
+    """`Op.axes` of elementwise ops: none."""
     return ()
 
 
 def unknown_axes(node: Node) -> None:
-    """`Op.axes` of an op that moves rows, or whose axes are not recorded."""
+    """`Op.axes` of ops that move rows, or whose axes are not recorded."""
     return None
 
 
@@ -50,21 +50,19 @@ def unknown_axes(node: Node) -> None:
 class Op:
     """The record of one op.
 
-    infer: the output types; raises ValueError where the inputs do not fit. body: an own op in
-    standard ops, its meaning (its types are those of the values it is given, none of less than f32:
-    `build.write_body`; an absent optional input is None); None: the op is of the ONNX standard.
-    doc: of an own op; the standard's are on the ONNX operator pages, opset 23. cases: sample inputs
-    of an own op for the enumerating tests, attributes and input types such as `"f32[2,3,8]"`.
+    infer: returns the output types; raises ValueError where the inputs do not fit. body: writes an
+    own op in standard ops, which is its meaning (see `build.write_body`: no input has less
+    precision than f32; an absent optional input is None); None for ops of the ONNX standard. doc:
+    of an own op; standard ops are documented on ONNX's operator pages, opset 23. cases: sample
+    calls of an own op for the tests of all ops: attributes, and input types such as `"f32[2,3,8]"`.
+    Traits. elementwise: an output element depends only on the input elements in its place, after
+    broadcasting. view: strides can express it. reshapes: keeps elements and their order, changes
+    the shape. reduces: sums its axes or the like. random: draws random numbers if its attribute
+    `ratio`, if it has one, is above 0. moves: its body copies elements and so needs no f32. opaque:
+    runs only in PyTorch; its body raises. axes: the dims of the first input that it works along;
+    along the others, rows stay rows in the same order; None: unknown.
 
-    elementwise: an element of an output depends on the elements in its place of the inputs, as
-    they are broadcast. view: strides can say what it does. reshapes: the same elements in the same
-    order, in another shape. reduces: its axes are summed or the like. random: draws where its
-    attribute `ratio`, if it has one, is above 0. moves: its body hands elements on as they
-    are, and needs no f32 for that. opaque: it runs in PyTorch alone, and its body
-    raises. axes: the dims of its first input that it works along; along the others rows stay rows,
-    in their order. None: it cannot be said.
-
-    flops: two for each multiplication with its addition, of matrix products; moved: bytes read and
+    flops: two for each multiplication with its addition, of matrix products. moved: bytes read and
     written.
     """
 
@@ -85,20 +83,20 @@ class Op:
     moved: Count = all_bytes
 
     def types(self, call: Call) -> list[Type]:
-        """The types of a call's outputs, as the record infers them."""
+        """The types of a call's outputs, as `infer` returns them."""
         found = self.infer(call)
         return found if isinstance(found, list) else [found]
 
 
 def standard(infer: Infer, *names: str, **traits: Any) -> tuple[Op, ...]:
-    """Makes records of ops of the ONNX standard that share their type rule and their traits."""
+    """Makes records for ops of the ONNX standard that share a type rule and traits."""
     if traits.get("elementwise"):
         traits.setdefault("axes", no_axes)
     return tuple(Op(name, infer, **traits) for name in names)
 
 
 def axis_attribute(default: int) -> Axes:
-    """`Op.axes` of the dim that the attribute `axis` names."""
+    """`Op.axes` of an op that works along the dim in its attribute `axis`."""
 
     def axes(node: Node) -> tuple[int, ...]:
         return (int(attributes(node).get("axis", default)) % type_of(node.inputs[0]).rank,)

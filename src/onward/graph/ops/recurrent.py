@@ -1,7 +1,7 @@
 """Recurrent layers: LSTM (https://doi.org/10.1162/neco.1997.9.8.1735), GRU
-(https://arxiv.org/abs/1406.1078, its reset behind the product) and Elman's, as PyTorch computes
-them. The products with the sequence are done before, of all steps at once; here are the steps.
-"""
+(https://arxiv.org/abs/1406.1078, with the reset gate after the product) and Elman's, as PyTorch
+computes them. Products with the input sequence are computed before, for all steps at once; these
+ops do the steps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class _Cell:
     """One step of a recurrent layer."""
 
     def __init__(self, b: Builder, kind: str, given: list[Value], names: list[str]) -> None:
-        """Takes the weights of a layer. given: the weights that are there, which have these
-        names."""
+        """Keeps the weights of a layer. given: those present. names: their names, in the same
+        order."""
         held = dict(zip(names, given, strict=True))
         self.b, self.kind, self.r = b, kind, held["r"]
         self.bias, self.projection = held.get("bias"), held.get("projection")
 
     def split(self, x: Value) -> list[Value]:
-        """x split by gates, each f[N,H]."""
+        """Splits x into gates, each f[N,H]."""
         count = GATES[self.kind]
         size = int(type_of(x).shape[1]) // count  # type: ignore[arg-type]
         if count == 1:
@@ -53,7 +53,7 @@ class _Cell:
         return [b.Sigmoid(i), b.Sigmoid(f), b.Tanh(g), b.Sigmoid(o)]
 
     def gru(self, x: Value, h: Value) -> list[Value]:
-        """The gates r, z, n of a GRU, and what r weighs, each f[N,H]."""
+        """The gates r, z, n of a GRU, and the term that r is multiplied with, each f[N,H]."""
         b = self.b
         xr, xz, xn = self.split(x)
         hr, hz, hn = self.split(self.of_state(h))
@@ -61,7 +61,7 @@ class _Cell:
         return [r, z, b.Tanh(b.Add(xn, b.Mul(r, hn))), hn]
 
     def next(self, x: Value, state: list[Value]) -> list[Value]:
-        """The state, of an lstm with its cell, after the step that brings x to the gates."""
+        """The next state, and an LSTM's next cell, given the step's input x to the gates."""
         b, h = self.b, state[0]
         match self.kind:
             case "lstm":
@@ -82,8 +82,8 @@ class _Cell:
     def lstm_back(
         self, dh: Value, dc: Value, x: Value, last: Value, before: Value, cell: Value
     ) -> tuple[list[Value], list[Value]]:
-        """The gradients of the state and the cell that the step was given; those of the gates,
-        and with a projection what was projected."""
+        """The gradients of the step's previous state and cell; and those of the gates (twice: by
+        input and by state), with a projection followed by its input."""
         b = self.b
         i, f, g, o = self.lstm(x, last)
         level = b.Tanh(cell)
@@ -102,8 +102,8 @@ class _Cell:
         return [b.MatMul(dgates, self.r), b.Mul(dc, f)], [dgates, dgates, *more]
 
     def back(self, dh: Value, x: Value, last: Value, y: Value) -> tuple[list[Value], list[Value]]:
-        """The gradient of the state that the step was given; those of the gates and of what the
-        state brought to them."""
+        """The gradient of the step's previous state; and those of the gates by input and by
+        state."""
         b = self.b
         if self.kind == "gru":
             r, z, n, weighed = self.gru(x, last)
@@ -124,7 +124,7 @@ _WEIGHTS = ("r", "bias", "projection")
 
 
 def _weights(inputs: list[Value | None]) -> tuple[list[Value], list[str]]:
-    """The weights among a layer's inputs that are there, and their names."""
+    """The weights that are present among a layer's inputs, and their names."""
     whole = [*inputs, None, None, None]
     found = zip(_WEIGHTS, (whole[1], whole[2], whole[5]), strict=True)
     there = [(name, value) for name, value in found if value is not None]
@@ -185,7 +185,7 @@ def _recurrence_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, An
 
 
 def _one_later(b: Builder, first: Value, states: Value, reverse: bool) -> Value:
-    """The states that each step was given: all states, moved by one step."""
+    """The previous state of each step: all states shifted by one step."""
     count = type_of(states).shape[0]
     start = b.unsqueeze(first, [0])
     if count == 1:
@@ -210,7 +210,7 @@ def _slope_of_tanh(b: Builder, y: Value) -> Value:
 
 
 def _check(call: Call, first: int) -> None:
-    """Raises ValueError where the inputs from `first` on are none of a layer."""
+    """Raises ValueError where the inputs from `first` on do not fit a layer."""
     kind = call.attrs["kind"]
     present = [call.present(first + i) for i in range(6)]
     if kind not in GATES or not (present[0] and present[1] and present[3]):
@@ -248,8 +248,8 @@ def _products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
 
 
 def _products_of_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """FLOPs of the gradient: the forward's, for gates computed again from the states, and two
-    products more."""
+    """FLOPs of the gradient: the forward's, since gates are recomputed from states, and two more
+    products."""
     return _flops(inputs[4:], 2 if GATES[attrs["kind"]] == 1 else 3, projections=2)
 
 
@@ -279,7 +279,7 @@ _CASES: tuple[tuple[dict[str, Any], tuple[str | None, ...]], ...] = (
 
 
 def _gradient_cases() -> tuple[tuple[dict[str, Any], tuple[str | None, ...]], ...]:
-    """Test cases of the gradient, with what a forward has made."""
+    """Test cases of the gradient, with a forward's results as inputs."""
     cases = []
     for attrs, types in _CASES:
         steps, batch, _ = types[0].partition("[")[2][:-1].split(",")  # type: ignore[union-attr]
@@ -310,8 +310,8 @@ OPS = (
         name="RecurrenceGrad",
         infer=_infer_grad,
         body=_recurrence_grad,
-        doc="Of the gradients of the states f[T,N,P] and, optional, of the cells f[T,N,H], of a "
-        "Recurrence's results and its inputs: the gradients of those inputs that are there.",
+        doc="The gradients of those inputs of a Recurrence that are present, from the gradients of "
+        "its states f[T,N,P] and, optional, cells f[T,N,H], its results and its inputs.",
         cases=_gradient_cases(),
         flops=_products_of_grad,
     ),

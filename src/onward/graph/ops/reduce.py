@@ -1,4 +1,4 @@
-"""Reductions of the standard, and its running sum."""
+"""Reductions of the ONNX standard, and its cumulative sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onward.graph.types import DType, Shape, Type
 
 
 def reduced_dims(axes: Value | None, attrs: dict[str, Any], rank: int) -> list[int]:
-    """Dims a reduction runs over. No axes, or an empty list of them, means all, as in ONNX."""
+    """The dims of a reduction. No axes, or an empty list of them, means all, as in ONNX."""
     known = content_of(axes) or ()
     if attrs.get("noop_with_empty_axes", 0) and not known:
         raise ValueError("a reduction over no dims")
@@ -27,7 +27,7 @@ def _reduced(call: Call, dims: list[int]) -> Shape:
 def _reduce(call: Call) -> Type:
     axes = call.inputs[1] if call.present(1) else None
     if axes is not None:
-        call.ints(1)  # refuses axes that are computed
+        call.ints(1)  # raises for computed axes
     dims = reduced_dims(axes, call.attrs, call.type().rank)
     return call.type().with_shape(_reduced(call, dims))
 

@@ -1,9 +1,9 @@
-"""A region: a part of the model that runs in PyTorch, forward and backward, where the graph has no
-form of it. It has no meaning in ONNX: a graph that holds one is not portable.
+"""Region: a part of the model that runs in PyTorch, forward and backward, since the graph has no
+form of it. It has no meaning in ONNX: a graph with a region is not portable.
 
-How its results are shaped follows from its inputs, by the attribute `shapes`: a result's dims with
-commas between, results with semicolons. A dim is a product of numbers and dims of inputs, as
-`0:1*4`, four times dim 1 of input 0.
+The shapes of its results follow from its inputs by the attribute `shapes`: dims are separated by
+commas, results by semicolons. A dim is a product of numbers and dims of inputs, such as `0:1*4`,
+four times dim 1 of input 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _refuse(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> li
 
 
 def spelled(shape: Shape, inputs: Sequence[Type]) -> str | None:
-    """A shape as `shapes` says it; None where it does not follow from these inputs' dims."""
+    """A shape in the notation of `shapes`; None where it does not follow from the inputs' dims."""
     known: dict[Size, str] = {}
     for i, type in enumerate(inputs):
         for dim, size in enumerate(type.shape):
@@ -83,7 +83,7 @@ def _infer(call: Call) -> list[Type]:
 
 
 def wanted(attrs: dict[str, Any]) -> list[int]:
-    """The inputs by which a region has gradients."""
+    """Numbers of the inputs that a region has gradients for."""
     return [int(i) for i in str(attrs["wrt"]).split(",") if i]
 
 
@@ -93,8 +93,8 @@ def _infer_grad(call: Call) -> list[Type]:
 
 
 def work(inputs: Types, outputs: Types, attrs: Any) -> Size:
-    """`Op.flops` of a region, which nobody knows: as much as a product of each input with as many
-    numbers as its last dim."""
+    """`Op.flops` of a region, which is unknown: assumes a product of each input with a square
+    matrix of its last dim's size."""
     total: Size = 0
     for t in inputs:
         if t is not None and t.is_floating and t.rank:

@@ -1,7 +1,7 @@
 """RMSNormalization over the last dim (https://onnx.ai/onnx/operators/onnx__RMSNormalization.html,
-arXiv 1910.07467), alone and together with the residual sum and dropout before it, and gradients.
+arXiv 1910.07467), alone and fused with the residual sum and dropout before it, and gradients.
 
-The inverse root is found again by the gradient, from a row that it reads anyway.
+The gradient recomputes the inverse root from the row, which it reads anyway.
 """
 
 from __future__ import annotations

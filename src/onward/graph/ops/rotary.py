@@ -1,7 +1,7 @@
-"""Rotary position embedding (arXiv 2104.09864): pairs of features turned by their position's angle.
+"""Rotary position embedding (arXiv 2104.09864): rotates pairs of features by an angle per position.
 
-Beside RotaryEmbedding of the ONNX standard, whose tables hold one angle a pair: models compute a
-cosine and a sine for every feature, which are read here as they are.
+RotaryEmbedding of the ONNX standard reads one angle per pair from a table; models compute a cosine
+and a sine for every feature, which this op reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _halves(b: Builder, x: Value, interleaved: bool) -> tuple[Value, Value]:
 
 
 def turned(b: Builder, x: Value, interleaved: bool, transposed: bool) -> Value:
-    """x turned by a right angle: (-x2, x1) of its halves or pairs (x1, x2); transposed: (x2,
+    """x rotated by a right angle: (-x2, x1) for its halves or pairs (x1, x2); transposed: (x2,
     -x1)."""
     first, second = _halves(b, x, interleaved)
     left, right = (second, b.Neg(first)) if transposed else (b.Neg(second), first)

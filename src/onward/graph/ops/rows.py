@@ -1,5 +1,5 @@
-"""Rows: the numbers of the rows that a condition chooses, the one op whose result is as long as the
-data says."""
+"""Rows: the indices of rows that meet a condition, the only op whose result has a data-dependent
+length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops of the standard that move, cut and join: their elements stay what they are."""
+"""Ops of the ONNX standard that move, split and join elements without changing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _reshape(call: Call) -> Type:
         target = [have[i] if n == 0 and i < len(have) else n for i, n in enumerate(target)]
     if -1 in target:
         left, under = list(have), [n for n in target if n != -1]
-        for n in list(under):  # what both have in common first: only single terms divide
+        for n in list(under):  # common factors first, since only single terms can be divided by
             if n in left:
                 left.remove(n)
                 under.remove(n)
@@ -88,7 +88,7 @@ def _split(call: Call) -> list[Type]:
 
 
 def clamp_slice(start: Size, end: Size, size: Size) -> tuple[Size, Size]:
-    """Numpy's meaning of `start:end` with step 1 on a dim; INT64_MAX means to the end."""
+    """Resolves `start:end` with step 1 on a dim as numpy does; INT64_MAX means to the end."""
 
     def place(n: Size, default: Size) -> Size:
         if isinstance(n, int):

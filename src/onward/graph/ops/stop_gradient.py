@@ -1,8 +1,7 @@
-"""StopGradient: its input's numbers, through which no gradient passes: what `detach` and `no_grad`
-leave.
+"""StopGradient: returns its input and passes no gradient, as `detach` and `no_grad` do.
 
-It is an op, so that whoever copies, moves, casts or packs a node hands it on. Once a graph is
-differentiated, or will not be, it says nothing, and is taken out (`build.settle_stops`).
+It is an op, so that whatever copies, moves, casts or packs nodes preserves it. In a graph that is
+differentiated already, or never will be, it does nothing and is removed (`build.settle_stops`).
 """
 
 from __future__ import annotations

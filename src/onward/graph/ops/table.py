@@ -1,6 +1,6 @@
-"""The table of ops, and what is derived from it; every record enters by `register`.
+"""The table of ops, and sets derived from it; every record is added by `register`.
 
-What is derived are the very same dicts and sets for good: who holds one sees later records too.
+The derived dicts and sets are updated in place: whoever holds one sees later records too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NAMED: dict[str, set[str]] = {
 
 
 def register(op: Op) -> None:
-    """Enters a record. Raises ValueError where the name is another record's or no name of an op,
-    and where an op is neither ONNX's nor written in its ops."""
+    """Registers a record. Raises ValueError where the name is taken or invalid, and for an op that
+    is neither of the ONNX standard nor has a body in its ops."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", op.name):
         raise ValueError(
             f"{op.name!r} is not a valid name of an op; fix: a name such as SquaredRelu"
@@ -48,7 +48,7 @@ def _written_in(op: Op) -> Any:
 
 
 def named(trait: str) -> Set[str]:
-    """The ops whose record has the trait, those of later records too."""
+    """The ops whose record has the trait; later records are added to the set."""
     return _NAMED[trait]
 
 

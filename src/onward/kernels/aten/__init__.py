@@ -1,4 +1,5 @@
-"""Kernels by PyTorch's own `out=` operators: one for every op, on every device PyTorch knows."""
+"""Kernels by PyTorch's own `out=` operators: at least one for every op, on every device of
+PyTorch."""
 
 from onward.kernels.aten import (
     batch_norm,

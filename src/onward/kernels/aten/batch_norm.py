@@ -26,7 +26,7 @@ def _bind_batch_norm(args: KernelArguments) -> Launch:
     momentum = float(args.attrs.get("momentum", 0.9))
 
     def launch() -> None:
-        now = torch.batch_norm_update_stats(x, None, None, 0.0)  # the variance over n
+        now = torch.batch_norm_update_stats(x, None, None, 0.0)  # the variance divided by n
         normalise(*now)
         for batch, was, new in zip(now, (mean, var), args.outputs[1:], strict=True):
             if momentum == 0.0:
@@ -56,13 +56,13 @@ def _bind_batch_norm_grad(args: KernelArguments) -> Launch:
 
 
 def _one_type(spec: KernelSpec) -> str | None:
-    """Refuses mixed types: PyTorch's operators have forms for mixed types that round elsewhere."""
+    """Refuses mixed types: PyTorch's operators for mixed types round at other places."""
     dtypes = {t.dtype for t in spec.inputs if t is not None}
     return None if len(dtypes) == 1 else f"element types {sorted(map(str, dtypes))}"
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """Bytes of workspace: the out forms compute into fresh tensors first; statistics are in double
+    """Bytes of workspace: the out forms compute into new tensors first; statistics are in double
     precision."""
     channels = spec.outputs[-1].nbytes
     return sum(t.nbytes for t in spec.outputs) + 16 * channels + 4096

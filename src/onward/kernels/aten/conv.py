@@ -1,5 +1,5 @@
-"""Convolutions and the gradient of their weight. PyTorch's operators return fresh tensors, which
-are copied: its `out=` forms do the same."""
+"""Convolutions and the gradient of their weight. PyTorch's operators return new tensors, which are
+copied; its `out=` forms would do the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _window(spec: KernelSpec) -> ConvWindow:
-    """The window of a convolution, by its weight's sizes or the attribute that holds them."""
+    """The window of a convolution, from its weight's sizes or the attribute `kernel_shape`."""
     given = spec.attrs.get("kernel_shape")
     if given is None:
         w = spec.inputs[1]
@@ -34,7 +34,7 @@ def unsupported(spec: KernelSpec) -> str | None:
 
 
 def _call(args: KernelArguments, rank: int, transposed: bool) -> tuple[Any, ...]:
-    """The arguments that `convolution` takes: strides, pads, dilations, transposed, output padding,
+    """Arguments for PyTorch's `convolution`: strides, pads, dilations, transposed, output padding,
     groups."""
     attrs, ones, zeros = args.attrs, [1] * rank, [0] * rank
     return (
@@ -59,16 +59,17 @@ def _bind_transpose(args: KernelArguments) -> Launch:
 
 
 def _bind_weight_grad(args: KernelArguments) -> Launch:
-    """Binds the gradient of a weight, whose operator reads only the weight's sizes: the
-    result's."""
+    """Binds the gradient of a weight. Its operator reads only the weight's sizes, so it gets the
+    result."""
     dy, x, dw = args.x(0), args.x(1), args.y
     call = (dy, x, dw, None, *_call(args, x.dim() - 2, False), [False, True, False])
     return lambda: dw.copy_(aten.convolution_backward(*call)[1])
 
 
 def workspace(spec: KernelSpec) -> int:
-    """Bytes of workspace: the result before it is copied, and what oneDNN puts into an order of its
-    own, of gradients the result twice. For other dtypes a matrix holds what every place reads."""
+    """Bytes of workspace: the result before it is copied, and oneDNN's reordered operands, for
+    gradients the result twice. For other dtypes, a matrix of the elements that every position
+    reads."""
     operands = [t.concrete for t in (*spec.inputs, *spec.outputs) if t is not None]
     result = operands[-1]
     if result.dtype == DType.FLOAT:
@@ -84,7 +85,8 @@ def workspace(spec: KernelSpec) -> int:
 
 
 def _blocked(t: Type, both: bool) -> int:
-    """Bytes of `t` with its channels in blocks of 16; for a weight with those of both sides."""
+    """Bytes of `t` with its channels in blocks of 16; for a weight, those of both of its channel
+    dims."""
     if t.rank < 2:
         return t.nbytes
     n, channels, *sizes = t.shape

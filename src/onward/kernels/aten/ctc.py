@@ -1,4 +1,5 @@
-"""CTCLoss by PyTorch's operators, on the CPU: on a device they read the lengths on the host."""
+"""CTCLoss by PyTorch's operators, on the CPU only: on a device they would read the lengths on the
+host."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def _bind_ctc_loss(args: KernelArguments) -> Launch:
 
 
 def _bind_ctc_loss_grad(args: KernelArguments) -> Launch:
-    """Binds the gradient of CTC. Torch's gradient is the `normal` one."""
+    """Binds the gradient of CTC; torch's is the one with `normal`."""
     dy, x, targets, steps, lengths = (args.x(i) for i in range(5))
     dx, blank, zero = args.y, int(args.attrs["blank"]), bool(args.attrs["zero_infinity"])
     number = torch.arange(x.shape[0])[:, None]

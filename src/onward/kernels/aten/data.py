@@ -1,4 +1,4 @@
-"""Ops that move data: copies of what could not be a view, gathers, scatters, concatenation."""
+"""Ops that move data: copies where no view is possible, gathers, scatters, concatenation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
 def _bind_reshape(args: KernelArguments) -> Launch:
-    """Binds a reshape that is no view: rows of the source, in order."""
+    """Binds a reshape that is not a view: copies the source's elements in row-major order."""
     x, y = args.x(), args.y
     return partial(y.view(x.shape).copy_, x)
 
@@ -75,9 +75,9 @@ def _bind_gather_elements(args: KernelArguments) -> Launch:
 def _flat_index(
     x_shape: Sequence[int], index: torch.Tensor, flag: torch.Tensor, negative: bool = True
 ) -> Callable[[], torch.Tensor]:
-    """A call that computes the rows of `index i64[...,k]` as positions in the first k dims of x,
-    flattened. It sets the flag where a number is out of its dim's range: flattened, it would be
-    another row's, and is a number within. negative: whether -1 is the last row."""
+    """Returns a call that converts `index i64[...,k]` to flat positions in the first k dims of x.
+    It sets the flag for an index out of range, whose flat position would belong to another row, and
+    returns some valid position instead. negative: whether -1 means the last row."""
     sizes = x_shape[: index.shape[-1]]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
@@ -109,24 +109,25 @@ def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
 def _bind_gather_nd(args: KernelArguments) -> Launch:
     x, index, y = args.x(0), args.x(1), args.y
     k = index.shape[-1]
-    rows = x.reshape(math.prod(x.shape[:k]), *x.shape[k:])  # -1 says nothing where a size is 0
+    rows = x.reshape(math.prod(x.shape[:k]), *x.shape[k:])  # -1 is ambiguous if a size is 0
     flat = y.view(math.prod(index.shape[:-1]), *x.shape[k:])
     place = _flat_index(x.shape, index, args.flag)
     return lambda: torch.index_select(rows, 0, place(), out=flat)
 
 
-_REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # ONNX's names and torch's
+_REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # ONNX's names -> torch's
 
 
 def _bind_scatter_nd(args: KernelArguments) -> Launch:
-    """Binds ScatterND: y = data, then rows are set at the index, added, multiplied, or compared."""
+    """Binds ScatterND: copies data to y, then sets, adds, multiplies or compares rows at the
+    index."""
     data, index, rows, y = args.x(0), args.x(1), args.x(2), args.y
     k = index.shape[-1]
     flat = y.view(math.prod(y.shape[:k]), *y.shape[k:])
     updates = rows.reshape(math.prod(index.shape[:-1]), *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
     kind = args.attrs.get("reduction", "none")
-    # On the CPU torch's operator refuses a row itself; a device's ends the process's use of it.
+    # On the CPU torch's operator refuses an invalid row; on a device it makes the device unusable.
     single = index.reshape(-1) if k == 1 and y.device.type == "cpu" else None
     place = _flat_index(y.shape, index, args.flag) if single is None else lambda: single
 
@@ -163,8 +164,8 @@ def _bind_scatter_elements(args: KernelArguments) -> Launch:
 
 
 def _bind_top_k(args: KernelArguments) -> Launch:
-    """Binds TopK: all numbers are sorted as `torch.sort(stable=True)` does: equal ones in their
-    order."""
+    """Binds TopK: sorts everything as `torch.sort(stable=True)` does, so that equal numbers keep
+    their order."""
     x, (values, places) = args.x(0), args.outputs
     dim, largest = args.attrs.get("axis", -1), bool(args.attrs.get("largest", 1))
     if values.shape == x.shape:
@@ -191,7 +192,7 @@ def _index_bytes(spec: KernelSpec) -> int:
 
 
 def _bind_cumsum(args: KernelArguments) -> Launch:
-    """Binds CumSum; an exclusive one is the sum moved by one place."""
+    """Binds CumSum; an exclusive sum is shifted by one position."""
     x, y, dim = args.x(0), args.y, int(args.x(1))
     reverse, exclusive = bool(args.attrs.get("reverse", 0)), bool(args.attrs.get("exclusive", 0))
     if not reverse and not exclusive:

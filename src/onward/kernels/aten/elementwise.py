@@ -1,4 +1,4 @@
-"""Elementwise ops; every one may overwrite an input of the result's own size."""
+"""Elementwise ops; each may overwrite an input of the result's size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 KERNELS: dict[str, Kernel] = {}
-_LINEAR = 40.0  # above it softplus(x) is x, in double precision too
+_LINEAR = 40.0  # above it softplus(x) = x, even in double precision
 
 
 def _out(function: Callable[..., Any], arity: int) -> Callable[[KernelArguments], Launch]:
@@ -43,13 +43,13 @@ for _op, _function in {
 
 
 def _bind_div(args: KernelArguments) -> Launch:
-    """Binds Div; ONNX divides integers towards zero."""
+    """Binds Div; as in ONNX, integer division rounds towards zero."""
     mode = None if args.y.is_floating_point() else "trunc"
     return partial(torch.div, args.x(0), args.x(1), rounding_mode=mode, out=args.y)
 
 
 def _bind_mod(args: KernelArguments) -> Launch:
-    """Binds Mod: the result has the divisor's sign; with `fmod` the dividend's."""
+    """Binds Mod: the result has the divisor's sign, with `fmod` the dividend's."""
     function = torch.fmod if args.attrs.get("fmod", 0) else torch.remainder
     return partial(function, args.x(0), args.x(1), out=args.y)
 

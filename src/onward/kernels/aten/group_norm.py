@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def sizes(x: torch.Tensor) -> tuple[int, int, int]:
-    """The sizes of x f[N,C,*S]: N, C and the number of places of a channel."""
+    """The sizes of x f[N,C,*S]: N, C and the number of positions of a channel."""
     n, channels = x.shape[:2]
     return n, channels, x[0, 0].numel() if n and channels else 0
 
@@ -32,7 +32,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     dy, x, scale, mean, invstd = args.inputs
     assert x is not None
     dx, dscale, dbias = args.outputs
-    scale = x.new_ones(x.shape[1]) if scale is None else scale  # without one there is no dscale
+    scale = x.new_ones(x.shape[1]) if scale is None else scale  # without a scale there is no dscale
     return partial(
         aten.native_group_norm_backward.out, dy, x, mean, invstd, scale, *sizes(x),
         int(args.attrs["groups"]), [True, True, True], out0=dx, out1=dscale, out2=dbias,
@@ -40,14 +40,14 @@ def _bind_grad(args: KernelArguments) -> Launch:
 
 
 def _one_type(spec: KernelSpec) -> str | None:
-    """Refuses narrow numbers: PyTorch's statistics of narrow numbers are narrow."""
+    """Refuses low precision, in which PyTorch would also compute the statistics."""
     dtypes = {t.dtype for t in (*spec.inputs, *spec.outputs) if t is not None}
     taken = len(dtypes) == 1 and dtypes <= {DType.FLOAT, DType.DOUBLE}
     return None if taken else f"element types {sorted(map(str, dtypes))}"
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """Bytes of workspace: the out forms compute into fresh tensors first."""
+    """Bytes of workspace: the out forms compute into new tensors first."""
     return 2 * sum(t.nbytes for t in spec.outputs[1:]) + spec.outputs[0].nbytes + 4096
 
 

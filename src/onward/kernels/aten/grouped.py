@@ -1,4 +1,4 @@
-"""Products of rows in groups: one product per group that has rows."""
+"""Grouped matrix products: one product for each group that has rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def _on_the_cpu(target: Target) -> str | None:
 
 
 def _bounds(ends: torch.Tensor, rows: int) -> list[int]:
-    """The first row of each group and the end of the last: never beyond the rows, never
-    backwards."""
+    """The first row of each group and the end of the last, limited to 0..rows and ascending."""
     bounds = [0]
     for end in ends.tolist():
         bounds.append(min(max(end, bounds[-1]), rows))

@@ -1,7 +1,7 @@
 """Linear cross-entropy in row blocks on PyTorch's operators: any device, any floating dtype.
 
-The reference of the kernel in `kernels/blas/linear_cross_entropy.py`, and what runs where that one
-does not. With N rows of D features, V classes, labels y, class weights c (1 where there are none),
+It is the reference of the kernel in `kernels/blas/linear_cross_entropy.py`, and runs where that one
+does not apply. With N rows of D features, V classes, labels y, class weights c (1 by default), and
 smoothing s:
 
     z = x w^T + bias                                 f[N,V]  logits
@@ -26,12 +26,12 @@ from torch import Tensor
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
-ROWS = 512  # of a block
+ROWS = 512  # rows of a block
 
 
 def _sizes(spec: KernelSpec) -> tuple[Type, int, int]:
-    """The sizes of a call: the type of x, rows of a block at most, classes. They grow with x, as
-    scratch has to."""
+    """The type of x, the most rows of a block, and the number of classes. The rows grow with x, as
+    scratch must."""
     x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
     rows, classes = x.shape[0], w.shape[0]
@@ -53,7 +53,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _small_bytes(spec: KernelSpec) -> int:
-    """Bytes of temporaries of a block's rows, a few of each size that is no scratch."""
+    """Bytes of a block's small temporaries outside of scratch."""
     x, rows, classes = _sizes(spec)
     size = int(x.dtype.itemsize)
     return size * (16 * rows + 4 * classes + 64) + size * rows * classes
@@ -69,8 +69,8 @@ def _known(spec: KernelSpec) -> str | None:
 def blocks_of(
     n: int, most: int, rounded: Callable[[int], int] = lambda rows: rows
 ) -> Iterator[slice]:
-    """Divides n rows into as few blocks of at most so many as fit, all of one size, which is
-    `rounded`; the last is what is left."""
+    """Divides n rows into as few blocks of at most `most` rows as possible. All have the same size,
+    passed through `rounded`, except the last, which has the remaining rows."""
     count = max(1, math.ceil(n / max(1, most)))
     step = max(1, min(rounded(math.ceil(n / count)), most))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
@@ -96,24 +96,24 @@ def weigh_labels(
 
 @dataclass(frozen=True)
 class _Call:
-    """The tensors that a launch reads, writes and uses as scratch."""
+    """The tensors that one launch reads, writes and uses as scratch."""
 
     x: Tensor  # f[N,D]
     w: Tensor  # f[V,D]
     bias: Tensor | None  # f[V]
     labels: Tensor  # i64[N]
-    weight: Tensor | None  # f[V], of each class
-    dloss: Tensor | None  # f[], where gradients are asked for
-    loss: Tensor | None  # f[], where it is asked for
+    weight: Tensor | None  # f[V], class weights
+    dloss: Tensor | None  # f[], if gradients are computed
+    loss: Tensor | None  # f[], if the loss is computed
     dx: Tensor | None  # f[N,D]
     dw: Tensor | None  # f[V,D]
     dbias: Tensor | None  # f[V]
     block: Tensor  # f[R,V]
-    label: Tensor  # i64[N]: the labels, 0 where ignored, a class where they are none
+    label: Tensor  # i64[N]: the labels; 0 where ignored, some valid class where out of range
     ignored: Tensor  # b[N]
     share: Tensor  # f[N]: the label's class weight, 0 where ignored
-    nll: Tensor  # f[N]: a row's part of the loss
-    ends: tuple[Tensor, Tensor]  # i64[], i64[]: the flag's, the least and the greatest label
+    nll: Tensor  # f[N]: each row's contribution to the loss
+    ends: tuple[Tensor, Tensor]  # i64[], i64[]: the smallest and the largest label, in the flag
     ignore_index: int
     mean: bool
     smoothing: float
@@ -124,7 +124,7 @@ class _Call:
 
     @property
     def even(self) -> float:
-        """The share of the target that smoothing gives to every class."""
+        """The probability that smoothing gives to every class."""
         return self.smoothing / self.classes
 
     def blocks(self) -> Iterator[slice]:
@@ -133,7 +133,7 @@ class _Call:
 
 def _call(args: KernelArguments) -> _Call:
     inputs, outputs = [*args.inputs, None, None], list(args.outputs)
-    with_loss = outputs[0].dim() == 0  # the loss is the first output, where it is one
+    with_loss = outputs[0].dim() == 0  # the loss, if computed, is the first output
     dloss = inputs.pop(0) if len(outputs) > 1 else None
     loss = outputs.pop(0) if with_loss else None
     x, w, bias, labels, weight = inputs[:5]
@@ -147,7 +147,7 @@ def _call(args: KernelArguments) -> _Call:
 
 
 def _divisor(c: _Call) -> Tensor:
-    """Weighs the labels; returns f[], what the sum is divided by."""
+    """Weighs the labels; returns the divisor of the loss, f[]."""
     weigh_labels(c.labels, c.weight, c.classes, c.ignore_index, c.label, c.ignored, c.share, c.ends)
     return c.share.sum() if c.mean else c.share.new_ones(())
 
@@ -178,11 +178,11 @@ def _losses(c: _Call, rows: slice, log_p: Tensor) -> Tensor:
 def _logit_gradients(
     c: _Call, rows: slice, log_p: Tensor, unit: Tensor, mass: Tensor | float
 ) -> Tensor:
-    """The logits' gradient dz f[R,V], written over log_p; unit f[]: dloss / divisor; mass f[]: sum
-    of class weights."""
+    """The logits' gradient dz f[R,V], written over log_p. unit: dloss / divisor, f[]. mass: sum of
+    class weights, f[]."""
     label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
     target = share * (1.0 - c.smoothing) + c.even * mass  # f[R,1], sum_v(t)
-    if c.smoothing:  # every class is the label's in part: inf - inf
+    if c.smoothing:  # with smoothing every class is in part the label's: inf - inf
         target = target + (unit - unit)
     dz = log_p.exp_().mul_(target)  # f[R,V]
     if c.smoothing:
@@ -193,8 +193,8 @@ def _logit_gradients(
 
 
 def _add_gradients(c: _Call, rows: slice, dz: Tensor) -> None:
-    """Computes dx of a block's rows, and their part of dw and dbias; the first rows write them. dz:
-    f[R,V]."""
+    """Computes dx for a block's rows, and adds their part of dw and dbias; the first block
+    overwrites these. dz: f[R,V]."""
     assert c.dx is not None and c.dw is not None
     first, x = rows.start == 0, c.x[rows]  # f[R,D]
     torch.mm(dz, c.w, out=c.dx[rows])
@@ -213,7 +213,7 @@ def _bind(args: KernelArguments) -> Launch:
         divisor = _divisor(c)  # f[]
         mass = float(c.classes) if c.weight is None else c.weight.sum()  # f[]
         unit = None if c.dloss is None else c.dloss / divisor  # f[]
-        if not c.x.shape[0]:  # no first rows
+        if not c.x.shape[0]:  # there is no first block
             for gradient in (c.dw, c.dbias):
                 if gradient is not None:
                     gradient.zero_()
@@ -230,8 +230,8 @@ def _bind(args: KernelArguments) -> Launch:
 
 
 def _bind_scale(args: KernelArguments) -> Launch:
-    """Binds the scaling of gradients made ahead. Where the host may read dloss without waiting, a
-    finite one needs no look at the labels; x - x says elsewhere whether x is finite."""
+    """Binds the scaling of gradients made ahead. If the host may read dloss without waiting and it
+    is finite, the labels do not matter; elsewhere x - x tells whether x is finite."""
     dloss, labels, *given = args.inputs
     assert dloss is not None and labels is not None
     ignore, by_rows = int(args.attrs["ignore_index"]), bool(args.attrs["rows"])
@@ -240,7 +240,7 @@ def _bind_scale(args: KernelArguments) -> Launch:
     moved = [(g, y) for g, y in pairs if g.data_ptr() != y.data_ptr()]
 
     def launch() -> None:
-        if on_host and bool(dloss.eq(1.0)):  # as `loss.backward()` has it
+        if on_host and bool(dloss.eq(1.0)):  # as in `loss.backward()`
             for g, y in moved:
                 y.copy_(g)
         elif on_host and bool(dloss.isfinite()):
@@ -269,14 +269,15 @@ def _bind_scale(args: KernelArguments) -> Launch:
 
 
 def _scale_bytes(spec: KernelSpec) -> int:
-    """Bytes of a few temporaries of the rows."""
+    """Bytes of a few temporaries with one number per row."""
     rows = spec.inputs[1]
     assert rows is not None and isinstance(rows.shape[0], int)
     return 64 * rows.shape[0] + 4096
 
 
 def no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
-    """The error of a label that is no class. flag: the least and the greatest label that count."""
+    """The error for a label that is not a class. flag: the smallest and the largest label that
+    count."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
     bad = next((label for label in flag if not 0 <= label < classes), None)
     return (

@@ -11,7 +11,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 aten = torch.ops.aten
 _REDUCTION = {"none": 0, "mean": 1, "sum": 2}
-_BLOCK_BYTES = 1 << 20  # rows of a block stay in the second-level cache between its passes
+_BLOCK_BYTES = 1 << 20  # a block of rows stays in the second-level cache between passes
 
 
 def _two_dims(spec: KernelSpec) -> str | None:
@@ -46,9 +46,9 @@ def _smoothed_scratch(spec: KernelSpec) -> list[Type]:
     labels, dtype = spec.inputs[1], spec.outputs[0].dtype
     assert labels is not None
     return [
-        Type(dtype, ()),  # the weight of all labels that count
+        Type(dtype, ()),  # total weight of the labels that count
         Type(DType.BOOL, labels.shape),  # ignored
-        Type(dtype, labels.shape),  # each row's mean of weighted log-probabilities
+        Type(dtype, labels.shape),  # mean weighted log-probability of each row
         Type(dtype, ()),  # their sum
     ]
 
@@ -99,8 +99,8 @@ def _grad_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _bind_grad(args: KernelArguments) -> Launch:
-    """Binds the logits' gradient, `dlogits = (exp(log_prob) - onehot) * share`, a few rows at a
-    time."""
+    """Binds the logits' gradient, `dlogits = (exp(log_prob) - onehot) * share`, in blocks of
+    rows."""
     dloss, log_prob, labels, dx = args.x(0), args.x(1), args.x(2), args.y
     weight = args.inputs[3] if len(args.inputs) > 3 else None
     label, ignored, share, negative, total = args.scratch[:5]
@@ -134,7 +134,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
             torch.sum(share, 0, out=total)
             share.div_(total)
         share.mul_(dloss)
-        share.masked_fill_(ignored, 0.0)  # 0/0 where nothing counts
+        share.masked_fill_(ignored, 0.0)  # 0/0 where no label counts
         if smoothing:
             smooth()
         else:
@@ -149,15 +149,15 @@ def _bind_grad(args: KernelArguments) -> Launch:
             d.scatter_add_(1, index, n)
 
     def smooth() -> None:
-        """Computes a smoothed loss's gradient, `dlogits = p ((1-e) share + e mean(weight) even) -
-        onehot (1-e) share - e/C weight even`.
+        """Computes the gradient of a smoothed loss, `dlogits = p ((1-e) share + e mean(weight)
+        even) - onehot (1-e) share - e/C weight even`.
 
-        `even` is `share` without the label's weight; without class weights both are the same.
+        `even` is `share` without the label's class weight; without class weights both are equal.
         """
         torch.mul(share, smoothing - 1.0, out=negative)
         if weight is None:
             torch.mul(share, smoothing / dx.shape[1], out=even)
-            share.add_(negative, alpha=0.0)  # NaN where infinite: p inf - inf, of every class
+            share.add_(negative, alpha=0.0)  # an infinite share makes every class p inf - inf = NaN
             return
         even.fill_(1.0)
         if mean:

@@ -47,8 +47,8 @@ def _bind_layer_norm_grad(args: KernelArguments) -> Launch:
 
 
 def _results_bytes(spec: KernelSpec) -> int:
-    """Bytes of workspace: the out form computes into fresh tensors first; the backward also keeps
-    one row a thread."""
+    """Bytes of workspace: the out form computes into new tensors first; the backward also keeps one
+    row per thread."""
     rows = 2 * 64 * spec.outputs[-1].nbytes if spec.op.endswith("Grad") else 0
     return sum(t.nbytes for t in spec.outputs) + rows + 4096
 

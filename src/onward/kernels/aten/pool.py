@@ -1,5 +1,5 @@
-"""Maxima of windows and their gradient. PyTorch numbers elements within one plane (the dims behind
-the second), ONNX through the whole tensor."""
+"""Max pooling and its gradient. PyTorch counts indices within one plane (the dims after the
+second), ONNX through the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _planes(x: torch.Tensor) -> torch.Tensor:
-    """x `[N,C,S]` as `[N,C,1,S]`, which the operators know; x of more dims as it is."""
+    """x `[N,C,S]` as `[N,C,1,S]`, as the operators need; x of more dims unchanged."""
     return x.unsqueeze(2) if x.dim() == 3 else x
 
 
@@ -31,7 +31,7 @@ def _window(args: KernelArguments) -> tuple[list[int], ...]:
 
 
 def _starts(x: torch.Tensor) -> torch.Tensor:
-    """The number of each plane's first element, `i64[N,C,1,...]`."""
+    """The flat index of each plane's first element, `i64[N,C,1,...]`."""
     n, c, *sizes = x.shape
     planes = torch.arange(n * c, dtype=torch.int64, device=x.device) * math.prod(sizes)
     return planes.view(n, c, *[1] * len(sizes))
@@ -78,7 +78,7 @@ def _local(spec: KernelSpec) -> list[Type]:
 
 
 def _starts_bytes(spec: KernelSpec) -> int:
-    """Bytes of the planes' numbers, made twice when a launch is bound."""
+    """Bytes of the planes' first indices, made twice when a launch is bound."""
     return 2 * 8 * math.prod(spec.outputs[0].concrete.shape[:2]) + 4096  # type: ignore[arg-type]
 
 

@@ -1,4 +1,5 @@
-"""Matrix products. Transposes are strides, never copies; batches that do not merge are looped."""
+"""Matrix products. Transposes are strides, never copies; batch dims that cannot be merged are
+looped."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def bind_gemm(args: KernelArguments) -> Launch:
 
 
 def _spare(args: KernelArguments) -> Callable[[torch.Tensor], int]:
-    """The spare rows that a product may take in, where it is oneDNN's (row_counts.py)."""
+    """A function that returns how many spare rows a product may include: some where oneDNN computes
+    it (row_counts.py), else 0."""
     low = args.y.dtype in (torch.bfloat16, torch.float16)
     return args.spare if low and args.y.device.type == "cpu" else no_rows
 
@@ -51,7 +53,7 @@ def unscaled(spec: KernelSpec) -> str | None:
 
 
 def _merged(x: torch.Tensor) -> torch.Tensor | None:
-    """x `[*S,M,K]` as `[prod(S),M,K]` where strides allow."""
+    """Views x `[*S,M,K]` as `[prod(S),M,K]`; None where strides do not allow that."""
     try:
         return x.view(math.prod(x.shape[:-2]), *x.shape[-2:])
     except RuntimeError:
@@ -76,8 +78,7 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
 
 
 def _on_the_cpu(target: Target) -> str | None:
-    """Whether the target is a CPU. Small products one by one cost nothing there; elsewhere each is
-    a launch."""
+    """None on the CPU. Elsewhere a reason: small products one by one would each be a launch."""
     return None if target.device == "cpu" else "its products of strided heads are one by one"
 
 

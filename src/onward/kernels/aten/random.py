@@ -1,7 +1,7 @@
 """Dropout: the counter-based generator of `graph/ops/random.py` in 32-bit torch arithmetic.
 
-Row keys are computed in i64 (a few thousand words); elements in i32, where multiplication wraps,
-in chunks that stay in cache. Bit-equal to the op's body.
+Row keys are computed in i64 (a few thousand words), elements in i32, where multiplication wraps, in
+chunks that stay in cache. Bit-equal to the op's body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch, a
 from onward.kernels.target import Target
 
 _CHUNK = 1 << 16  # elements: two i32 chunks are 512 KB
-_WIDE_CHUNK = 1 << 24  # on other devices, where each of a dozen operators is a launch
+_WIDE_CHUNK = 1 << 24  # on other devices, since each of a dozen operators is a launch
 _SIGN = -(1 << 31)
 
 
@@ -37,14 +37,14 @@ def _key_bytes(spec: KernelSpec) -> int:
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """Applies the finaliser to 32-bit words held in i64."""
+    """Applies the finalizer to 32-bit words held in i64."""
     x = ((x ^ (x >> 16)) * M1) & WORD
     x = ((x ^ (x >> 15)) * M2) & WORD
     return x ^ (x >> 15)
 
 
 def _signed(x: torch.Tensor) -> torch.Tensor:
-    """A word's 32 bits as i32."""
+    """Converts the 32 bits of a word to i32."""
     return ((x ^ (1 << 31)) - (1 << 31)).to(torch.int32)
 
 
@@ -64,7 +64,7 @@ def _bind_dropout(args: KernelArguments) -> Launch:
         torch.arange(n, device=y.device).reshape([-1] + [1] * (len(outer) - 1 - d))
         for d, n in enumerate(outer)
     ]
-    if coordinates is not None:  # they stand for dim 0
+    if coordinates is not None:  # coordinates replace the indices of dim 0
         columns = [c.reshape([-1] + [1] * (len(outer) - 1)) for c in coordinates.unbind(1)]
         indices = [*columns, *indices[1:]]
     spread = (torch.arange(features, device=y.device) * SPREAD) & WORD

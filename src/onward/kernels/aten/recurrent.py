@@ -1,8 +1,9 @@
 """The steps of recurrent layers by PyTorch's operators.
 
 `recurrence_ref` and `recurrence_backward_ref` are the plain loops over time; the kernels below
-compute the same within given buffers. Backward, each slope that depends on no gradient is computed
-for all steps at once, where the gradients of the gates will lie: a step scales its own in place.
+compute the same in given buffers. In backward, factors that depend on no gradient are computed for
+all steps at once, in the buffer of the gates' gradients; each step then multiplies its own in
+place.
 
 Dims: T steps, N samples, H units, G gates (`GATES`: i f g o of an LSTM, r z n of a GRU), and I
 numbers of the state, which is H without a projection.
@@ -27,12 +28,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """One direction of a recurrent layer: `kind` is lstm, gru, tanh or relu."""
+    """One direction of a recurrent layer. kind: lstm, gru, tanh or relu."""
 
     kind: str
     reverse: bool
-    gates: Tensor  # f[T,N,G*H]: what the sequence brings to the gates
-    r: Tensor  # f[G*H,I]: weights of what the state brings to them
+    gates: Tensor  # f[T,N,G*H]: the input's part of the gates
+    r: Tensor  # f[G*H,I]: weights of the state's part
     bias: Tensor | None  # f[G*H]
     start: Tensor  # f[N,I]: the state before the first step
     cell: Tensor | None  # f[N,H]: the cell of an LSTM before the first step
@@ -40,13 +41,13 @@ class RecurrentLayer:
 
     @property
     def steps(self) -> range:
-        """The steps in the order in which they are computed."""
+        """The steps in the order of computation."""
         count = len(self.gates)
         return range(count)[::-1] if self.reverse else range(count)
 
 
 def recurrence_ref(layer: RecurrentLayer) -> tuple[Tensor, Tensor | None]:
-    """Returns the states f[T,N,I] and, of an LSTM, the cells f[T,N,H], step by step."""
+    """Returns the states f[T,N,I] and, for an LSTM, the cells f[T,N,H], computed step by step."""
     states, cells = {}, {}
     h, cell = layer.start, layer.cell  # f[N,I], f[N,H]
     for step in layer.steps:
@@ -88,8 +89,8 @@ class RecurrentGradients:
 def recurrence_backward_ref(
     layer: RecurrentLayer, dy: Tensor, dcells: Tensor | None, y: Tensor, cells: Tensor | None
 ) -> RecurrentGradients:
-    """Returns a layer's gradients from those of its states dy f[T,N,I] and of its cells
-    dcells f[T,N,H], None for zeros; y and cells are what the forward returned."""
+    """Returns a layer's gradients. dy: of its states, f[T,N,I]. dcells: of its cells, f[T,N,H];
+    None for zeros. y, cells: the forward's results."""
     steps = list(layer.steps)
     dgates = {}
     dr, dbias = torch.zeros_like(layer.r), layer.r.new_zeros(len(layer.r))  # f[G*H,I], f[G*H]
@@ -145,7 +146,7 @@ def _in_time(by_step: dict[int, Tensor]) -> Tensor:
     return torch.stack([by_step[step] for step in sorted(by_step)])
 
 
-# ---- the same in given buffers
+# ---- the same computations in given buffers
 
 
 def _layer(args: KernelArguments, first: int) -> RecurrentLayer:
@@ -157,7 +158,7 @@ def _layer(args: KernelArguments, first: int) -> RecurrentLayer:
 
 
 def _by_state(layer: RecurrentLayer, h: Tensor, out: Tensor) -> Tensor:
-    """What states h f[N,I] bring to the gates, written to out f[N,G*H]."""
+    """The state's part of the gates for h f[N,I], written to out f[N,G*H]."""
     if layer.bias is None:
         return torch.mm(h, layer.r.t(), out=out)
     return torch.addmm(layer.bias, h, layer.r.t(), out=out)
@@ -230,7 +231,8 @@ def _bind_gradient(args: KernelArguments) -> Launch:
 
 
 def _shifted(layer: RecurrentLayer, first: Tensor, states: Tensor, out: Tensor) -> Tensor:
-    """The states before each step, written to out f[T,...]: `first`, then those of the steps."""
+    """The state before each step, written to out f[T,...]: `first`, then the states of earlier
+    steps."""
     kept = len(states) - 1
     if layer.reverse:
         out[kept], out[:kept] = first, states[1:]
@@ -240,7 +242,7 @@ def _shifted(layer: RecurrentLayer, first: Tensor, states: Tensor, out: Tensor) 
 
 
 def _finish(grads: RecurrentGradients, dby_state: Tensor, states: Tensor) -> None:
-    """The gradients of weights and bias, as one product of all steps."""
+    """Computes the gradients of weights and bias, as one product over all steps."""
     flat = dby_state.flatten(0, 1)  # f[T*N,G*H]
     torch.mm(flat.t(), states.flatten(0, 1), out=grads.r)
     if grads.bias is not None:
@@ -251,7 +253,7 @@ def _simple_backward(
     layer: RecurrentLayer, grads: RecurrentGradients, dy: Tensor, y: Tensor, states: Tensor
 ) -> None:
     _shifted(layer, layer.start, y, states)  # f[T,N,H]
-    if layer.kind == "tanh":  # the slopes, f[T,N,H]
+    if layer.kind == "tanh":  # tanh' in y, f[T,N,H]
         torch.mul(y, y, out=grads.gates).neg_().add_(1.0)
     else:
         torch.gt(y, 0.0, out=grads.gates)
@@ -274,10 +276,10 @@ def _gru_backward(
     r, z, n = slopes.unbind(2)  # f[T,N,H] each
     n.addcmul_(r, hidden[:, :, 2]).tanh_()
     keep = z.clone()  # f[T,N,H]: z itself
-    # from here on z, n and r are what dh is multiplied by to become their gradients
+    # from here on z, n and r hold the factors that turn dh into their gradients
     torch.sub(states, n, out=z).mul_(keep).mul_(1.0 - keep)  # (h - n) z (1 - z)
     n.square_().neg_().add_(1.0).mul_(1.0 - keep)  # (1 - n^2)(1 - z)
-    weighed = hidden[:, :, 2].clone()  # f[T,N,H]: what r weighs
+    weighed = hidden[:, :, 2].clone()  # f[T,N,H]: the term that r is multiplied with
     torch.mul(n, r, out=hidden[:, :, 2])
     r.mul_(1.0 - r).mul_(weighed).mul_(n)
     hidden[:, :, :2] = slopes[:, :, :2]
@@ -312,7 +314,7 @@ def _lstm_backward(
     torch.mul(g, g, out=slopes[:, :, 2]).neg_().add_(1.0).mul_(i)  # (1 - g^2) i
     torch.mul(o, 1.0 - o, out=slopes[:, :, 3]).mul_(level)  # o (1 - o) tanh(cell)
     projected = o * level if grads.projection is not None else None  # f[T,N,H]
-    level.square_().neg_().add_(1.0).mul_(o)  # what dh is multiplied by for the cell
+    level.square_().neg_().add_(1.0).mul_(o)  # the factor from dh to the cell's gradient
     dh, dc = grads.start.zero_(), grads.cell.zero_()  # f[N,I], f[N,H]
     last = layer.steps[-1]
     for step in reversed(layer.steps):
@@ -345,15 +347,15 @@ def _scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _gradient_scratch(spec: KernelSpec) -> list[Type]:
-    """The scratch of a gradient: the states that each step was given, and the gates as they are, or
-    their gradients as the state's."""
+    """Scratch of a gradient: the state before each step; and the gates, or their gradients by the
+    state's part."""
     y, gates = spec.inputs[2], spec.inputs[4]
     assert y is not None and gates is not None
     return [y, gates]
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """Bytes of one step's temporaries, which are freed after the step."""
+    """Bytes of one step's temporaries, freed after the step."""
     return sum(t.nbytes for t in spec.outputs) + 2**14
 
 

@@ -26,8 +26,8 @@ def _over(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
 
 
 def _extreme(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
-    """Binds a maximum or minimum. Torch refuses a dim without elements even where the result has
-    none either, as rows that are counted in sequences without tokens."""
+    """Binds a maximum or minimum. If the result is empty nothing is computed: torch would refuse an
+    empty dim even then, as with rows counted in sequences without tokens."""
     bind = _over(function)
 
     def bind_extreme(args: KernelArguments) -> Launch:
@@ -45,8 +45,7 @@ def _bind_l2(args: KernelArguments) -> Launch:
 
 
 def _bind_prod(args: KernelArguments) -> Launch:
-    """Binds a product over dims, one after the other from the last, since torch's operator takes
-    one."""
+    """Binds a product over dims, one at a time from the last, since torch's operator takes one."""
     x, y = args.x(), args.y
     dims = sorted({d % x.dim() for d in _dims(args) or range(x.dim())})
 
@@ -80,15 +79,15 @@ def _bind_argmax(args: KernelArguments) -> Launch:
 
 
 def _finite_workspace(spec: KernelSpec) -> int:
-    """Bytes of the least and the largest number of each gradient, as doubles, stacked, and of their
-    test."""
+    """Bytes of the smallest and the largest number of each gradient, as doubles, stacked, and of
+    their test."""
     return 64 * (4 * len(spec.inputs) + 4)
 
 
 def _bind_all_finite(args: KernelArguments) -> Launch:
-    """Binds the test for finiteness, by each gradient's least and largest numbers, which carry NaN
-    on, in place of a boolean for each element. A norm that is finite says the same at once, where
-    the host may read it without waiting."""
+    """Binds the finiteness test by each gradient's smallest and largest number, which propagate
+    NaN, so that no boolean per element is needed. If the host may read the norm without waiting and
+    it is finite, that is enough."""
     norm, *gradients = args.inputs
     if norm is not None and norm.device.type != "cpu":
         norm = None

@@ -1,10 +1,9 @@
-"""Products of as few row counts as there need be.
+"""Matrix products with rounded row counts.
 
-oneDNN, which multiplies bf16 and fp16 on a CPU, makes code for each shape that it meets and keeps
-it: half a millisecond and half a MiB for a product of BERT's. A batch of packed rows has another
-number of rows each time. So products take a few rows more than there are, up to one of eight counts
-in each octave: rows that belong to nobody (`KernelArguments.spare`). What they give there nobody
-reads; where rows are summed over they are zeros.
+oneDNN, which multiplies bf16 and fp16 on a CPU, compiles and caches code for each shape: half a
+millisecond and half a MiB for a product of BERT's. Each batch of packed rows has another number of
+rows. So products include a few spare rows (`KernelArguments.spare`), up to one of eight counts per
+octave. Results in spare rows are never read; where rows are summed over, they are zeros.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ LEAST = 32
 
 
 def rounded(n: int) -> int:
-    """The row count n rounded up: a multiple of an eighth of the power of two below it."""
+    """Rounds the row count n up to a multiple of an eighth of the power of two below it."""
     step = max(LEAST, (1 << max(n, 1).bit_length() - 1) // 8)
     return -(-n // step) * step
 
 
 def further(n: int, *spare: int) -> int:
-    """The number of rows by which n is rounded, where each operand has so many to spare."""
+    """The number of rows to add to n towards a rounded count, at most the spare rows of each
+    operand."""
     return max(0, min(rounded(n) - n, *spare))
 
 
 def lengthened(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x extended by this many of the rows that follow it in memory."""
+    """x extended by `rows` rows that follow it in memory."""
     if not rows:
         return x
     return x.as_strided((x.shape[0] + rows, *x.shape[1:]), x.stride(), x.storage_offset())
 
 
 def behind(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """This many of the rows that lie behind x."""
+    """The `rows` rows that follow x in memory."""
     return lengthened(x, rows)[x.shape[0] :]
 
 
@@ -50,8 +50,8 @@ def product(
     across: bool = False,
     c: torch.Tensor | None = None,
 ) -> list[Launch]:
-    """Computes `y = a b + c` of `f[M,K]` and `f[K,N]`; with `across` `y = a^T b + c` of `f[K,M]`,
-    `f[K,N]`. c: `f[M,N]`, or what torch spreads to it."""
+    """Returns the calls that compute `y = a b + c` for `f[M,K]` and `f[K,N]`; with `across` `y =
+    a^T b + c` for `f[K,M]` and `f[K,N]`. c: `f[M,N]`, or broadcast to it."""
     given = [] if c is None else [c]
     if across:
         more = further(a.shape[0], spare(a), spare(b))

@@ -1,4 +1,4 @@
-"""Optimizer updates in place, by torch's own one-pass kernels."""
+"""Optimizer updates in place, by torch's own single-pass kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
 def _scaled_scratch(spec: KernelSpec, scale: int) -> list[Type]:
-    """Scratch for the gradient times the scale at input `scale`, where there is one."""
+    """Scratch for the scaled gradient, if input `scale` is present."""
     g = spec.inputs[1]
     assert g is not None
     return [g] if scale < len(spec.inputs) and spec.inputs[scale] is not None else []
@@ -26,8 +26,7 @@ def _sgd_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _mixed(spec: KernelSpec) -> str | None:
-    """Refuses mixed types: torch's kernels take a parameter, its gradient and its state of one
-    dtype."""
+    """Refuses mixed types: torch's kernels need parameter, gradient and state of one dtype."""
     p, g = spec.inputs[:2]
     assert p is not None and g is not None
     if p.dtype == g.dtype:
@@ -38,8 +37,8 @@ def _mixed(spec: KernelSpec) -> str | None:
 def _in_place(
     args: KernelArguments, pairs: tuple[tuple[int, int], ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The pairs of an output that lies elsewhere than its input, and that input: copied before the
-    update."""
+    """Pairs (output, input) whose output lies in other memory, so that the input is copied there
+    before the update."""
     return [
         (args.outputs[o], args.x(i))
         for o, i in pairs
@@ -52,7 +51,7 @@ def _scaled(
 ) -> tuple[torch.Tensor, Launch]:
     """The gradient to update with, and the call that computes it.
 
-    torch's own `grad_scale` divides, and writes the gradient that it is given.
+    torch's own `grad_scale` would divide, and would overwrite the gradient.
     """
     if not scratch:
         return args.x(1), lambda: None
@@ -74,7 +73,7 @@ def _bind_adam(args: KernelArguments) -> Launch:
     def launch() -> None:
         for target, source in copies:
             target.copy_(source)
-        count.fill_(int(step))  # no copy from the host, which would wait
+        count.fill_(int(step))  # no copy from the host, which would wait for it
         scaled()
         lr, beta1, beta2, eps, decay = (float(x) for x in hyper)
         update(

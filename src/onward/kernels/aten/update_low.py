@@ -1,5 +1,5 @@
-"""Updates of Adam whose moments are of less than f32: in chunks, each with moments of its own in
-the parameter's precision, on which torch's kernel does the update."""
+"""Updates of Adam with moments of less precision than f32: in chunks, whose moments are converted
+to the parameter's precision for torch's kernel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onward.kernels.aten.random import on_the_cpu
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch, anywhere
 
 aten = torch.ops.aten
-_CHUNK = 1 << 16  # elements, a whole number of blocks, and of rows of the generator
-_WIDE_CHUNK = 1 << 22  # on other devices, where each of fifty operators is a launch
-_BYTES = 128  # an element's, in all that a chunk allocates
+_CHUNK = 1 << 16  # elements: a multiple of a block of codes, and of a row of the generator
+_WIDE_CHUNK = 1 << 22  # on other devices, since each of fifty operators is a launch
+_BYTES = 128  # per element, in all that a chunk allocates
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of an op's inputs: its hyperparameters from `hyper` on, the update's number behind
-    them, and then its scale, behind a seed where it is `drawn`."""
+    """The layout of an op's inputs. hyper: position of the first hyperparameter; after these come
+    the update's number, the seed if `drawn`, and the scale."""
 
     hyper: int
     drawn: bool
@@ -43,8 +43,8 @@ _BF16, _8BIT = _Layout(4, drawn=True), _Layout(6, drawn=False)
 def _update(
     args: KernelArguments, layout: _Layout
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """Makes the call of torch's kernel on `(p, g, m, v)` of one dtype, which updates p, m and v; it
-    is made again at each launch, since it reads the hyperparameters."""
+    """Makes a function that calls torch's kernel on `(p, g, m, v)` of one dtype, which updates p, m
+    and v. It is made anew for each launch, since it reads the hyperparameters."""
     lr, beta1, beta2, eps, decay = (float(args.x(i)) for i in layout.host[:5])
     count = torch.full((), float(args.x(layout.host[5])), device=args.y.device)
     update = aten._fused_adamw_ if args.attrs["decoupled"] else aten._fused_adam_
@@ -61,7 +61,7 @@ def _update(
 
 
 def _copied(args: KernelArguments) -> torch.Tensor:
-    """The parameter, in its output's memory and flat."""
+    """Copies the parameter to its output's memory, unless it lies there; returns that, flat."""
     if args.y.data_ptr() != args.x().data_ptr():
         args.y.copy_(args.x())
     return args.y.view(-1)

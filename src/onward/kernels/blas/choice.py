@@ -1,11 +1,11 @@
-"""The choice of an engine for a shape: measured once per machine, kept as data.
+"""Chooses an engine for a shape by measurements, made once per machine and stored as data.
 
-A handful of sample products, one per class of shape that training meets, is timed on every engine
-(half a second). A product's time on an engine is estimated from the samples whose operands are
-stored alike, the nearer the heavier. The engine that is best over all samples is taken unless
-another is estimated 3 % faster: less than that is noise. The table is a JSON file in the user's
-cache folder; its name holds processor, thread count and versions, so that a change of any measures
-anew.
+A few sample products, one for each class of shape in training, are timed on every engine (half a
+second). A product's rate on an engine is estimated from the samples whose operands are stored
+alike, nearer ones weighted more. The engine that is best over all samples is taken unless another
+is estimated to be at least 3 % faster, since smaller differences are noise. The table is a JSON
+file in the user's cache folder; its name includes processor, thread count and versions, so that a
+change of any of them leads to new measurements.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from onward.kernels.blas.engines import engines, plain_product
 
 log = logging.getLogger("onward")
 TORCH = "torch"  # torch.mm with its own threads
-_PASSES, _REPEATS = 3, 2  # over all samples; of a sample in a pass: a short disturbance hits one
+# passes over all samples, and runs of a sample in each: a short disturbance hits only one pass
+_PASSES, _REPEATS = 3, 2
 _MARGIN = 1.03
 
 
 class Shape(NamedTuple):
-    """The shape of a product `f32[m,n] = f32[m,k] f32[k,n]`; ta, tb: the operand is stored
-    transposed."""
+    """The shape of a product `f32[m,n] = f32[m,k] f32[k,n]`. ta, tb: whether the first and the
+    second operand are stored transposed."""
 
     m: int
     n: int
@@ -54,8 +55,8 @@ class Shape(NamedTuple):
 
 Rates = dict[Shape, dict[str, float]]  # GFLOP/s by sample and engine
 
-# One per class: a layer's products, wide ones, a vocabulary's (odd sizes, as vocabularies are), and
-# small ones; forward, by the input, by the weight.
+# One per class: a layer's products, wide ones, a vocabulary's (of odd sizes, as vocabularies have),
+# and small ones; for the forward, the input's gradient and the weight's.
 SAMPLES = (
     *(
         Shape(m, n, k, ta, tb)
@@ -77,7 +78,7 @@ def choose(shape: Shape) -> str:
 
 
 def choose_called(*shapes: Shape) -> str:
-    """One engine for all of these shapes, among those that a kernel can call from its own
+    """A single engine for all of these shapes, among those that a kernel can call from its own
     threads."""
     name = forced()
     if name in engines():
@@ -86,7 +87,8 @@ def choose_called(*shapes: Shape) -> str:
 
 
 def forced() -> str:
-    """The engine that ONWARD_BLAS asks for, by name; empty where it is not set."""
+    """The engine that ONWARD_BLAS names; "" where it is not set. Raises OnwardError where it is not
+    available."""
     name = environment().blas
     if name and name != TORCH and name not in engines():
         have = ", ".join([TORCH, *engines()])
@@ -101,7 +103,7 @@ def _fastest(shapes: tuple[Shape, ...], threads: int, names: tuple[str, ...]) ->
 
 
 def fastest(table: Rates, shapes: Sequence[Shape], names: Sequence[str]) -> str:
-    """The engine of `names` with the least time for all shapes, by the rates in the table."""
+    """The engine of `names` with the least estimated time for all shapes together."""
     seconds = {name: sum(s.flops / _expected(table, s, name) for s in shapes) for name in names}
     favourite = max(names, key=lambda name: sum(math.log(found[name]) for found in table.values()))
     best = min(names, key=lambda name: seconds[name])
@@ -109,14 +111,14 @@ def fastest(table: Rates, shapes: Sequence[Shape], names: Sequence[str]) -> str:
 
 
 def _expected(table: Rates, shape: Shape, name: str) -> float:
-    """The GFLOP/s to be expected: the mean over samples stored alike, weighted by exp(-distance^2)
-    in log m, n, k."""
+    """The estimated GFLOP/s: the mean over samples stored alike, weighted by exp(-distance^2) in
+    log m, n, k."""
     alike = [s for s in table if (s.ta, s.tb) == (shape.ta, shape.tb)] or list(table)
     distances = [
         sum(math.log(a / max(b, 1)) ** 2 for a, b in zip(s[:3], shape[:3], strict=True))
         for s in alike
     ]
-    nearest = min(distances)  # taken off, so that the weights of a far shape do not vanish
+    nearest = min(distances)  # subtracted, so that the weights for a distant shape do not vanish
     weights = [math.exp(nearest - d) for d in distances]
     logs = [math.log(table[s][name]) for s in alike]
     weighed = sum(w * x for w, x in zip(weights, logs, strict=True))
@@ -125,7 +127,7 @@ def _expected(table: Rates, shape: Shape, name: str) -> float:
 
 @functools.cache
 def rates(threads: int) -> Rates:
-    """GFLOP/s by sample and engine, from the file or measured now. Empty without an engine."""
+    """GFLOP/s by sample and engine, from the file or measured now; empty without engines."""
     if not engines():
         return {}
     path = _file(threads)
@@ -137,7 +139,7 @@ def rates(threads: int) -> Rates:
 
 
 def known_rates(threads: int) -> Rates | None:
-    """The rates that this machine has kept; None where they were never measured."""
+    """The stored rates of this machine; None where there are none."""
     return _read(_file(threads)) if engines() else None
 
 
@@ -150,7 +152,7 @@ def measure_now(threads: int) -> Rates:
 
 
 def measure() -> Rates:
-    """Times every sample on every engine, in turn; the best of a few runs each."""
+    """Times every sample on every engine in turn; takes the best of a few runs."""
     best: dict[Shape, dict[str, float]] = {shape: {} for shape in SAMPLES}
     for _ in range(_PASSES):
         for shape in SAMPLES:
@@ -162,7 +164,7 @@ def measure() -> Rates:
                     seconds = time.perf_counter() - start
                     best[shape][name] = min(best[shape].get(name, math.inf), seconds)
     return {
-        # a busy machine may be slow beyond a digit, and no rate is 0
+        # on a busy machine a rate may round to 0, which is no rate
         shape: {name: max(0.1, round(shape.flops / s / 1e9, 1)) for name, s in found.items()}
         for shape, found in best.items()
     }
@@ -192,12 +194,13 @@ def _file(threads: int) -> Path:
 
 
 def _processor() -> str:
-    """The processor's model with its instruction level: virtual machines of one name may differ."""
+    """The processor's model and instruction level, since virtual machines of one name may
+    differ."""
     return f"{processor_name()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def processor_name() -> str:
-    """The model of the processor, as the system calls it."""
+    """The processor's model, as the system reports it."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -209,7 +212,7 @@ def processor_name() -> str:
 
 
 def _read(path: Path) -> Rates | None:
-    """The kept table; None where it is absent, damaged, or of other engines or samples."""
+    """Reads the stored table; None where it is absent, damaged, or of other engines or samples."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rates"]
         table = {Shape(*row["shape"]): dict(row["gflops"]) for row in rows}
@@ -221,7 +224,8 @@ def _read(path: Path) -> Rates | None:
 
 
 def _write(path: Path, table: Rates) -> None:
-    """Keeps the table, whole or not at all; a folder that cannot be written is no error."""
+    """Stores the table, whole or not at all. A folder that cannot be written is logged, not
+    raised."""
     rows = [{"shape": list(shape), "gflops": found} for shape, found in table.items()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

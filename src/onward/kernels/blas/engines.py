@@ -1,7 +1,7 @@
-"""The BLAS libraries in this process that can be called from our own threads.
+"""BLAS libraries in this process that kernels can call from their own threads.
 
-Found by a list of probes, each tested on a small product before it is believed. A library that
-keeps a pool of threads is set to one thread for the time of a launch and set back after it.
+They are found by a list of probes; each is tested on a small product before use. A library with a
+pool of threads is set to one thread during a launch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from onward.kernels.kernel import Launch
 from onward.kernels.native.library import library
 
-CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as native/src/blas.h numbers them
+CBLAS64, FORTRAN32 = 0, 1  # calling conventions, numbered as in native/src/blas.h
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A product routine by its addresses; `layout` is the struct `Blas` of native/src/blas.h."""
+    """A product routine by its addresses. layout: the struct `Blas` of native/src/blas.h."""
 
     name: str
     path: str
@@ -43,13 +43,13 @@ def engines() -> dict[str, Engine]:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
-    """The address of a symbol, 0 where it is absent."""
+    """The address of a symbol; 0 where it is absent."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _openblas() -> Iterator[Engine]:
-    """The OpenBLAS that the wheels of numpy and scipy bring, with 64-bit integers."""
+    """The OpenBLAS that numpy's and scipy's wheels contain, with 64-bit integers."""
     for package in ("numpy", "scipy"):
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
@@ -67,7 +67,7 @@ def _openblas() -> Iterator[Engine]:
 
 
 def _mkl() -> Iterator[Engine]:
-    """The MKL inside libtorch; in a parallel region it runs on the calling thread by itself."""
+    """The MKL inside libtorch; in a parallel region it runs on the calling thread alone."""
     if not torch.backends.mkl.is_available():
         return
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
@@ -80,7 +80,8 @@ def _mkl() -> Iterator[Engine]:
 def plain_product(
     engine: Engine, left: torch.Tensor, right: torch.Tensor, ta: bool, tb: bool, y: torch.Tensor
 ) -> Launch:
-    """Computes `y f32[m,n]` from contiguous operands, each stored transposed or not."""
+    """Returns the launch of `y f32[m,n]` from contiguous operands, each stored transposed or
+    not."""
     c = library()
     assert c is not None
     (m, n), k = y.shape, left.shape[0 if ta else 1]
@@ -91,7 +92,7 @@ def plain_product(
 
 
 def _right(engine: Engine) -> bool:
-    """Whether the engine gives the product of small integers exactly."""
+    """Whether the engine computes a product of small integers exactly."""
     a = torch.arange(35, dtype=torch.float32).reshape(5, 7)
     b = torch.arange(21, dtype=torch.float32).reshape(7, 3) - 9
     for ta, tb in ((False, False), (True, False), (False, True), (True, True)):

@@ -1,10 +1,13 @@
-"""Head and cross-entropy in row blocks, on a BLAS called from our own threads.
+"""Head and cross-entropy in row blocks, on a BLAS called from the kernel's own threads.
 
-The logits of 512 rows exist at a time, in panels of one or two thousand classes. Milliseconds of
-LinearCrossEntropyStep on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, the shortest of 5 to 15
-(512 rows at most, 256): 1024 rows, 512 features, 50257 classes 800, 842; 700 rows, 200 features,
-28785 classes 132, 137. The products alone would take 750 and 121 at the machine's 210 and 200
-GFLOP/s; in blocks of aten's operators the first takes 1102, unblocked 1205.
+The logits of at most 512 rows exist at a time, in panels of one or two thousand classes.
+Milliseconds of LinearCrossEntropyStep on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, best of 5
+to 15 runs, with blocks of at most 512 and of 256 rows:
+
+    1024 rows, 512 features, 50257 classes    800, 842    750 for the products alone (210 GFLOP/s)
+    700 rows, 200 features, 28785 classes     132, 137    121 for the products alone (200 GFLOP/s)
+
+With blocks of aten's operators the first takes 1102, without blocks 1205.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.target import Target
 
-ROWS = 512  # of a block
+ROWS = 512  # rows of a block
 
 
 def block_rows(rows: int, most: int) -> int:
@@ -32,11 +35,11 @@ def block_rows(rows: int, most: int) -> int:
 
 
 def _panels(classes: int, features: int, threads: int) -> tuple[int, int]:
-    """The classes in a panel, and the number of panels: a multiple of the threads, so that none
-    waits.
+    """The classes of a panel, and the number of panels: a multiple of the threads, so that none
+    idles.
 
-    Narrow models do little arithmetic per logit, so that a panel is better kept in cache: 200
-    features 140 ms with 1024 classes and 154 with 2048, 512 features 824 and 815.
+    Narrow models do little arithmetic per logit, so that their panels should stay in cache: with
+    200 features, 1024 classes take 140 ms and 2048 take 154; with 512 features 824 and 815.
     """
     most = 2048 if features >= 512 else 1024
     count = threads * max(1, math.ceil(classes / (threads * most)))
@@ -56,11 +59,11 @@ def _sizes(spec: KernelSpec) -> tuple[int, int, int]:
 def _scratch(spec: KernelSpec) -> list[Type]:
     n, d, v = _sizes(spec)
     threads = torch.get_num_threads()
-    rows = min(n, int(spec.attrs.get("rows", ROWS)))  # of a block at most; grows with n
+    rows = min(n, int(spec.attrs.get("rows", ROWS)))  # most rows of a block; grows with n
     width, count = _panels(v, d, threads)
     panels = count * rows * width
     room = panels + 3 * count * rows + 4 * rows + threads * rows * d
-    # the second says for how many threads the room was planned, whatever the setting is later
+    # the size of the second records the threads planned for, whatever the setting is later
     return [Type(DType.FLOAT, (room,)), Type(DType.INT64, (threads,))]
 
 
@@ -94,7 +97,7 @@ def bind(op: str, args: KernelArguments) -> Launch:
 
 
 def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
-    """The error of a label that is no class. flag: a row, counted from 1, and its label."""
+    """The error for a label that is not a class. flag: a row, counted from 1, and its label."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
     return IndexError(
         f"the label {flag[1]} in row {flag[0] - 1} is out of range for {classes} classes"

@@ -1,4 +1,5 @@
-"""Gemm by an engine called from our own threads: `y = a b + c`, transposes as strides, c in place.
+"""Gemm by a BLAS called from the kernel's own threads: `y = a b + c`, with transposes as strides
+and c in place.
 
 GFLOP/s on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, OpenBLAS so called against torch.mm:
 1024x50257x512 202 against 130, 700x28785x200 186 against 100, 1024x1536x512 185 against 93.
@@ -19,9 +20,9 @@ from onward.kernels.target import Target
 
 
 def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
-    """Whether `f32[rows,columns]` lies transposed in memory, and the distance of its lines.
+    """Whether `f32[rows,columns]` is stored transposed, and the stride between its lines.
 
-    None where neither dim has stride 1: such a matrix no BLAS takes.
+    None where neither dim has stride 1, which no BLAS supports.
     """
     (rows, columns), (down, along) = x.shape, x.stride()
     if (along == 1 or columns == 1) and (down >= columns or rows == 1):
@@ -32,7 +33,8 @@ def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
 
 
 def bind(engine: str, args: KernelArguments) -> Launch:
-    """The launch of `y = a b (+ c)` on an engine; torch's own where the strides fit no BLAS."""
+    """The launch of `y = a b (+ c)` on an engine, or torch's own where no BLAS supports the
+    strides."""
     a, b = gemm_operands(args)
     y = args.y
     c = args.inputs[2] if len(args.inputs) > 2 else None

@@ -1,7 +1,7 @@
-"""Kernels in C++ with OpenMP for the CPU; behind each stands an aten kernel or the op's body.
+"""Kernels in C++ with OpenMP for the CPU; each has an aten kernel or the op's body as fallback.
 
 A kernel is two files: `src/<name>.cpp`, which defines its C function, and `<name>.py` here, whose
-`KERNELS` bind it to ops. Both are found by themselves.
+`KERNELS` bind it to ops. Both are found automatically.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from onward.kernels.kernel import Kernel
 
-Family = Mapping[str, "Kernel | tuple[Kernel, ...]"]  # several of an op in the order to try them
+Family = Mapping[str, "Kernel | tuple[Kernel, ...]"]  # several kernels of an op are tried in order
 
 
 def joined(families: Iterable[tuple[str, Family]]) -> dict[str, tuple[Kernel, ...]]:
-    """One table of all families, each with its file's name. Raises ValueError where two files have
-    kernels of one op: which of them to try first would hang on the files' names."""
+    """Joins the tables of all families, given with their files' names. Raises ValueError where two
+    files have kernels of one op, since their order would depend on the files' names."""
     table: dict[str, tuple[Kernel, ...]] = {}
     owners: dict[str, str] = {}
     for file, kernels in families:
@@ -32,8 +32,7 @@ def joined(families: Iterable[tuple[str, Family]]) -> dict[str, tuple[Kernel, ..
 
 
 def _families() -> Iterable[tuple[str, Family]]:
-    """The names of the files of kernels here. pkgutil would take the compiled libraries for modules
-    too."""
+    """The names of the kernels' files. pkgutil would list the compiled libraries as modules too."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path != Path(__file__):
             module = import_module(f"{__name__}.{path.stem}")

@@ -1,14 +1,14 @@
 """Activations, alone and with the bias of the matrix product before them, and their gradients.
 
 Milliseconds at 1024 x 2048 on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
-`benchmarks/kernel_times.py`; in brackets torch's, without a bias: gelu 0.65 (0.48: its erf is good
-to 1.5e-7, this one also where the cdf is small), its gradient 0.71 (0.92); tanh gelu with bias
-0.40, its gradient 0.64 (1.9), with the bias's 0.76. 1 ms is 16.8 GB/s for a value, 25 for a
-gradient.
+`benchmarks/kernel_times.py`; in parentheses torch's, without a bias: gelu 0.65 (0.48, with an erf
+accurate to 1.5e-7; this one is also accurate where the cdf is small), its gradient 0.71 (0.92);
+tanh gelu with bias 0.40, its gradient 0.64 (1.9), with the bias's 0.76. 1 ms is 16.8 GB/s for a
+value, 25 for a gradient.
 
 The same size in f32, bf16 and fp16, 2 threads of an AMD EPYC (AVX-512), 2026-11-24, in us: gelu
 352, 439, 736; its gradient 413, 495, 814; relu 90, 100, 308; tanh gelu with bias 217, 330, 707, and
-its gradient with the bias's 462, 509, 1006. In cache the conversions cost more than the bytes save.
+its gradient with the bias's 462, 509, 1006. In cache, conversions cost more than fewer bytes save.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, one_element_type, where
 
-NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
+NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # numbered as in src/activation.cpp
 
 
 def _gelu(args: KernelArguments) -> str:
@@ -59,7 +59,8 @@ def _bind_biased(args: KernelArguments) -> Launch:
 
 
 def row_parts(rows: int) -> int:
-    """Parts that rows are summed in: work for the threads of a large machine, whatever this is."""
+    """The number of parts in which rows are summed: enough for the threads of a large machine, and
+    the same on all machines."""
     return max(1, min(64, rows // 16))
 
 

@@ -40,9 +40,9 @@ from onward.kernels.native.layouts import layouts
 from onward.kernels.native.library import library, not_f32, not_one_element, where
 from onward.kernels.native.random import mask_arguments
 
-# Rows of a block, as in src/attention.cpp: of queries, of keys in the forward and in the backward.
+# Rows of a block, as in src/attention.cpp: queries, keys in the forward, keys in the backward.
 QUERIES, SEEN, KEYS = 64, 1024, 256
-COLUMNS = 32  # panels are at most this wide
+COLUMNS = 32  # most columns of a panel
 
 
 def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, int, int, int]:
@@ -56,7 +56,7 @@ def _packed(spec: KernelSpec) -> bool:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported` of both ops: q, k, v and mask are inputs `first` and on."""
+    """`Kernel.unsupported` of both ops; q, k, v and mask are the inputs from `first` on."""
     first = 0 if spec.op == "FlashAttention" else 1
     q, k, v, mask = (*spec.inputs, None)[first : first + 4]
     assert q is not None and k is not None and v is not None
@@ -73,7 +73,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "everything dropped"
     types = [*spec.inputs, *spec.outputs]
-    at = 8 if first else len(spec.inputs) + 1  # the rows' numbers
+    at = 8 if first else len(spec.inputs) + 1  # position of the coordinates
     return not_f32(types[at : at + 2]) or not_one_element(types[:at] + types[at + 2 :])
 
 
@@ -82,15 +82,15 @@ def _low(spec: KernelSpec) -> bool:
 
 
 def _room(*sizes: int) -> Type:
-    """The scratch of the kernel: a block for every thread, each part rounded up to `COLUMNS`
-    numbers."""
+    """The kernel's scratch: a block for every thread, each part rounded up to a multiple of
+    `COLUMNS` numbers."""
     floats = sum(_padded(n) for n in sizes)
     return Type(DType.FLOAT, (torch.get_num_threads(), floats))
 
 
 def _table(spec: KernelSpec, batch: int, queries: int, keys: int) -> Type:
-    """The table of packed segments: where they lie, at most one for each query; and each packed
-    key's position."""
+    """The table of packed segments: where each begins, with at most one per query; and the position
+    of each packed key."""
     segments = queries if _packed(spec) else batch
     listed = keys + COLUMNS + math.ceil(keys / 4) if _packed(spec) else 0
     return Type(DType.INT32, (5 * (segments + 2) + listed,))
@@ -107,7 +107,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     room = _room(
         width * _padded(block), block * _padded(values), rows * width,
         rows * _padded(block), rows * _padded(values),
-        queries * values if _low(spec) and keys > SEEN else 0,  # of results before they are rounded
+        queries * values if _low(spec) and keys > SEEN else 0,  # results before rounding
     )  # fmt: skip
     return [room, _table(spec, q[0], queries, keys)]
 
@@ -134,8 +134,8 @@ def _shape(type: Type | None) -> tuple[int, ...]:
 
 
 def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The mask, dropout and scale of a call, as both C functions take them; they are inputs `first`
-    and on."""
+    """The mask, dropout and scale of a call, as arguments of both C functions; they are the inputs
+    from `first` on."""
     mask, seed, offset = (*args.inputs, None, None, None)[first : first + 3]
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     added = mask if allowed is None else None
@@ -155,13 +155,13 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
 
 
 def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | None]:
-    """The coordinates i64[N,R] of queries and keys of packed rows: the inputs `at` and `at + 1`."""
+    """The coordinates i64[N,R] of packed queries and keys: the inputs `at` and `at + 1`."""
     q_at, k_at = [*args.inputs, *[None] * (at + 2)][at : at + 2]
     return {"q_at": q_at, "k_at": k_at}
 
 
 def _room_of(args: KernelArguments) -> dict[str, Any]:
-    """The scratch that the plan provides for the time of the launch."""
+    """The scratch that the plan provides during the launch."""
     scratch, table = args.scratch[:2]
     threads, room = scratch.shape
     return {"scratch": scratch, "threads": threads, "room": room, "segments": table}

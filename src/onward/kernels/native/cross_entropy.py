@@ -1,8 +1,9 @@
-"""LinearCrossEntropy of bf16 and fp16: products by torch.mm, the losses between them natively.
+"""LinearCrossEntropy in bf16 and fp16: products by torch.mm, with native code for the losses
+between.
 
-A block of rows has its logits in the low type; log-sum-exp, loss and gradients are computed from
-them in f32, and the logits' gradients take their place. dw and dbias are sums over the rows: f32,
-a block's part being one product of the low type, by panels of classes.
+A block of rows has logits of the low type; log-sum-exp, loss and gradients are computed from them
+in f32, and the logits' gradients overwrite them. dw and dbias are f32 sums over the rows; each
+block adds one product of the low type for each panel of classes.
 
     z = x w^T                        f[R,V]  of a block of R rows, low
     dz over z, losses                f[R,V], f32[R]
@@ -24,9 +25,10 @@ from onward.kernels.aten.row_counts import behind, further, lengthened, rounded
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, where
 
-PANEL = 4096  # classes whose dw is one product; 2048 to 16384 take equally long
-# Bytes of dw up to which blocks have half the rows. It is read and written once a block; that
-# costs nothing where it stays in the cache (22 MiB: 44.0 ms, not 44.8), else 5 % (98: 225, not 213)
+PANEL = 4096  # classes of one product for dw; 2048 to 16384 take equally long
+# Bytes of dw up to which blocks have half the rows. dw is read and written once per block, which is
+# free while it stays in cache (22 MiB: 44.0 ms with half the rows, 44.8 without); else it costs 5 %
+# (98 MiB: 225 and 213 ms).
 CACHED = 32 << 20
 
 
@@ -37,8 +39,8 @@ def _sizes(spec: KernelSpec) -> tuple[Type, Type]:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """The scratch of a call: `z`, a panel's `dw`, `loss` of rows, their `label`, whether `ignored`,
-    and three sums."""
+    """The scratch of a call: `z`, a panel's `dw`, each row's `loss`, `label` and whether it is
+    `ignored`, and three sums."""
     x, w = _sizes(spec)
     n, classes, features = x.shape[0], w.shape[0], w.shape[1]
     assert isinstance(n, int) and isinstance(classes, int) and isinstance(features, int)
@@ -67,7 +69,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _workspace(spec: KernelSpec) -> int:
-    """Bytes of small temporaries of the rows."""
+    """Bytes of small temporaries with one number per row."""
     n = _sizes(spec)[0].shape[0]
     assert isinstance(n, int)
     return 64 * n + 4096
@@ -96,7 +98,7 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     mean = args.attrs["reduction"] == "mean"
 
     def launch() -> None:
-        # what the labels weigh lies where their rows' losses are written later
+        # the labels' weights lie where their rows' losses are written later
         weigh_labels(labels, weight, classes, ignore, label, ignored, losses, ends)
         divisor.copy_(losses.sum()) if mean else divisor.fill_(1.0)
         if weight is None:
@@ -123,20 +125,20 @@ def _block(
     losses: Tensor, weights: Tensor, unit: Tensor | None, rows: slice, ignore: int,
     smoothing: float, spare: Callable[[Tensor], int],
 ) -> Iterator[Launch]:  # fmt: skip
-    """The calls that run for a block's rows, in order. The first rows write dw, the others add to
+    """Yields the calls for a block's rows, in order. The first block writes dw, later ones add to
     it."""
     native = library()
     assert native is not None
     first = rows.start == 0
     count = rows.stop - rows.start
-    # the last block takes rows behind the last one, so that products have few row counts
+    # the last block includes spare rows, so that products have few different row counts
     room = [z.shape[0] - count, spare(x), *([] if dx is None else [spare(dx)])]
     more = further(count, *room) if rows.stop == x.shape[0] else 0
     xs = lengthened(x[rows], more)  # f[R,D]
     wide = z[: count + more]  # f[R,V]
-    zs = z[:count]  # those of them that are real
+    zs = z[:count]  # without spare rows
     if more:
-        yield behind(x[rows], more).zero_  # and so are their products
+        yield behind(x[rows], more).zero_  # zeros, so that their products are zeros too
     yield partial(torch.mm, xs, w.t(), out=wide)
     yield native.launch(
         "onward_cross_entropy", z=zs, bias=bias, labels=labels[rows], weight=weight,

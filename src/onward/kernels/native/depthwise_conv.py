@@ -1,10 +1,9 @@
-"""Convolutions over one dim with a filter for each channel, and their gradients.
+"""Depthwise convolutions over one dim (a filter for each channel), and their gradients.
 
-Forward, backward and weight's gradient: the filters of Mamba, Conformer and their kin. Uneven pads,
-as causal ones have, are taken.
-
-A step of such a layer alone, 8 x 768 channels x 1024, on two threads with AVX-512, 2026-11-23: 4
-taps 8.5 ms, eager 43.5; 31 taps 16.7 ms, eager 137.
+Forward, backward and weight gradient, for the filters of Mamba, Conformer and similar models.
+Asymmetric pads, as in causal convolutions, are supported. One training step of such a layer, 8 x
+768 channels x 1024, on two threads with AVX-512, 2026-11-23: 4 taps 8.5 ms, eager 43.5; 31 taps
+16.7 ms, eager 137.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _of_each_channel(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: a convolution that is not one filter of taps for each channel, at every
-    place."""
+    """`Kernel.unsupported`: anything but a convolution with one filter per channel and stride 1."""
     inputs, attrs = spec.inputs, spec.attrs
     image, weight = inputs[0], spec.outputs[0] if spec.op == "ConvWeightGrad" else inputs[1]
     assert image is not None and weight is not None
     if (why := only_f32(spec)) is not None:
         return why
-    # one result for each channel and no more: sizes may be names, groups are not
+    # exactly one result per channel: sizes may be symbolic, groups are not
     other = inputs[1] if spec.op == "ConvWeightGrad" else spec.outputs[0]
     assert other is not None
     alone = image.shape[1:2] == other.shape[1:2] and weight.shape[1:2] == (1,)

@@ -1,8 +1,8 @@
-"""Rows of an embedding, and the gradient that adds rows to its table.
+"""Lookup of embedding rows, and the gradient that adds rows to a table.
 
 On 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`: 1024 rows of
 512 read in 23 us (torch 25), added in 126 (199); 700 rows of 200 added to 28785 rows of zeros in
-181 (215), which is filling the zeros.
+181 (215), most of it for filling the zeros.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _no_such_row(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
-    """The error of a row number out of range. flag: the first number that the table does not
-    have."""
+    """The error for a row number out of range. flag: the first such number."""
     return IndexError(
         f"{op}: the index {flag[1]} is out of range for a table (such as "
         f"nn.Embedding) of {args.x().shape[0]} rows"

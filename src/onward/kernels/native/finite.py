@@ -1,7 +1,7 @@
-"""Whether gradients are finite, by the exponents of their numbers.
+"""Tests whether gradients are finite, by the exponents of their numbers.
 
-A step waits for it between its gradients and its updates. It reads each gradient once, at the speed
-of memory, and none where their norm is known and finite. 1024 x 2048 on 2 threads of an AMD EPYC
+A step waits for the result between gradients and updates. Each gradient is read once, at memory
+speed, and none if their norm is known and finite. 1024 x 2048 on 2 threads of an AMD EPYC
 (AVX-512), 2026-11-24: 42 us in f32, 21 in bf16 and fp16.
 """
 
@@ -25,7 +25,7 @@ def _bind(args: KernelArguments) -> Launch:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported` of the call, found tensor by tensor."""
+    """`Kernel.unsupported` of the test, checked for each gradient."""
     return next((why for t in spec.inputs if (why := not_one_element((t,)))), None)
 
 

@@ -1,4 +1,4 @@
-"""Tensors as the C functions take them where they lie: with their strides, of four dims."""
+"""Strided tensors of up to four dims as arguments of C functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ DIMS = 4
 
 
 def layouts(**tensors: torch.Tensor) -> dict[str, Any]:
-    """Tensors with their strides beside them."""
+    """The tensors and their strides, by argument name."""
     return {**tensors, **{f"{name}_strides": x.stride() for name, x in tensors.items()}}
 
 
 def of_four_dims(x: torch.Tensor) -> torch.Tensor:
-    """x as a tensor of four dims, with dims of size 1 before its own."""
+    """Views x as a tensor of four dims, with leading dims of size 1."""
     return x[(None,) * (DIMS - x.dim())]
 
 
 def more_dims(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: some tensor has more than four dims."""
+    """`Kernel.unsupported`: a tensor has more than four dims."""
     most = max(t.rank for t in (*spec.inputs, *spec.outputs) if t is not None)
     return f"{most} dims" if most > DIMS else None
 

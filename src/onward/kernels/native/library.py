@@ -1,7 +1,8 @@
-"""The compiled library: found, chosen by what the processor can do, loaded beside PyTorch's OpenMP.
+"""The compiled library: found, chosen for the processor's instructions, loaded with PyTorch's
+OpenMP.
 
-It is a plain C ABI called through ctypes: every argument is a pointer, an int64_t or a float, and
-every call is checked by the function's definition in the sources (signatures.py).
+It has a plain C ABI and is called through ctypes: every argument is a pointer, an int64_t or a
+float, and every call is checked against the function's definition in the sources (signatures.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from onward.kernels.target import Target
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
-# Best first, each with what `torch.backends.cpu` calls processors that have it.
+# Best first, each with the names that `torch.backends.cpu` gives to processors that have it.
 _LEVELS: dict[str, set[str] | None] = {
     "avx512": {"AVX512"},
     "avx2": {"AVX2", "AVX512"},
@@ -40,7 +41,7 @@ _RUNTIMES = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*")
 
 
 class Library:
-    """The loaded kernels. `level` is the instruction level, `path` the file."""
+    """The loaded kernels. level: the instruction level. path: the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +51,7 @@ class Library:
 
     @property
     def is_current(self) -> bool:
-        """Whether the library was built from the sources that lie beside it."""
+        """Whether the library was built from the sources beside it."""
         try:
             stamp = self._c["onward_sources"]
         except AttributeError:
@@ -59,12 +60,12 @@ class Library:
         return stamp() == sources_digest().encode()
 
     def launch(self, function: str, /, **arguments: Argument) -> Launch:
-        """Makes a call of a C function, its arguments given by the names of its definition, checked
-        and converted once.
+        """Makes a call of a C function. Its arguments are given by the names in its definition, and
+        are checked and converted once.
 
-        A tensor or a ctypes array gives its address, a sequence of numbers that of a copy, None a
-        null pointer. The codes of element types follow from the tensors. Raises TypeError or
-        ValueError where they are not what the definition says.
+        A tensor or a ctypes array passes its address, a sequence of numbers the address of a copy,
+        None a null pointer. Codes of element types follow from the tensors. Raises TypeError or
+        ValueError for arguments that do not match the definition.
         """
         signature = declared()[function]
         call = self._functions.get(function)
@@ -82,7 +83,7 @@ def declared() -> dict[str, KernelSignature]:
 
 @functools.cache
 def library() -> Library | None:
-    """The native kernels for this machine, or None, whose reason is logged once.
+    """The native kernels for this machine; None where there are none, with the reason logged once.
 
     Raises OnwardError where the environment asks for a build that is not available.
     """
@@ -110,7 +111,7 @@ def library() -> Library | None:
 
 
 def about() -> str:
-    """The build that serves this machine, or why none does, in words."""
+    """Describes the build that serves this machine, or why none does."""
     if environment().native == "0":
         return "off (ONWARD_NATIVE=0)"
     found = library()
@@ -127,12 +128,12 @@ def files() -> dict[str, Path]:
 
 
 def built() -> list[str]:
-    """The instruction levels that the installation compiled, best first."""
+    """The instruction levels that were compiled at installation, best first."""
     return list(files())
 
 
 def usable() -> list[str]:
-    """The instruction levels of `built` that this processor runs."""
+    """The levels of `built` that this processor supports."""
     processor = torch.backends.cpu.get_cpu_capability()
     return [x for x in built() if (needed := _LEVELS[x]) is None or processor in needed]
 
@@ -147,7 +148,7 @@ def _load(wanted: str) -> tuple[Library | None, str]:
         return None, "not built: the package was installed without a C++ compiler"
     path = files()[level]
     try:
-        # No OpenMP of its own: its symbols come from the runtime that torch has loaded.
+        # The library has no OpenMP of its own: symbols come from the runtime that torch has loaded.
         loaded = Library(path)
     except OSError as error:
         return None, str(error)
@@ -160,9 +161,8 @@ def _load(wanted: str) -> tuple[Library | None, str]:
 
 
 def shares_threads() -> bool:
-    """Whether the OpenMP runtime that a library without one of its own finds is the one that
-    `torch.set_num_threads` sets: another package, such as scikit-learn, may have brought another
-    into the process."""
+    """Whether the library uses the OpenMP runtime that `torch.set_num_threads` controls. Another
+    package, such as scikit-learn, may have loaded a second runtime."""
     try:
         most = ctypes.CDLL(None).omp_get_max_threads
     except AttributeError:
@@ -176,7 +176,7 @@ def shares_threads() -> bool:
 
 
 def sources_digest() -> str:
-    """The digest of the C++ sources, as `setup.py` writes it into what it builds."""
+    """A digest of the C++ sources, which `setup.py` writes into the libraries that it builds."""
     digest = hashlib.sha256()
     for path in sorted(FOLDER.glob("src/*")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -184,7 +184,7 @@ def sources_digest() -> str:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP libraries in this process; kernels on two would quarrel over the cores."""
+    """The OpenMP libraries in this process; kernels on two of them would compete for the cores."""
     text = Path("/proc/self/maps").read_text(encoding="utf-8")
     return sorted(set(_RUNTIMES.findall(text)))
 
@@ -197,13 +197,13 @@ def where(target: Target) -> str | None:
 
 
 def only_f32(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: the first operand, the result and every floating operand are f32.
-    Further ones may be numbers of rows, masks, seeds."""
+    """`Kernel.unsupported`: not None unless the first operand, the result and all floating operands
+    are f32. Other operands may be row numbers, masks or seeds."""
     return _not_floating(spec) or floats_are_f32(spec)
 
 
 def one_element_type(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: as `only_f32`, but all of them may be bf16 or fp16 as well."""
+    """`Kernel.unsupported`: as `only_f32`, but all of these may also be bf16 or fp16."""
     return _not_floating(spec) or not_one_element((*spec.inputs, *spec.outputs))
 
 
@@ -215,19 +215,19 @@ def _not_floating(spec: KernelSpec) -> str | None:
 
 
 def floats_are_f32(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: every floating operand is f32."""
+    """`Kernel.unsupported`: not None unless every floating operand is f32."""
     return not_f32((*spec.inputs, *spec.outputs))
 
 
 def not_f32(types: Iterable[Type | None]) -> str | None:
-    """Why not all floating types are f32, if so."""
+    """The reason why some floating type is not f32; None where all are."""
     strange = next((d for d in _floating(types) if d != DType.FLOAT), None)
     return None if strange is None else f"{strange.name.lower()} tensors"
 
 
 def not_one_element(types: Iterable[Type | None], beside: tuple[DType, ...] = ()) -> str | None:
-    """Why the floating types are not all f32, all bf16 or all fp16: what a C function calls T.
-    Those of a dtype in `beside` do not count."""
+    """The reason why floating types are not all f32, all bf16 or all fp16 (T in a C function); None
+    where they are. beside: dtypes that are ignored."""
     found = [d for d in _floating(types) if d not in beside]
     strange = next((d for d in found if d != DType.FLOAT and d not in LOW), None)
     if strange is not None:
@@ -236,5 +236,5 @@ def not_one_element(types: Iterable[Type | None], beside: tuple[DType, ...] = ()
 
 
 def _floating(types: Iterable[Type | None]) -> list[DType]:
-    """The floating dtypes of types, each once, in their order."""
+    """The floating dtypes among types, each once, in order."""
     return list(dict.fromkeys(t.dtype for t in types if t is not None and t.is_floating))

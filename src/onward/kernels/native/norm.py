@@ -1,11 +1,12 @@
-"""LayerNormalization and its gradient, alone or with the residual sum and dropout around them.
+"""LayerNormalization and its gradient, alone or fused with the residual sum and dropout.
 
-A row is read and written once. The mean is corrected in the variance's pass; dscale and dbias are
-summed by tiles of rows. The tiles are the same for any number of threads, and so is every bit.
+A row is read and written once. The rounding of the mean is corrected in the variance's pass; dscale
+and dbias are summed in tiles of rows, which are the same for any number of threads, so that every
+bit is.
 
-us a call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
-`benchmarks/kernel_times.py`; beside them aten's norm, or the sum, norm and dropout in kernels
-apart:
+us per call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
+`benchmarks/kernel_times.py`; after the slash aten's norm, or sum, norm and dropout in separate
+kernels:
 
                           [1024,512]           [700,200]
     norm                  64 / 114  66 GB/s    34 / 46  34 GB/s
@@ -14,8 +15,8 @@ apart:
     its gradient         115 / 160  91         44 / 51  51
 
 [1024,512] with x and y, dy and dx in f32, bf16 and fp16 beside an f32 sum, another EPYC (AVX-512)
-with 2 threads, 2026-11-24: sum, dropout, norm 91, 104 and 141 us; the gradient 75, 90 and 200. What
-is saved is the passes that cast.
+with 2 threads, 2026-11-24: sum, dropout, norm 91, 104 and 141 us; the gradient 75, 90 and 200. The
+gain is that no separate passes cast.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, not_f32, not_one_element, only_f32, where
 from onward.kernels.native.random import mask_arguments, row_arguments
 
-_TILES = 32  # of rows: more threads than this share the gradient's work no further
-_TILE_ROWS = 16  # at least: a tile's sums are written and read once more
+_TILES = 32  # tiles of rows at most, which limits the threads that share a gradient
+_TILE_ROWS = 16  # rows of a tile at least, since a tile's sums are written and read once more
 
 
 def tiles_of(spec: KernelSpec) -> int:
@@ -44,15 +45,16 @@ def tiles_of(spec: KernelSpec) -> int:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """The scratch: a tile's sums for dscale and dbias, f32[tiles, 2, D]."""
+    """The scratch: each tile's sums for dscale and dbias, f32[tiles, 2, D]."""
     return [Type(DType.FLOAT, (tiles_of(spec), 2, spec.outputs[1].numel))]
 
 
 def of_an_f32_sum(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported` of a norm with its sum, and of its gradient: the sum and all else are
-    f32, but of y and dy, and of x and dx, which may be bf16 or fp16.
+    """`Kernel.unsupported` of a norm with its sum, and of its gradient. All tensors must be f32,
+    except that y and dy, and x and dx, may be bf16 or fp16.
 
-    Dropout of everything (ratio 1) has no factor 1 / (1 - ratio): the body writes zeros.
+    Dropout of everything (ratio 1) is refused: it has no factor 1 / (1 - ratio); the body writes
+    zeros.
     """
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "ratio 1"
@@ -61,7 +63,8 @@ def of_an_f32_sum(spec: KernelSpec) -> str | None:
 
 
 def _parts(spec: KernelSpec) -> list[Type | None]:
-    """The types of a call, first the ones that may be low: y and x, for the gradient dy and dx."""
+    """The types of a call, starting with those that may be low: y and x, in the gradient dy and
+    dx."""
     inputs, outputs = list(spec.inputs), list(spec.outputs)
     if not spec.op.endswith("Grad"):
         return [outputs.pop(0), inputs.pop(0), *inputs, *outputs]
@@ -70,8 +73,8 @@ def _parts(spec: KernelSpec) -> list[Type | None]:
 
 
 def mask_of(args: KernelArguments, seed_at: int) -> dict[str, Any]:
-    """The dropout of a call as the C functions take it; without dropout no seed, and a mask that
-    keeps everything."""
+    """The dropout of a call as arguments of the C functions; without dropout, no seed and a mask
+    that keeps everything."""
     outer = list(args.y.shape[:-1])
     ratio = float(args.attrs.get("ratio", 0.0))
     if ratio == 0.0:
@@ -152,7 +155,7 @@ KERNELS: dict[str, Kernel] = {
         "native.add_layer_norm", _bind_add_layer_norm, unsupported=of_an_f32_sum,
         where=where, inplace=((0, 0), (3, 1)), contiguous=None,
     ),
-    # dresidual rather over dr, so that dy is left to dx
+    # dresidual overwrites dr, so that dx can overwrite dy
     "AddLayerNormalizationGrad": Kernel(
         "native.add_layer_norm_grad", _bind_add_layer_norm_grad,
         unsupported=of_an_f32_sum, where=where, inplace=((0, 1), (0, 0), (3, 0)),

@@ -1,4 +1,4 @@
-"""Dropout, bit-equal to its body: 0.14 ns an element on one thread, torch's own takes 8.
+"""Dropout, bit-equal to its body: 0.14 ns per element on one thread; torch's own takes 8.
 
 4 x 256 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`:
 58 us, 72 GB/s; the same mask in aten's operators 1.4 ms. 1024 x 2048 in f32, bf16 and fp16,
@@ -18,15 +18,15 @@ from onward.kernels.native.library import library, one_element_type, where
 
 
 def mask_arguments(args: KernelArguments, ratio: float) -> tuple[int, int, float]:
-    """The site, threshold and scale of a mask, as the C functions take them."""
+    """The site, threshold and scale of a mask, as arguments of the C functions."""
     return int(args.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
 
 
 def row_arguments(
     args: KernelArguments, outer: list[int], inputs: list[torch.Tensor | None]
 ) -> dict[str, Any]:
-    """The rows that a mask is drawn for, as the C functions take them; `inputs`: the offset of the
-    samples and the coordinates of packed rows, where the op has them."""
+    """The rows that a mask is drawn for, as arguments of the C functions. inputs: the samples'
+    offset and the coordinates of packed rows, if the op has them."""
     offset, coordinates = [*inputs, None, None][:2]
     return {
         "offset": offset, "sizes": outer, "rank": len(outer),

@@ -1,9 +1,9 @@
-"""The sums of a training step: a linear's bias gradient, and the norm of a gradient.
+"""Sums in a training step: a linear layer's bias gradient, and the norm of a gradient.
 
-On 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`, in brackets
-torch's: columns of 1024 x 1536 in 48 us (59), of 700 x 28785 in 2.5 ms (4.0); the norm of
-50257 x 512, summed in fp64, 2.3 ms, 45 GB/s (3.4, summed in fp32). 1024 x 2048 in f32, bf16 and
-fp16, 2026-11-24: columns in 52, 36 and 96 us, the norm in 68, 104 and 227.
+On 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`, torch's in
+parentheses: columns of 1024 x 1536 in 48 us (59), of 700 x 28785 in 2.5 ms (4.0); the norm of 50257
+x 512, summed in fp64, 2.3 ms, 45 GB/s (3.4, summed in fp32). 1024 x 2048 in f32, bf16 and fp16,
+2026-11-24: columns in 52, 36 and 96 us, the norm in 68, 104 and 227.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.activation import row_parts
 from onward.kernels.native.library import library, one_element_type, where
 
-BLOCK = 16384  # elements whose squares are summed before their sum is kept
+BLOCK = 16384  # elements whose squares are summed before the sum is stored
 
 
 def _reduced(spec: KernelSpec) -> int:
-    """The number of dims in a sum over leading dims; 0 where it is over others.
+    """The number of leading dims that a sum reduces; 0 where it reduces others.
 
-    Without `axes` from the types alone, which do not tell where two dims are equal:
-    `_bind_sum_rows` looks at the numbers of the dims.
+    Without the attribute `axes` it follows from the types alone, which is ambiguous where two dims
+    are equal; `_bind_sum_rows` then reads the axes.
     """
     x, y = spec.inputs[0], spec.outputs[0]
     assert x is not None

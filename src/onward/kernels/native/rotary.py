@@ -1,4 +1,4 @@
-"""Rotary position embedding of heads, and back, where they lie.
+"""Rotary position embedding and its gradient, on strided heads.
 
 4 x 8 x 256 x 64 in f32, bf16 and fp16 on 2 threads of an AMD EPYC (AVX-512), 2026-11-24: 32, 37 and
 108 us.
@@ -13,7 +13,8 @@ from onward.kernels.native.library import library, not_one_element, where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: all of one type, but that angles may be f32 beside rows of less."""
+    """`Kernel.unsupported`: tensors must have one type, except that angles may be f32 for rows of
+    less."""
     x, cos, sin = spec.inputs
     rows = not_one_element((x, *spec.outputs))
     low = x is not None and x.is_low

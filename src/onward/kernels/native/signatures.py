@@ -1,7 +1,7 @@
-"""The C functions as `src/*.cpp` define them, and what an argument of each has to be.
+"""The C functions as `src/*.cpp` define them, and checks of their arguments.
 
-A definition is the one place that says what a function takes: the compiler compiles it, and a call
-is checked by it. `src/annotations.h` has the words that it says more with than C does.
+A definition is the only place that says what a function takes: the compiler compiles it, and calls
+are checked against it. `src/annotations.h` defines the macros by which it says more than C can.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 Convert = Callable[[Any], Any]
 
-# C type -> what torch calls it, and ctypes
+# C type -> torch dtype and ctypes type
 _NUMBERS: dict[str, tuple[torch.dtype, Any]] = {
     "float": (torch.float32, ctypes.c_float),
     "double": (torch.float64, ctypes.c_double),
@@ -29,18 +29,19 @@ _NUMBERS: dict[str, tuple[torch.dtype, Any]] = {
     "uint8_t": (torch.bool, ctypes.c_uint8),
     "code_t": (torch.uint8, ctypes.c_uint8),
 }
-# C types that a call chooses, as src/element.h has them: all tensors of one are of one dtype, whose
-# code the function gets as its parameter `element_T` or `element_U`. No caller gives that.
+# C types that depend on the call, as in src/element.h. All tensors of one of them have the same
+# dtype, whose code is passed as the parameter `element_T` or `element_U`; callers do not pass it.
 _CHOSEN = ("T", "U")
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_STRUCTS = {"Blas": 4}  # of so many int64_t
+_STRUCTS = {"Blas": 4}  # structs, as numbers of int64_t
 _NULL = ctypes.c_void_p(None)
 
 _COMMENT = re.compile(r"//[^\n]*")
-_INNER = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # parentheses in parentheses, and no deeper
-_EXPORTED = re.compile(r'\bextern\s+"C"')  # what Python could call
+_INNER = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # parentheses nested at most twice
+_EXPORTED = re.compile(r'\bextern\s+"C"')  # anything that Python could call
 _FUNCTION = re.compile(rf'extern "C" void (onward_\w+)\(({_INNER})\)\s*\{{')
-_WITHOUT_ARGUMENTS = re.compile(r'extern "C" [\w* ]+\(\)\s*\{')  # nothing to check
+# functions without arguments to check
+_WITHOUT_ARGUMENTS = re.compile(r'extern "C" [\w* ]+\(\)\s*\{')
 _WORD = re.compile(r"[a-z]\w*")
 _COMMA = re.compile(rf",(?={_INNER}$)")  # between parameters, not within parentheses
 _PARAMETER = re.compile(
@@ -51,8 +52,8 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: `type` in C's words; `count` numbers behind a pointer, an expression of the
-    function's integers (empty: not said)."""
+    """One parameter. type: in C. count: how many numbers a pointer refers to, an expression of the
+    function's integers; "" where it is not stated."""
 
     name: str
     type: str
@@ -63,13 +64,13 @@ class Parameter:
 
     @property
     def derived(self) -> str:
-        """The chosen type whose code this parameter is; empty where a caller gives the argument."""
+        """The chosen type whose code this parameter is; "" for an argument that callers pass."""
         word = self.name.removeprefix("element_")
         return word if word in _CHOSEN and word != self.name else ""
 
     @property
     def text(self) -> str:
-        """The parameter in words: what a caller has to give."""
+        """Describes what a caller has to pass."""
         if self.type in _STRUCTS:
             return f"{_STRUCTS[self.type]} ints"
         if self.type in _CHOSEN:
@@ -80,7 +81,7 @@ class Parameter:
 
 
 class KernelSignature:
-    """A function's parameters, and the check and conversion of arguments given by name."""
+    """A function's parameters; checks and converts arguments given by name."""
 
     def __init__(self, name: str, parameters: tuple[Parameter, ...]) -> None:
         self.name, self.parameters = name, parameters
@@ -94,17 +95,16 @@ class KernelSignature:
         self._sizes = tuple(n for n in numbers if n in named)
 
     def converted(self, given: Mapping[str, Any]) -> list[Any]:
-        """The arguments as ctypes takes them, in order. Raises TypeError where a name is missing
-        or not the function's, or an argument is of another kind or dtype, or two that share a
-        chosen type differ in theirs, and ValueError where too few numbers lie behind it, or a size
-        is negative."""
+        """The arguments for ctypes, in order. Raises TypeError for missing or unknown names, for
+        arguments of another kind or dtype, and for tensors of one chosen type that differ in dtype;
+        ValueError for pointers to too few numbers and for negative sizes."""
         if given.keys() != self._given:
             self._refuse_names(given)
         arguments = [
             ctypes.c_int64(self._element(p.derived, given)) if p.derived else convert(given[p.name])
             for p, convert in self._converters
         ]
-        for name in self._sizes:  # the product of two negative ones would be as good as right
+        for name in self._sizes:  # the product of two negative sizes could look right
             if given[name] < 0:
                 raise ValueError(f"{self.name}: {name} is {given[name]}, and counts numbers")
         for parameter, count in self._counts:
@@ -117,8 +117,8 @@ class KernelSignature:
         return arguments
 
     def _element(self, word: str, given: Mapping[str, Any]) -> int:
-        """The code of the dtype that the tensors of a chosen type have; f32's where all are absent.
-        What is no tensor, or of no such dtype, is refused as the argument that it is."""
+        """The code of the dtype of a chosen type's tensors; f32's if all are absent. Arguments that
+        are not tensors of such a dtype are refused later, one by one."""
         tensors = {p.name: given[p.name] for p in self.parameters if p.type == word}
         tensors = {n: x for n, x in tensors.items() if getattr(x, "dtype", None) in ELEMENTS}
         for (first, x), (other, y) in pairwise(tensors.items()):
@@ -143,9 +143,9 @@ _NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
 def signatures(sources: Iterable[Path]) -> dict[str, KernelSignature]:
-    """The signature of each function that the sources define for Python, by its name.
+    """The signature of each function that the sources define for Python, by name.
 
-    Raises ValueError where one is written as this does not read it, or two have one name.
+    Raises ValueError for a definition that this module cannot read, and for two of one name.
     """
     found: dict[str, KernelSignature] = {}
     for path in sources:
@@ -171,7 +171,8 @@ def signatures(sources: Iterable[Path]) -> dict[str, KernelSignature]:
 
 
 def _check_chosen(place: str, parameters: tuple[Parameter, ...]) -> None:
-    """Raises ValueError unless each chosen type has its code beside it, and no other has one."""
+    """Raises ValueError unless each chosen type has exactly one code parameter, and no code lacks
+    its type."""
     used = {p.type for p in parameters if p.type in _CHOSEN}
     codes = {p.derived for p in parameters if p.derived and p.type == "int64_t" and not p.pointer}
     if used != codes:
@@ -194,7 +195,7 @@ def _parameter(file: str, text: str) -> Parameter:
 
 
 def _numbers_behind(argument: Any) -> int:
-    """The count of numbers that lie behind an argument's address, one after the other."""
+    """The number of contiguous elements at an argument's address."""
     if isinstance(argument, torch.Tensor):
         return argument.numel() if argument.is_contiguous() else 1
     return len(argument)
@@ -226,8 +227,8 @@ def _struct(function: str, p: Parameter, given: Any) -> Any:
 
 
 def _pointer(function: str, p: Parameter, dtype: torch.dtype, number: Any, given: Any) -> Any:
-    """The address of an argument: a tensor's, or that of a copy of a sequence; ctypes' own arrays
-    stay."""
+    """The address of an argument: of a tensor, or of a copy of a sequence; ctypes arrays pass as
+    they are."""
     if given is None and p.optional:
         return _NULL
     if isinstance(given, torch.Tensor):
@@ -242,7 +243,7 @@ def _pointer(function: str, p: Parameter, dtype: torch.dtype, number: Any, given
 
 
 def _chosen(function: str, p: Parameter, given: Any) -> Any:
-    """The address of a tensor of one of the dtypes that may be chosen."""
+    """The address of a tensor whose dtype is one of those that may be chosen."""
     if given is None and p.optional:
         return _NULL
     if isinstance(given, torch.Tensor) and given.dtype in ELEMENTS and given.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Adam and AdamW in one pass, the gradient clipped on the way, with moments of f32 or of less.
+"""Adam and AdamW in one pass, including gradient clipping, with moments of f32 or less precision.
 
 50257 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`:
 12.7 ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cache, 0.22 ms
@@ -20,8 +20,8 @@ _HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")  # f64[], re
 
 
 def _hyper(args: KernelArguments, start: int) -> dict[str, Any]:
-    """The hyperparameters, the update's number and the form of decay, as the C functions take
-    them."""
+    """The hyperparameters, the update's number and the kind of weight decay, as arguments of the C
+    functions."""
     given = zip(_HYPER_NAMES, args.inputs[start : start + 5], strict=True)
     return {**dict(given), "step": args.x(start + 5), "decoupled": int(args.attrs["decoupled"])}
 
@@ -31,8 +31,9 @@ def _scale(args: KernelArguments, i: int) -> torch.Tensor | None:
 
 
 def _not_f32(spec: KernelSpec, hyper: int, kept: tuple[int, ...]) -> str | None:
-    """Why a call is not an update of f32 with a gradient of any element type. kept: places of
-    moments that are looked at elsewhere; each has its output one before."""
+    """The reason why a call is not an f32 update with a gradient of any supported dtype; None where
+    it is. kept: positions of moments that the caller checks; each output is one position
+    earlier."""
     if any(t is None or t.dtype != DType.DOUBLE for t in spec.inputs[hyper : hyper + 5]):
         return "hyperparameters that are not doubles"
     given = [t for i, t in enumerate(spec.inputs) if i not in (1, *kept, *range(hyper, hyper + 5))]
@@ -93,7 +94,7 @@ def _bind_8bit(args: KernelArguments) -> Launch:
     )  # fmt: skip
 
 
-# held here: a launch has their addresses
+# module variables, since launches hold their addresses
 _VALUES = [torch.from_numpy(codes.values) for codes in (SIGNED, UNSIGNED)]
 _LEVELS = [torch.from_numpy(codes.levels) for codes in (SIGNED, UNSIGNED)]
 

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for CUDA devices: what PyTorch's operators would do in many passes."""
+"""Kernels in Triton, for CUDA devices, where PyTorch's operators would take many passes."""
 
 from onward.kernels.kernel import Kernel
 from onward.kernels.triton import random

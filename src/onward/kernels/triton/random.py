@@ -1,7 +1,7 @@
 """Dropout by the counter-based generator of `graph/ops/random.py`, in one pass over memory.
 
-The reference is the op's body, equal to the bit. GPT-2 medium (8 x 1024 tokens, H100): the aten
-kernel, a dozen operators over chunks, takes 542 of a step's 643 ms.
+Bit-equal to the op's body. For GPT-2 medium (8 x 1024 tokens, H100), the aten kernel, a dozen
+operators over chunks, takes 542 of a step's 643 ms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _bind(args: KernelArguments) -> Launch:
     outer, features = list(y.shape[:-1]), y.shape[-1]
     rows = y.numel() // features
     columns = 0 if coordinates is None else coordinates.shape[1]
-    sample = args.attrs["sample_dim"]  # columns count, then the dims after the first
+    # columns of coordinates count first, then the dims after the first
+    sample = args.attrs["sample_dim"]
     sizes = [*outer, 1, 1, 1, 1][:_MOST_OUTER]
     width = min(device.next_power_of_2(features), _TILE)
     grid = (device.cdiv(rows, _TILE // width), device.cdiv(features, width))
@@ -61,7 +62,7 @@ def _bind(args: KernelArguments) -> Launch:
         "ROWS": _TILE // width, "WIDTH": width,
     }  # fmt: skip
     scale = device.rounded(1.0 / (1.0 - ratio))
-    # an absent tensor's place is taken by one that is there, and not read
+    # an absent tensor is replaced by one that exists and is not read
     tensors = (x, y, seed, seed if offset is None else offset)
     lists = seed if coordinates is None else coordinates
     site = args.attrs["site"]

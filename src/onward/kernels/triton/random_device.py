@@ -1,4 +1,4 @@
-"""What runs on the device: the mask of `graph/ops/random.py`. Imported where Triton is there."""
+"""Device code for the mask of `graph/ops/random.py`; imported only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SITE_A, SITE_B = tl.constexpr(random.SITE_A), tl.constexpr(random.SITE_B)
 
 
 def rounded(number: float) -> float:
-    """The number as f32, in which the product is computed whatever x is."""
+    """Rounds the number to f32, in which products are computed whatever x's dtype."""
     return torch.tensor(number, dtype=torch.float32).item()
 
 
 @triton.jit
 def _mixed(x):
-    """Applies the finaliser, u32 -> u32."""
+    """Applies the finalizer, u32 -> u32."""
     x = (x ^ (x >> 16)) * M1
     x = (x ^ (x >> 15)) * M2
     return x ^ (x >> 15)
@@ -40,8 +40,9 @@ def dropout(
 ):  # fmt: skip
     """Computes y[rows, features] = x * scale where the mask keeps it, else 0.
 
-    n0..n3: sizes of the RANK dims before the last. COLUMNS: of `coordinates` i64[n0, COLUMNS],
-    which stand for dim 0; 0 without. SAMPLE_COLUMN, SAMPLE_DIM: to which `offset` is added.
+    n0..n3: sizes of the RANK dims before the last. COLUMNS: number of columns of `coordinates`
+    i64[n0, COLUMNS], which replace dim 0; 0 without. SAMPLE_COLUMN, SAMPLE_DIM: the column or dim
+    to whose index `offset` is added.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner3 = n3.to(tl.int64)

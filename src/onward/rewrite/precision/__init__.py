@@ -1,13 +1,13 @@
-"""Mixed precision: a cast policy written into a forward graph, and the passes that tidy its casts.
+"""Mixed precision: casts a forward graph by a policy, and tidies the casts.
 
     policy.py        which op computes in which precision, and why: the one table
-    write_casts.py   the casts that the policy asks for
-    move_casts.py    casts through views to what they show, so that a weight is cast once
-    cancel_casts.py  casts that undo each other
-    fold_casts.py    casts into ops that read or write the other type themselves
-    cast_again.py    casts of weights once for each half of a step
+    write_casts.py   adds the casts that the policy asks for
+    move_casts.py    moves casts through views, so that a weight is cast once
+    cancel_casts.py  removes casts that undo each other
+    fold_casts.py    folds casts into ops that read or write the other type themselves
+    cast_again.py    casts weights once in each half of a step
 
-Differentiation then sees casts as any other op, and every later pass preserves meaning.
+Differentiation sees casts as ordinary ops, and every later pass preserves meaning.
 """
 
 from onward.rewrite.precision.cancel_casts import cancel_casts

@@ -1,6 +1,6 @@
-"""`Cast(Cast(x, wider), x's type)  =>  x`, and of two casts down in a row the last one alone.
+"""`Cast(Cast(x, wider), x's type)  =>  x`; of two casts to narrower types, only the last stays.
 
-A cast to a wider type loses nothing, so what follows it may read x.
+A cast to a wider type loses nothing, so later casts may read x itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cancel_casts(graph: Graph) -> int:
 
 
 def _before_widening(x: Value) -> Value:
-    """The value that x was cast from without loss, through any number of casts."""
+    """The value from which x was made by casts to wider types alone."""
     maker = x.producer()
     while maker is not None and maker.op_type == "Cast" and maker.inputs[0] is not None:
         inner = maker.inputs[0]

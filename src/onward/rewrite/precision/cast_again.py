@@ -1,7 +1,7 @@
-"""`y = Cast(w); ...; dx = dy y'  =>  dx = dy Cast(w)'`: the backward half casts weights again, and
-their low copies need not be kept from one half to the other.
+"""`y = Cast(w); ...; dx = dy y'  =>  dx = dy Cast(w)'`: the backward half casts weights again, so
+that their low-precision copies need not be kept between the halves.
 
-A copy is as large as half the weight; the cast is one pass over memory, 1 to 2 % of a step.
+A copy takes half as many bytes as the weight; the cast is one pass over memory, 1 to 2 % of a step.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from onward.rewrite.view_closure import lives_through, shown
 
 
 def cast_again(graph: Graph) -> int:
-    """Casts weights that both halves read again in the backward half. It does not where forward and
-    backward run as separate calls: there a weight may change before the backward runs, which eager
-    mode allows where autocast cast it."""
+    """Casts weights that both halves read once more in the backward half. Does nothing where the
+    halves run as separate calls: a weight may change before the backward runs, and must not affect
+    it then, as with eager's autocast."""
     if graph.signature.split_halves:
         return 0
     names: set[str] = set()

@@ -1,12 +1,12 @@
-"""Casts into ops that read or write the other type themselves; the same bits, a pass over memory
-less, and no gradient of a weight twice.
+"""Folds casts into ops that read or write the other type themselves. The result has the same bits,
+one pass over memory less, and a weight's gradient is stored once, not in two types.
 
     AddLayerNormalization(Cast(x), ...)        =>  AddLayerNormalization(x, ...)
     Cast(AddLayerNormalization(...).y)         =>  AddLayerNormalization(..., y_type).y
     AdamUpdate(parameter, Cast(gradient), ...) =>  AdamUpdate(parameter, gradient, ...)
     AllFinite(norm, Cast(gradient), ...)       =>  AllFinite(norm, gradient, ...)
 
-A gradient's norm is taken of what is cast up, which is kept for that alone.
+The norm of a gradient reads the cast value, which is kept only for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onward.rewrite.context import Context
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
 _OF_GRADIENTS = ("AdamUpdate", "AdamUpdateBf16", "AdamUpdate8Bit", "AllFinite")
-_BESIDE = "ReduceL2"  # for clipping
+_BESIDE = "ReduceL2"  # the norm, for clipping
 
 
 def fold_casts(graph: Graph, context: Context) -> int:
@@ -33,7 +33,7 @@ def fold_casts(graph: Graph, context: Context) -> int:
 
 
 def _into_reader(node: Node, i: int, context: Context) -> int:
-    """Gives a reader the operand before its cast up, where kernels take that."""
+    """Gives a reader the low operand instead of its cast to f32, where kernels accept that."""
     x = node.inputs[i]
     source = None if x is None else _widened(x)
     if source is None:
@@ -46,7 +46,7 @@ def _into_reader(node: Node, i: int, context: Context) -> int:
 
 
 def _widened(x: Value) -> Value | None:
-    """The low value that x is cast from to f32; None where x is no such cast."""
+    """The low-precision value that x is cast from to f32; None where x is not such a cast."""
     maker = x.producer()
     if maker is None or maker.op_type != "Cast" or maker.inputs[0] is None:
         return None
@@ -55,7 +55,7 @@ def _widened(x: Value) -> Value | None:
 
 
 def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context) -> int:
-    """Writes a norm's y in the low type that all its readers cast it to."""
+    """Makes a norm write y in the low type that all readers cast it to."""
     y = node.outputs[0]
     casts = list(dict.fromkeys(use.node for use in y.uses()))
     lows = {type_of(cast.outputs[0]).dtype for cast in casts}
@@ -78,8 +78,8 @@ def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context
 
 
 def _of_a_gradient(cast: Node, context: Context) -> int:
-    """Removes a gradient's cast up, where only updates, its norm and the test for finiteness read
-    it."""
+    """Removes the cast of a gradient to f32 that only updates, its norm and the finiteness test
+    read."""
     source, readers = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
     uses = [u for u in readers if u.node.op_type != _BESIDE]
     if source is None or not uses or any(u.node.op_type not in _OF_GRADIENTS for u in uses):

@@ -1,5 +1,5 @@
-"""`Cast(view(x))  =>  view(Cast(x))`, for views that show all of x once: a weight is cast once,
-however its readers turn it, and a cast up meets the cast down that undoes it."""
+"""`Cast(view(x))  =>  view(Cast(x))`, for views of all of x: a weight is then cast once for all its
+views, and opposite casts meet and cancel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.rewrite.view_closure import WHOLE
 
 
 def move_casts(graph: Graph) -> int:
-    """Moves casts to fewer bytes before views; a cast up is best made where it is read."""
+    """Moves casts to narrower types before views. A cast to a wider type stays at its reader."""
     edits, outputs = 0, graph.output_values()
     pending = [node for node in graph if node.op_type == "Cast"]
     while pending:

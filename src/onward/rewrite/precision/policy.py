@@ -1,10 +1,10 @@
 """The cast policy: which op computes in which precision, each line with its reason.
 
 The classes are those of torch's CPU autocast
-(https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior), with these differences,
-each towards more exact results: what autocast runs "in the type of its input" runs in fp32 here
-where it is more than one rounding (softmax, log-softmax, exponentials, sums), and a norm's
-statistics are fp32. A fused op computes in fp32 between loads and stores of its operands' type.
+(https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior), with differences that make
+results more exact: ops that autocast runs "in the type of its input" run in fp32 if they round more
+than once (softmax, log-softmax, exponentials, sums), and statistics of norms are fp32. A fused op
+loads and stores its operands' type and computes in fp32 in between.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from onward.graph.types import DType
 
 
 class Precision(enum.Enum):
-    """The class of an op by what its floating operands are cast to."""
+    """The type that an op's floating operands are cast to."""
 
     LOW = "low"  # f32 operands are cast down
     FULL = "full"  # low operands are cast up
-    WIDEST = "widest"  # low where all of them are, else f32
-    FOLLOWS = "follows"  # moves elements: as WIDEST, and numbers never change
+    WIDEST = "widest"  # low if all floating operands are low, else f32
+    FOLLOWS = "follows"  # moves elements: like WIDEST, but numbers never change
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table. operands: those that the class is about; None: all floating ones (the
-    others of a LOW op stay f32, those of a WIDEST one follow, unless `others_stay`). alone: where
-    it has other floating operands, all are f32. widens: results may have twice the exponent of the
-    operands, which fp16 has no room for: FULL there."""
+    """One line of the table. operands: those that the class applies to; None: all floating ones.
+    Other operands of a LOW op stay f32; those of a WIDEST op follow, unless `others_stay`. alone:
+    if the op has other floating operands, all are f32. widens: results may have twice the exponent
+    of the operands, too large for fp16, where the op is FULL."""
 
     precision: Precision
     ops: tuple[str, ...]
@@ -115,12 +115,12 @@ _BY_OP = {op: line for line in _TABLE for op in line.ops}
 
 
 def precision_of(op: str) -> Line:
-    """The table's line of an op."""
+    """The table's line for an op."""
     return _BY_OP.get(op, _REST)
 
 
 def lines() -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """The table's lines, each with its ops, those of the last line by name too."""
+    """The lines of the table, each with its ops; the last line's ops are listed too."""
     for line in _TABLE:
         yield line, line.ops
     yield _REST, tuple(sorted(OPS.keys() - _BY_OP.keys()))
@@ -130,9 +130,9 @@ def lines() -> Iterator[tuple[Line, tuple[str, ...]]]:
 class Policy:
     """A cast policy for a graph.
 
-    low: the element type of LOW, bf16 or fp16. full: patterns (as a shell's: `decoder.*`) of module
-    paths and of op names whose ops stay in fp32 whatever the table says. everywhere: also of ops of
-    which the model itself says nothing (`precision_said`).
+    low: the element type of LOW, bf16 or fp16. full: shell-style patterns (`decoder.*`) of module
+    paths and op names whose ops stay in fp32 whatever the table says. everywhere: applies to all
+    ops; if False, only to ops within autocast blocks of the model (`precision_said`).
     """
 
     low: DType
@@ -140,8 +140,8 @@ class Policy:
     everywhere: bool = True
 
     def line(self, node: Node) -> Line:
-        """The table's line of a node. Where the model switches autocast off all is fp32: a graph in
-        fp32 does not show which values the model's code casts up there."""
+        """The table's line for a node. Where the model turns autocast off, all ops are FULL: an
+        fp32 graph does not show which values the model's own code casts up there."""
         line = precision_of(node.op_type)
         if line.precision is Precision.FOLLOWS:
             return line
@@ -164,8 +164,8 @@ class Policy:
 
 
 def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
-    """The policy of a captured graph: the one that is given, else one of what the model's own
-    autocast blocks say. Raises CaptureError where these say another type."""
+    """The policy of a captured graph: the given one, else one for the model's own autocast blocks,
+    if any. Raises CaptureError where these blocks use different types."""
     said = {DType[name] for name in precisions_said(graph)}
     if given is not None:
         said.add(given.low)
@@ -181,7 +181,7 @@ def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
 
 
 def _has_others(node: Node, line: Line) -> bool:
-    """Whether a node has floating operands that are not among the line's."""
+    """Whether a node has floating operands that the line does not apply to."""
     own = line.operands or ()
     others = (x for i, x in enumerate(node.inputs) if x is not None and i not in own)
     return any(type_of(x).is_floating for x in others)

@@ -1,5 +1,5 @@
-"""Writes the casts of a policy: each op gets its operands in the policy's type, and what it makes
-follows. A value is cast once for all its readers."""
+"""Adds the casts of a policy: each op gets its operands in the policy's type, which sets the type
+of its results. A value is cast once for all its readers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onward.rewrite.precision.policy import Line, Policy, Precision
 
 
 def write_casts(graph: Graph, policy: Policy) -> int:
-    """Writes the policy's casts and returns their number. Only f32 is lowered: a model of fp64
-    stays as it is. Outputs keep their types."""
+    """Adds the policy's casts and returns their number. Only f32 values are cast down: an fp64
+    model stays as it is. Outputs keep their types."""
     writer = _Writer(graph, policy)
     types = {name: type_of(value).dtype for name, value in graph.outputs.items()}
     for node in list(graph):
@@ -23,7 +23,7 @@ def write_casts(graph: Graph, policy: Policy) -> int:
     for name, value in graph.outputs.items():
         graph.outputs[name] = writer.cast(value, types[name], None)
     for node in graph:
-        node.metadata_props.pop("precision", None)  # now the types say it
+        node.metadata_props.pop("precision", None)  # the types express it now
     return writer.casts
 
 
@@ -34,7 +34,7 @@ class _Writer:
         self.casts = 0
 
     def cast_operands(self, node: Node) -> None:
-        if node.op_type == "Cast":  # the model's own: to what it says
+        if node.op_type == "Cast":  # a cast of the model's own keeps its type
             return
         line = self._policy.line(node)
         changed = False
@@ -48,7 +48,7 @@ class _Writer:
             self._settle(node)
 
     def _wanted(self, line: Line, node: Node, i: int) -> DType | None:
-        """The type that operand i of a node is to have; None: as it is."""
+        """The type that operand i of a node must have; None: any."""
         low = self._policy.low
         kind = type_of(node.inputs[i]).dtype
         if kind not in (DType.FLOAT, low):
@@ -63,8 +63,8 @@ class _Writer:
         return self._widest(line, node)
 
     def _widest(self, line: Line, node: Node) -> DType:
-        """The widest type among a node's floating operands: low where all are; a constant counts as
-        low where that loses nothing."""
+        """The widest type among a node's floating operands. A constant counts as low if that loses
+        nothing."""
         low = self._policy.low
         asked = enumerate(node.inputs)
         asked = (x for i, x in asked if line.operands is None or i in line.operands)
@@ -76,7 +76,7 @@ class _Writer:
         return low if exact else DType.FLOAT
 
     def cast(self, x: Value, dtype: DType, reader: Node | None) -> Value:
-        """x in this type, cast where x is made, for all readers."""
+        """Returns x in this type; a single cast, before the first reader, serves all readers."""
         if type_of(x).dtype == dtype:
             return x
         made = self._made.get((x, dtype))
@@ -87,13 +87,13 @@ class _Writer:
             made = self._graph.constant(rounded(array, dtype))
         else:
             at = Builder(self._graph) if reader is None else Builder.at(self._graph, reader)
-            made = at.Cast(x, to=dtype)  # before the first reader: others come later
+            made = at.Cast(x, to=dtype)  # before this reader, which is the first one
             self.casts += 1
         self._made[(x, dtype)] = made
         return made
 
     def _settle(self, node: Node) -> None:
-        """Sets the types of a node's outputs; their sizes stay."""
+        """Infers the dtypes of a node's outputs again; their sizes stay."""
         op = OPS[node.op_type]
         types = op.types(Call(node.op_type, list(node.inputs), attributes(node)))
         for value, type in zip(node.outputs, types, strict=False):

@@ -1,16 +1,14 @@
-"""Row demand: no arithmetic for rows that nobody reads (`docs/notes/0006-row-demand.md`).
+"""Row demand: skips arithmetic for rows that nothing reads (`docs/notes/0006-row-demand.md`).
 
-demand.py          the rows of every value that are read: the walk
-packer.py          the graph written for these rows alone: packed values, and the sets in use
-rules/             a file per family of ops: the rows that it reads, and how it is written packed
-sets.py            sets of rows, as conditions on the batch
-set_masks.py       these sets written into a graph, as masks
-known.py           values that follow from the batch alone
-pack.py            demand and packing together
-split_counting.py  the graph that counts a batch's rows, apart from the step that uses them
-lookups.py         the ids of a batch, those at rows that nobody reads too
-flops.py           the arithmetic of a graph, as a function of its sizes
-attribution.py     the arithmetic node by node, and why some of it is kept
+demand.py          the rows of every value that are read, found by a backward walk packer.py
+writes the graph for these rows alone: packed values, and the sets in use rules/             for
+each op, the rows that it reads and how it is packed; a file per family sets.py            sets of
+rows, as conditions on the batch set_masks.py       writes these sets into a graph, as masks
+known.py           values that depend on the batch alone pack.py            applies demand and
+packing to a graph split_counting.py  separates the graph that counts a batch's rows from the step
+that uses them lookups.py         the ids of a batch, also those at unread rows flops.py
+FLOPs of a graph, as a function of its sizes attribution.py     FLOPs node by node, and why some
+rows are kept
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from onward.rewrite.run import PassReport, measured
 
 @dataclass(frozen=True)
 class RowRule:
-    """How row demand goes through an op.
+    """The rules of row demand for an op.
 
-    reads: from a `Question`, the rows of each input that the asked rows of the outputs read. pack:
-    writes the node for the rows that are asked for and notes what it made, or answers False and is
-    given wholes; None: always wholes.
+    reads: given a `Question`, returns the rows of each input that the demanded rows of the outputs
+    read. pack: writes the node for the demanded rows and records its results; or returns False, and
+    the node then gets whole inputs. None: always whole inputs.
     """
 
     reads: demand.Rule
@@ -47,7 +45,7 @@ class RowRule:
 
 
 def register(op: str, rule: RowRule) -> None:
-    """Enters the rule of an op. Raises ValueError, with both places, where it has another."""
+    """Registers the rules of an op. Raises ValueError, with both places, where it has others."""
     demand.demand_rule(op)(rule.reads)
     if rule.pack is not None:
         packer.pack_rule(op)(rule.pack)
@@ -57,8 +55,8 @@ def register(op: str, rule: RowRule) -> None:
 class PackedForward:
     """A forward graph written for the rows that are read.
 
-    reads: of a graph that finds out whether dropped rows are read: which node reads what, by the
-    name of the output that holds NaN then; empty of others.
+    reads: if the graph watches for reads of dropped rows, a description of each possible read, by
+    the name of the output that is NaN if it happens; else empty.
     """
 
     graph: Graph
@@ -71,12 +69,13 @@ def row_demand(
     refuse: Refuse = everything_taken,
     watch: bool = False,
 ) -> tuple[PackedForward, PassReport]:
-    """A copy of a forward graph for the rows that these outputs need; the others are dropped.
+    """Returns a copy of a forward graph that computes only the rows that these outputs need, and a
+    report.
 
-    refuse: asked about attention of packed rows; what is refused gets its rows back in place.
-    watch: asks for a graph that finds out whether dropped rows are read: they are NaN in it, and it
-    has outputs that show where NaN arrives. The report's edits are the nodes written anew; with 0
-    the copy does what the graph does.
+    refuse: asked about attention of packed rows; an attention that it refuses gets whole inputs.
+    watch: the copy tests whether dropped rows are read after all: it fills them with NaN and has
+    outputs that show where NaN arrives. The report's edits are the nodes written packed; if 0, the
+    copy computes the same as the graph.
     """
     made, reads = graph.clone(), dict[str, str]()
 

@@ -1,4 +1,4 @@
-"""Attribution: the arithmetic of a forward graph, node by node, and why some of it is kept."""
+"""Attribution: the FLOPs of a forward graph, node by node, and why some rows are kept."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from onward.rewrite.rows.sets import Conditions
 
 @dataclass(frozen=True)
 class AttributedOp:
-    """One product or attention. rows: the name of the set of its rows, None for all; keys: of an
-    attention's keys. why: the reason for which its rows are kept whole, "" where there is none."""
+    """One product or attention. rows: name of the set of its rows, None for all. keys: the same for
+    an attention's keys. whys: reasons why all of its rows are kept; empty where there is none."""
 
     module: str
     op: str
@@ -32,8 +32,8 @@ class AttributedOp:
     whys: tuple[str, ...]
 
     def share(self, present: Mapping[str, float]) -> float:
-        """The share of the node's arithmetic that is done. present: the share of each set's
-        rows."""
+        """The share of the node's FLOPs that is done. present: the share of all rows that each set
+        has."""
         return (1.0 if self.rows is None else present[self.rows]) * (
             1.0 if self.keys is None else present[self.keys]
         )
@@ -41,8 +41,9 @@ class AttributedOp:
 
 @dataclass(frozen=True)
 class Attribution:
-    """entries: products in order, those that nobody needs left out. conditions: a graph from the
-    batch to `b[rows]` by name of set. sizes: what a set's rows are numbered by, such as `[B,T]`."""
+    """The FLOPs of a graph by node. entries: products that are needed, in order. conditions: a
+    graph from the batch to a mask `b[rows]` for each set, by name. sizes: of the dims that index a
+    set's rows, such as `[B,T]`."""
 
     entries: list[AttributedOp]
     conditions: Graph
@@ -67,7 +68,7 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
         key = (demand.rows, product(own))
         found = sets.setdefault(key, f"set{len(sets)}")
         if len(own) >= len(sizes.get(found, ())):
-            sizes[found] = own  # as finely as any value shows it
+            sizes[found] = own  # the finest dims among the values with this set
         return found
 
     entries: list[AttributedOp] = []
@@ -95,8 +96,8 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
 
 
 def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]:
-    """The reasons why rows are kept. That a loss reads every sequence is no reason, that it reads
-    every token is; nor is it one for a product that sums rows itself."""
+    """The reasons why a node's rows are kept. A loss that reads every token is a reason; one that
+    reads every sequence is not, nor is a product that sums over rows."""
     if not demand.weak:
         return demand.whys
     rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]

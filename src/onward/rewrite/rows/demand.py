@@ -1,7 +1,7 @@
-"""Demand: the rows of each value that are read, by one walk from the outputs to the inputs.
+"""Demand: the rows of each value that are read, found by one walk from the outputs to the inputs.
 
-A rule per op says which rows of an input the asked rows of its outputs read. What no rule proves
-is asked for as a whole, and remembers why.
+A rule for each op says which rows of its inputs the demanded rows of its outputs read. Where no
+rule applies, all rows are demanded, with the reason.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from onward.rewrite.rows.sets import Conditions, union
 
 @dataclass(frozen=True)
 class Demand:
-    """The rows of a value that are read: indices of `dims` that meet a condition of `rows`.
+    """The rows of a value that are read: indices of `dims` that meet one of the conditions `rows`.
 
-    rows None: all of the value. keys: some of it is read as the keys of an attention. whys: what
-    brings in rows that no condition of the batch leaves out; none where there was nothing to save.
-    weak: they only say who reads all rows, so that whatever brings in others names itself instead.
+    rows None: the whole value. keys: some rows are read as keys of an attention. whys: reasons why
+    rows are demanded that no condition of the batch excludes; empty where nothing could be saved.
+    weak: the reasons only say who reads all rows; a node that demands more for another cause
+    replaces them.
     """
 
     dims: tuple[int, ...] = ()
@@ -63,8 +64,8 @@ NOTHING_TO_SAVE = all_of()
 
 @dataclass(frozen=True)
 class Question:
-    """The question to a rule: which rows a node reads, whose outputs are asked for. `known`: values
-    that follow from the batch alone."""
+    """The input of a demand rule: a node and the demands for its outputs. known: values that depend
+    on the batch alone."""
 
     node: Node
     asked: tuple[Demand | None, ...]  # by output
@@ -72,7 +73,7 @@ class Question:
 
     @property
     def demand(self) -> Demand:
-        """The demand for the node's one needed output."""
+        """The demand for the node's only needed output."""
         (demand,) = (d for d in self.asked if d is not None)
         return demand
 
@@ -96,18 +97,17 @@ class Question:
         return i < len(self.node.inputs) and self.node.inputs[i] in self.known
 
     def named(self, reason: str = "") -> str:
-        """The reason that names the node and what it does with rows."""
+        """Prefixes a reason with the node's op and place."""
         here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
         return f"{here}: {reason}" if reason else here
 
     def passed(self) -> list[Demand | None]:
-        """An answer that asks for all of every input, for the reasons that the output is wanted
-        whole for."""
+        """An answer that demands all of every input, for the same reasons as the outputs."""
         return [self._whole() for _ in self.node.inputs]
 
     def refused(self, reason: str = "") -> list[Demand | None]:
-        """An answer that asks for all of every input: because of this node, unless there was a
-        reason before."""
+        """An answer that demands all of every input. The reason is this node, unless the outputs
+        already have one."""
         before = self._whole()
         found = before if before.whys and not before.weak else all_of(self.named(reason))
         return [found for _ in self.node.inputs]
@@ -131,9 +131,9 @@ demand_rule = DEMAND.register
 def demands(
     graph: Graph, outputs: Iterable[str], without: Collection[str] = ()
 ) -> dict[Value, Demand]:
-    """The demand of every value that the outputs need and that is not known from the batch.
+    """The demand for every value that the outputs need and that does not depend on the batch alone.
 
-    without: reasons for wanting a value whole that are taken not to be there.
+    without: reasons to demand whole values that are ignored.
     """
     known = batch_values(graph)
     found: dict[Value, Demand] = {}
@@ -153,7 +153,7 @@ def demands(
             if x is None or demand is None or x in known or role_of(x) is not None:
                 continue
             if content_of(x) is not None:
-                continue  # a size: it reads no row
+                continue  # sizes read no rows
             if demand.whys and all(why in without for why in demand.whys):
                 continue
             held = found.get(x)
@@ -162,7 +162,7 @@ def demands(
 
 
 def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
-    """The demand that holds both demands of a value of this shape."""
+    """The union of two demands for a value of this shape."""
     whys, weak = _both_reasons(a, b)
     if a.rows is None or b.rows is None:
         return Demand(whys=whys, weak=weak)
@@ -172,22 +172,22 @@ def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
 
 
 def _both_reasons(a: Demand, b: Demand) -> tuple[tuple[str, ...], bool]:
-    """The reasons of both demands: a weak reason counts where there is no other."""
+    """The reasons of both demands; weak ones only if there are no others."""
     strong = [d for d in (a, b) if d.whys and not d.weak]
     names = (why for d in strong or (a, b) for why in d.whys)
     return tuple(dict.fromkeys(names)), not strong
 
 
 def spread(shape: Shape, demand: Demand, dims: tuple[int, ...]) -> Conditions:
-    """The demand's rows as rows of more dims."""
+    """Extends the demand's rows to more dims."""
     assert demand.rows is not None
     sizes = tuple(shape[d] for d in dims)
     return sets.spread(demand.rows, sizes, [dims.index(d) for d in demand.dims])
 
 
 def met(shape: Shape, demand: Demand, other: Demand) -> Demand:
-    """The demand's rows that are also rows of the other; its reasons, unless the other looks at
-    dims that it did not."""
+    """The intersection of the demand's rows with the other's. It keeps the demand's reasons unless
+    the other adds dims."""
     assert other.rows is not None
     if demand.rows is None:
         return Demand(other.dims, other.rows)
@@ -198,7 +198,8 @@ def met(shape: Shape, demand: Demand, other: Demand) -> Demand:
 
 
 def over(shape: Shape, demand: Demand, dims: Sequence[int]) -> Demand:
-    """The demand as rows of just these dims: those with some index that is asked for."""
+    """Projects the demand to these dims: a row is demanded if any of its indices along the others
+    is."""
     dims, have = tuple(dims), demand.dims
     if demand.rows is None or have == dims:
         return demand
@@ -214,18 +215,18 @@ def over(shape: Shape, demand: Demand, dims: Sequence[int]) -> Demand:
 
 
 def mixed(q: Question, demand: Demand, reason: str) -> Demand:
-    """The demand with the node as the reason for rows that it brings in."""
+    """Replaces the demand's reasons by this node."""
     return replace(demand, whys=(q.named(reason),), weak=False)
 
 
 def every_row(q: Question, reason: str) -> Demand:
-    """The demand for every row, since the node reads all rows there are; whatever brings in more
-    names itself."""
+    """A demand for all rows, with this node as a weak reason."""
     return all_of(q.named(reason), weak=True)
 
 
 def are_rows(shape: Shape, d: int) -> bool:
-    """Whether a dim may be one of rows: features are the last, and of a size that is known."""
+    """Whether a dim may index rows: any but the last, or a last one of symbolic size, since
+    features are the last dim and have a known size."""
     return d != len(shape) - 1 or not isinstance(shape[d], int)
 
 
@@ -233,8 +234,8 @@ def are_rows(shape: Shape, d: int) -> bool:
 
 
 def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
-    """The demand of an input x by a result y to which it is broadcast. An input that lacks some of
-    the dims is small: all of it."""
+    """The demand for an input x that is broadcast to a result y. An input that lacks one of the
+    demanded dims is small and is demanded whole."""
     if demand.rows is None:
         return demand
     shift = len(y) - len(x)
@@ -245,15 +246,15 @@ def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
 
 
 def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None:
-    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix."""
+    """The dims of `x` that become `dims` of its reshaped form `y`; None where dims mix."""
     found: list[int] = []
     for group in _runs(dims):
         before, within = product(y[: group[0]]), product(y[d] for d in group)
         ends = [i for i in range(len(x) + 1) if product(x[:i]) == before]
         pairs = [(i, j) for i in ends for j in range(i, len(x) + 1) if product(x[i:j]) == within]
-        if not pairs or 0 in (*y, *x):  # which makes all products equal
+        if not pairs or 0 in (*y, *x):  # a size of 0 makes all products equal
             return None
-        # dims of size 1 at the edges go with a run of the same length
+        # dims of size 1 at the edges belong to a run of equal length
         best = min(pairs, key=lambda p: (abs(p[1] - p[0] - len(group)), -p[0]))
         wide = [d for d in range(*best) if x[d] != 1]
         found += wide or range(*best)
@@ -261,8 +262,8 @@ def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None
 
 
 def through_reshape(demand: Demand, y: Shape, x: Shape) -> Demand:
-    """The demand of `x` for what is asked of its reshaped form `y`. Where dims mix, rows of more
-    dims or of fewer are asked for, as few more as it can be; all of it, where there are none."""
+    """The demand for `x`, given that for its reshaped form `y`. Where dims mix, a superset of rows
+    over other dims is demanded, as small as possible; if there is none, all of x."""
     if demand.rows is None:
         return demand
     for dims in _near(demand.dims, len(y)):
@@ -272,8 +273,8 @@ def through_reshape(demand: Demand, y: Shape, x: Shape) -> Demand:
 
 
 def _near(dims: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
-    """Candidates for dims of rows: these dims; with others, the first ones before the last; without
-    some of them, likewise."""
+    """Sets of dims to try: the given dims, then supersets, smallest first; then the same with one
+    given dim left out, and so on."""
     others = [d for d in range(rank) if d not in dims]
     for fewer in range(len(dims)):
         for kept in combinations(dims, len(dims) - fewer):
@@ -283,7 +284,7 @@ def _near(dims: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
 
 
 def _runs(dims: Sequence[int]) -> list[list[int]]:
-    """Groups neighbouring dims: `0, 1, 3` is `[0, 1], [3]`."""
+    """Groups consecutive dims: `0, 1, 3` becomes `[0, 1], [3]`."""
     runs: list[list[int]] = []
     for d in dims:
         if runs and runs[-1][-1] == d - 1:
@@ -294,11 +295,12 @@ def _runs(dims: Sequence[int]) -> list[list[int]]:
 
 
 def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:
-    """The demand that holds all these demands, of values with the same rows."""
+    """The union of these demands, for values with the same rows. Raises TypeError where there are
+    none."""
     return reduce(partial(merged, shape), [d for d in asked if d is not None])
 
 
 def others_whole(q: Question, answer: dict[int, Demand]) -> Answer:
-    """Completes an answer by demands for all of the other inputs: parameters and seeds have no rows
-    to save."""
+    """Completes an answer with demands for all of the other inputs, such as parameters and seeds,
+    which have no rows to save."""
     return [answer.get(i, NOTHING_TO_SAVE) for i in range(len(q.node.inputs))]

@@ -10,11 +10,12 @@ from onward.graph.types import Dim, Size
 
 
 class FlopCount:
-    """Multiply-adds (twice: FLOPs) of a graph's products and attentions."""
+    """Counts the FLOPs of a graph's products and attentions: two for each multiplication and
+    addition."""
 
     def __init__(self, graph: Graph) -> None:
         self._plain: Size = 0
-        self._shared: list[tuple[Size, Size]] = []  # a number of FLOPs, divided by a size
+        self._shared: list[tuple[Size, Size]] = []  # pairs (FLOPs, divisor)
         for node in graph:
             self._add(node)
 
@@ -27,12 +28,12 @@ class FlopCount:
             self._shared.append((done, per))
 
     def flops(self, dims: Mapping[str, int]) -> float:
-        """The FLOPs at these sizes. Attention of packed rows is taken to have sequences of one
-        length."""
+        """The FLOPs at these sizes. Sequences in an attention of packed rows are assumed to be
+        equally long."""
         total = float(number(self._plain, dims))
         return total + sum(number(n, dims) / number(d, dims) for n, d in self._shared)
 
 
 def number(size: Size, dims: Mapping[str, int]) -> int:
-    """The size as a number."""
+    """A size as a number."""
     return size.number(dims) if isinstance(size, Dim) else size

@@ -1,4 +1,4 @@
-"""Values that follow from the batch alone, before any parameter is read."""
+"""Values that depend on the batch alone, and so are known before any parameter is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onward.graph.graph import Graph, Node, Role, Value
 
 
 def batch_values(graph: Graph) -> frozenset[Value]:
-    """Values that follow from the batch and the module's buffers, not from parameters."""
+    """The values that depend on the batch and the module's buffers, but not on parameters."""
     known: set[Value] = {*graph.inputs_with(Role.BATCH, Role.BUFFER)}
     known.update(graph.ir.initializers.values())
     for node in graph:
@@ -16,7 +16,7 @@ def batch_values(graph: Graph) -> frozenset[Value]:
 
 
 def batch_first(graph: Graph, known: frozenset[Value]) -> list[Node]:
-    """Moves the nodes that follow from the batch alone before everything else; returns the rest."""
+    """Moves the nodes that depend on the batch alone before all others; returns the others."""
     nodes = list(graph)
     first = [n for n in nodes if n.outputs[0] in known]
     rest = [n for n in nodes if n.outputs[0] not in known]

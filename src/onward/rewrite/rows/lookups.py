@@ -1,4 +1,4 @@
-"""The ids that a graph looks up, so that those at rows that nobody reads are refused too."""
+"""The ids that a graph looks up, so that invalid ids at unread rows are refused too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onward.rewrite.rows.known import batch_first, batch_values
 
 
 def lookups(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """The lookups of a forward graph: `(extremes, tables)`.
+    """The lookups of a forward graph in its parameters: `(extremes, tables)`.
 
-    extremes: from the batch to the least and the largest id of every lookup in a parameter,
-    `i64[2]` each. tables: how many rows the lookup's table has, by the output's name.
+    extremes: a graph from the batch to the smallest and the largest id of each lookup, `i64[2]`.
+    tables: the number of rows of each lookup's table, by its output's name.
     """
     graph = graph.clone()
     known, nodes = batch_values(graph), list(graph)

@@ -16,9 +16,8 @@ def pack(
     context: Context,
     watch: bool = False,
 ) -> tuple[int, dict[str, str]]:
-    """Rewrites `graph` in place for these outputs; the number of nodes written anew, and what its
-    further outputs show where it is to `watch` (`Packer`).
-    """
+    """Rewrites `graph` in place for the rows that these outputs need. Returns the number of nodes
+    written packed, and for `watch` what the additional outputs show (`Packer`)."""
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)

@@ -1,8 +1,9 @@
-"""Rewrites a graph to compute only the needed rows: they are gathered once and stay packed.
+"""Packer: rewrites a graph so that only the needed rows are computed, gathered once and kept
+packed.
 
-A packed value has the shape of the value it stands for, but its row dims are `1, ..., 1, R`: the
-rows of one set lie one after the other. An op then is written as it was. What has no rule gets its
-inputs back as wholes, with zeros in place of the rows that nobody reads.
+A packed value has the shape of the value that it stands for, except that its row dims are `1, ...,
+1, R`: the rows of one set, one after the other. So most ops are written as before. An op without a
+rule gets whole inputs, with zeros in rows that nothing reads.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from onward.rewrite.rows.sets import Conditions
 
 @dataclass
 class Rows:
-    """One set of rows of `count`, as values of the graph.
+    """One set of rows out of `count`, as values of the graph.
 
-    numbers: i64[R], ascending. place: i64[count], where a row is among them. every: the set is all
-    rows, so that packing is a change of shape.
+    numbers: i64[R], indices of the rows, ascending. place: i64[count], the position of each row
+    among them. every: the set has all rows, so that packing is a reshape.
     """
 
     conditions: Conditions
@@ -44,11 +45,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed value: `value` holds the rows of `rows`; they are indices of the dims `dims` of what
-    it stands for.
+    """A packed value: `value` holds the rows of `rows`, which are indices of the dims `dims` of the
+    original value.
 
-    In `value` these dims are `1, ..., 1, R`. What is asked of the value lies within `rows`, but for
-    `zeros`: then its other rows are zeros, and may be read.
+    In `value` these dims are `1, ..., 1, R`. Readers demand no rows outside of `rows`, except with
+    `zeros`: then the other rows of the original are 0 and may be read.
     """
 
     value: Value
@@ -58,13 +59,12 @@ class Packed:
 
 
 class Packer:
-    """The state of one rewriting: what is packed already, and the sets of rows in use.
+    """The state of packing one graph: the packed values so far, and the sets of rows in use.
 
-    context: asked whether kernels take an attention of packed rows.
-    watch: asks for a graph that finds out whether what it leaves out is read. Rows that are left
-    out become NaN instead of zeros for readers that should not touch them; what such a node makes
-    is an output then. reads: which node reads what, by the name of that output; None where nobody
-    has asked.
+    context: tells whether kernels accept an attention of packed rows. watch: the graph tests
+    whether it reads rows that it leaves out. These rows are then NaN instead of 0 for readers that
+    should not touch them, and the results of such readers become outputs. reads: a description of
+    each possible read, by the name of that output; None without `watch`.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class Packer:
     ) -> None:
         self.graph, self.asked, self.context = graph, asked, context
         self.reads: dict[str, str] | None = {} if watch else None
-        self.reader: Node | None = None  # the node that is written
-        self._holed: Value | None = None  # what it read with NaN in it
+        self.reader: Node | None = None  # the node being written
+        self._holed: Value | None = None  # an input of it that has NaN in unread rows
         self.known = batch_values(graph)
         self.packed: dict[Value, Packed] = {}
         self.edits = 0
         self._sets: dict[tuple[Conditions, Size], Rows] = {}
         self._wholes: dict[tuple[Value, Node | None], Value] = {}
         self._converted: dict[tuple[Value, int], Value] = {}
-        # asked before anything is written: what is 0, say, is seen in the graph as it was
+        # computed before anything is written, since rules look at the original graph
         self._asks = {node: self._reads_of(node) for node in graph} if watch else {}
 
     def run(self) -> int:
@@ -112,7 +112,8 @@ class Packer:
             self._keep(node)
 
     def _watch(self, node: Node, reads: dict[str, str]) -> None:
-        """Writes the node; where it was given NaN, what it makes of it is an output."""
+        """Writes the node; if it reads a value with NaN in unread rows, its result becomes an
+        output."""
         name, self._holed = f"read.{len(reads)}", None
         self.graph.outputs[name] = node.outputs[0]
         self._write(node)
@@ -126,7 +127,7 @@ class Packer:
             reads[name] = lacks if own else f"{_called(node)} reads rows of {read}"
 
     def _keep(self, node: Node) -> None:
-        """Keeps the node as it is, on whole inputs."""
+        """Keeps the node, with whole inputs."""
         for i, x in enumerate(node.inputs):
             if x is not None and x in self.packed:
                 node.replace_input_with(i, self.whole(x))
@@ -150,7 +151,7 @@ class Packer:
         return found
 
     def every(self, sizes: Shape) -> Rows:
-        """The set of all rows."""
+        """The set of all rows of dims of these sizes."""
         count = product(sizes)
         key = (frozenset({sets.IndexWindow((count,), 0, 0, count)}), count)
         found = self._sets.get(key)  # type: ignore[call-overload]
@@ -165,7 +166,8 @@ class Packer:
         return next(f"R{i}" for i in range(len(taken) + 1) if f"R{i}" not in taken)
 
     def index(self, rows: Rows, sizes: Shape, dims: Sequence[int]) -> Value:
-        """The numbers i64[R]: each row's number among the dims `dims` of `sizes` alone."""
+        """The index i64[R] of each row along the dims `dims` of `sizes` only, in row-major
+        order."""
         key = ("index", sizes, tuple(dims))
         if len(dims) == len(sizes):
             return rows.numbers
@@ -182,7 +184,7 @@ class Packer:
         return rows.indices[key]
 
     def coordinate(self, rows: Rows, sizes: Shape, dim: int) -> Value:
-        """The indices i64[R]: each row's index of one dim."""
+        """The index i64[R] of each row along one dim."""
         key = ("coordinate", sizes, dim)
         if key not in rows.indices:
             b, place = self.front, rows.numbers
@@ -195,8 +197,8 @@ class Packer:
         return rows.indices[key]
 
     def coordinates(self, rows: Rows, sizes: Shape, shown: Value | None = None) -> Value:
-        """The coordinates i64[R,k]: all indices of each row. Where `b[count]` is not `shown`, the
-        first is -1."""
+        """The indices i64[R,k] of each row along all dims. The first is -1 for rows that the mask
+        `shown`, `b[count]`, hides."""
         key = ("coordinates", sizes, shown)
         if key not in rows.indices:
             b = self.front
@@ -209,11 +211,12 @@ class Packer:
         return rows.indices[key]
 
     def choose(self, demand: Demand, shape: Shape, inputs: Sequence[Packed]) -> Rows:
-        """The set for a result: its inputs' own where it holds all that is asked for, or just that.
+        """The set of rows for a result: the inputs' own if it has all demanded rows, else the
+        demanded ones.
 
-        The inputs may hold less: a `where` reads of each side what it takes of it, but all rows of
-        its result may be read. Where they hold more, the difference is worth a gather if it
-        consists of rows that only attention's keys, not its queries, need: `demand.keys` tells.
+        The inputs may have fewer rows: a `where` reads from each side only what it selects, but all
+        rows of its result may be read. Where they have more, gathering the demanded rows pays off
+        only if the others are needed as keys of an attention, not as queries; `demand.keys` tells.
         """
         assert demand.rows is not None
         count = product(shape[d] for d in demand.dims)
@@ -229,7 +232,7 @@ class Packer:
     # ---- operands
 
     def packed_shape(self, shape: Shape, dims: Sequence[int], rows: Rows) -> Shape:
-        """The shape of a value whose row dims are packed."""
+        """The shape of a value with its row dims packed."""
         out = list(shape)
         for d in dims:
             out[d] = 1
@@ -237,7 +240,7 @@ class Packer:
         return tuple(out)
 
     def operand(self, x: Value | None, y: Shape, dims: Sequence[int], rows: Rows) -> Value | None:
-        """The operand `x` of an elementwise result `y` whose dims `dims` are packed."""
+        """The operand `x` for an elementwise result `y` whose dims `dims` are packed."""
         if x is None or type_of(x).rank == 0:
             return x
         shape = type_of(x).shape
@@ -251,11 +254,8 @@ class Packer:
     def take(
         self, x: Value, present: Sequence[int], dims: Sequence[int], sizes: Shape, rows: Rows
     ) -> Value:
-        """Gathers the rows of `x`. dims: where the row dims are, or would be; present: those it
-        has.
-
-        `sizes` are the row dims' sizes.
-        """
+        """Gathers rows of `x`. sizes: of the row dims. dims: positions of the row dims, negative
+        ones missing. present: those that x has."""
         held = self.packed.get(x)
         if held is not None and held.dims == tuple(dims):
             if held.rows is rows:
@@ -275,7 +275,7 @@ class Packer:
             return ids(index, dims, rows)
         b = self.front if x in self.known else self.b
         others = [d for d in range(len(shape)) if d not in dims]
-        ones = [d for d in dims if d >= 0 and d not in present]  # of size 1
+        ones = [d for d in dims if d >= 0 and d not in present]  # dims of size 1
         flat = b.transpose(x, [*present, *ones, *others])
         count = product(shape[d] for d in present)
         flat = b.reshape(flat, (count, *[shape[d] for d in others]))
@@ -302,8 +302,9 @@ class Packer:
     def reshaped(
         self, packed: Value, dims: Sequence[int], y: Shape, dims_y: Sequence[int], rows: Rows
     ) -> Value:
-        """Reshapes a value that is packed along `dims` to `y`, packed along `dims_y`. Rows stay
-        where they are among the other dims; but for dims of size 1: `[B,1,4]` as `[B,4,1]`."""
+        """Reshapes a value that is packed along `dims` to the shape `y`, packed along `dims_y`. The
+        rows keep their place among the other dims, except that dims of size 1 may move: `[B,1,4]`
+        as `[B,4,1]`."""
         last, shape = dims[-1], type_of(packed).shape
         if product(shape[:last]) == product(y[d] for d in range(dims_y[-1]) if d not in dims_y):
             return self.b.reshape(packed, self.packed_shape(y, dims_y, rows))
@@ -315,7 +316,8 @@ class Packer:
     def _looked_up(
         self, x: Value, present: Sequence[int]
     ) -> Callable[[Value, Sequence[int], Rows], Value] | None:
-        """The rows of a parameter's lookup, by the rows of its ids."""
+        """If x is a lookup in a parameter: a function that gathers rows of the result by gathering
+        its ids. None for other values."""
         node = x.producer()
         if node is None or node.op_type not in ("Gather", "Embedding"):
             return None
@@ -339,7 +341,7 @@ class Packer:
         return look_up
 
     def convert(self, held: Packed, rows: Rows) -> Value:
-        """The packed value with the rows of a smaller set."""
+        """Gathers the rows of a smaller set from a packed value."""
         key = (held.value, id(rows))
         if key not in self._converted:
             places = ("places", id(held.rows))
@@ -347,7 +349,7 @@ class Packer:
                 rows.indices[places] = rows.numbers
             elif places not in rows.indices:
                 rows.indices[places] = self.front.Gather(held.rows.place, rows.numbers, axis=0)
-            # without the ones before the rows, so that one gather serves all forms of a value
+            # drop the leading ones, so that one gather serves all shapes of a value
             shape, lead = type_of(held.value).shape, held.dims[-1]
             bare = shape[lead:] if all(n == 1 for n in shape[:lead]) else shape
             flat = self.b.reshape(held.value, bare)
@@ -357,7 +359,7 @@ class Packer:
         return self._converted[key]
 
     def widened(self, held: Packed, rows: Rows) -> Value:
-        """The packed value with the rows of a larger set, zeros where `held` has none."""
+        """Extends a packed value to the rows of a larger set, with zeros for the new rows."""
         key = (held.value, id(rows))
         if key not in self._converted:
             assert rows.place is not None
@@ -369,7 +371,7 @@ class Packer:
         return self._converted[key]
 
     def whole(self, x: Value) -> Value:
-        """`x` as it was, with zeros for the rows that are not packed."""
+        """Restores `x` to its original shape, with zeros in rows that are not packed."""
         held = self.packed.get(x)
         if held is None:
             return x
@@ -388,10 +390,11 @@ class Packer:
         return self._wholes[key]
 
     def _with_holes(self, x: Value, full: Value, held: Packed) -> Value:
-        """Writes `[count, *others]` with NaN for rows that are not held and that the reader asks
-        for; and for all that are not held, where it should not look at what it does not ask for.
+        """Returns `full` with NaN in rows that are not packed: those that the reader demands, and
+        if the reader only selects rows, all of them.
 
-        Other ops do look: 0 times NaN is NaN, for products with a mask as for attention.
+        Other readers touch rows that they do not demand: 0 times NaN is NaN in a product with a
+        mask and in attention.
         """
         type, rows = type_of(full), held.rows
         if not type.is_floating:
@@ -408,13 +411,13 @@ class Packer:
         return self.b.Where(present, full, empty)
 
     def _asked_of(self, x: Value) -> Demand:
-        """The demand of the present reader for `x`: a reader at the graph's end, all of it."""
+        """The demand of the present reader for `x`; all of it where no node reads it."""
         asks = self._asks.get(self.reader, ()) if self.reader is not None else ()
         found = [demand for value, demand in asks if value is x]
         return united(type_of(x).shape, found) if found else all_of()
 
     def _reads_of(self, node: Node) -> list[tuple[Value, Demand]]:
-        """The rows that a node reads of its inputs, where some row of its outputs is needed."""
+        """The rows that a node reads of each input, if any row of its outputs is needed."""
         asked = tuple(self.asked.get(y) for y in node.outputs)
         if node.op_type not in DEMAND or all(d is None for d in asked):
             return []
@@ -423,14 +426,15 @@ class Packer:
         return [(v, d) for v, d in pairs if v is not None and d is not None]
 
     def _selects(self) -> bool:
-        """Whether the reading node takes rows unchanged and all rows of its result are needed."""
+        """Whether the reading node copies rows unchanged and all rows of its result are needed."""
         if self.reader is None or self.reader.op_type == "Where":
             return True
         chooses = self.reader.op_type in ("Slice", "Gather", "GatherND")
         return chooses and self.demand(self.reader).rows is None
 
     def _rows_first(self, held: Packed) -> tuple[Value, list[int]]:
-        """The packed value as `[R, *others]`, and which dims the others are."""
+        """Reshapes a packed value to `[R, *others]`; returns it and the original dims of the
+        others."""
         shape, last = type_of(held.value).shape, held.dims[-1]
         others = [d for d in range(len(shape)) if d not in held.dims]
         have = [d for d in range(len(shape)) if d not in held.dims or d == last]
@@ -438,7 +442,7 @@ class Packer:
         return self.b.transpose(flat, [have.index(d) for d in (last, *others)]), others
 
     def _scattered(self, flat: Value, numbers: Value, count: Size) -> Value:
-        """Writes `[count, *others]`: zeros, but for `flat` at `numbers`."""
+        """Scatters `flat` to the rows `numbers` of zeros `[count, *others]`."""
         type = type_of(flat)
         zeros = self.b.full(0, type.with_shape((count, *type.shape[1:])))
         return self.b.ScatterND(zeros, self.front.unsqueeze(numbers, [1]), flat, reduction="add")
@@ -455,7 +459,7 @@ class Packer:
         self.packed[y] = Packed(made, tuple(dims), rows, zeros)
 
     def _nan_where_short(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> Value:
-        """`made`, all NaN where the batch asks `y` for a row that `rows` do not have."""
+        """Returns `made`, or NaN throughout if the batch demands a row of `y` that `rows` lack."""
         asked = over(type_of(y).shape, self.asked.get(y, all_of()), dims)
         if asked.rows is None:
             wanted = self.front.full(1, Type(DType.BOOL, (rows.count,)))
@@ -469,7 +473,7 @@ class Packer:
         return self.b.Where(some, np.array(np.nan, type_of(made).dtype.numpy()), made)
 
     def demand(self, node: Node) -> Demand:
-        """The demand for all outputs of the node together."""
+        """The union of the demands for all outputs of the node, as far as it is worth packing."""
         found = [self.asked.get(y) for y in node.outputs]
         shape = type_of(node.outputs[0]).shape
         return _as_rows(shape, united(shape, [d for d in found if d is not None]))
@@ -478,14 +482,14 @@ class Packer:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
 
     def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
-        """Writes the node's op on other inputs."""
+        """Writes the node's op with other inputs."""
         made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
         return list(made) if isinstance(made, tuple) else [made]
 
 
 def _as_rows(shape: Shape, demand: Demand) -> Demand:
-    """The part of a demand that is worth packing: rows of features; no single numbers, but those of
-    `f[B,T]`, one for each row."""
+    """The part of a demand that is worth packing: whole rows of features; single numbers only of
+    `f[B,T]`, where each row is one."""
     last = len(shape) - 1
     if demand.rows is None or last not in demand.dims or shape[last] == 1:
         return demand
@@ -502,6 +506,6 @@ def _neighbours(dims: Sequence[int]) -> bool:
     return list(dims) == list(range(dims[0], dims[0] + len(dims)))
 
 
-Rule: TypeAlias = Callable[[Packer, Node], bool]  # whether the node could be written packed
+Rule: TypeAlias = Callable[[Packer, Node], bool]  # returns whether the node could be written packed
 PACK: RuleTable[Rule] = RuleTable("pack rule")  # filled by `rules/`
 pack_rule = PACK.register

@@ -1,4 +1,4 @@
-"""RuleTable: rules of row demand, by op or by a trait that ops share."""
+"""RuleTable: rules of row demand, by op or by a trait that several ops have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ R = TypeVar("R")
 
 
 class RuleTable(Mapping[str, R]):
-    """The rule of each op: its own, or that of the first of its traits that has one.
-
-    An op that is registered later, with such a trait, has the trait's rule from then on.
-    """
+    """The rule of each op: its own, or that of the first of its traits that has one. An op that is
+    registered later with such a trait gets the trait's rule."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -23,7 +21,7 @@ class RuleTable(Mapping[str, R]):
         self._by_trait: dict[str, R] = {}
 
     def register(self, *ops: str, trait: str = "") -> Callable[[R], R]:
-        """Enters a function as the rule of these ops, and of those with the trait that have none
+        """Registers a function as the rule of these ops, and of ops with the trait that have none
         of their own. Raises ValueError, with both places, where there is another rule."""
 
         def decorate(function: R) -> R:
@@ -36,7 +34,7 @@ class RuleTable(Mapping[str, R]):
         return decorate
 
     def has_own(self, op: str) -> bool:
-        """Whether the op's rule is its own, not a trait's."""
+        """Whether the op has a rule of its own, not a trait's."""
         return op in self._by_op
 
     def __getitem__(self, op: str) -> R:

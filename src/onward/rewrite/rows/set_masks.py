@@ -1,4 +1,4 @@
-"""Writes sets of rows (`sets.py`) into a graph, as masks `b[rows]` of the rows that are in them."""
+"""Writes sets of rows (`sets.py`) into a graph, as masks `b[rows]` of their members."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from onward.rewrite.rows.sets import (
 
 
 def set_value(b: Builder, conditions: Conditions, count: Size) -> Value:
-    """Computes a set's mask `b[count]` of the rows that belong to it."""
-    # in the order of what they read, so that a graph is the same in every run
+    """Writes a set's mask `b[count]` of member rows."""
+    # in a fixed order, so that every run makes the same graph
     made = [condition_value(b, c, count) for c in sorted(conditions, key=order_key)]
     return reduce(b.Or, made)
 
 
 def order_key(condition: Condition) -> str:
-    """A name that is the same in every run."""
+    """A sort key that is the same in every run."""
     match condition:
         case Test(value, number, equal):
             return f"test {value.name} {number} {equal}"
@@ -67,7 +67,7 @@ def order_key(condition: Condition) -> str:
 
 
 def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
-    """Computes a condition's mask `b[count]` of the rows that meet it."""
+    """Writes the mask `b[count]` of rows that meet a condition."""
     flat = (count,)
     match condition:
         case Test(value, number, equal):
@@ -131,20 +131,20 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
 
 
 def _asked(b: Builder, conditions: Conditions, sizes: Shape) -> Value:
-    """Computes i64 of `sizes`: 1 for rows of the set, else 0."""
+    """Writes a set's mask as i64 of shape `sizes`: 1 for members, else 0."""
     return b.cast(b.reshape(set_value(b, conditions, product(sizes)), sizes), DType.INT64)
 
 
 def _comparable(b: Builder, x: Value, number: float) -> tuple[Value, Value]:
-    """The value and the number in a type that holds the number."""
+    """Casts the value and the number to a type that can represent the number."""
     if type_of(x).dtype == DType.BOOL:
         x = b.cast(x, DType.INT64)
     return x, b.const(np.array(number, type_of(x).dtype.numpy()))
 
 
 def row_numbers(b: Builder, index: Value, sizes: Shape) -> Value:
-    """The row numbers i64[...] of indices `i64[..., k]` into `sizes`; negative ones count from the
-    end."""
+    """Computes row numbers i64[...] from indices `i64[..., k]` into `sizes`; negative indices count
+    from the end."""
     last = type_of(index).rank - 1
     total: Value | None = None
     for dim, size in enumerate(sizes):
@@ -159,15 +159,15 @@ def row_numbers(b: Builder, index: Value, sizes: Shape) -> Value:
 
 
 def _index(b: Builder, sizes: Shape, dim: int) -> Value:
-    """The index of one dim, in a shape that broadcasts to `sizes`."""
+    """The indices of one dim, in a shape that broadcasts to `sizes`."""
     return b.unsqueeze(b.arange(sizes[dim]), [d for d in range(len(sizes)) if d != dim])
 
 
 def _reached_value(b: Builder, c: Reached) -> Value:
-    """Computes the mask b[B,S] of keys that are reached."""
+    """Writes the mask b[B,S] of reached keys."""
     asked = b.reshape(set_value(b, c.members, product(c.queries)), c.queries)  # b[B,T]
     number = b.cast(asked, DType.INT64)
-    if c.causal:  # some query at or behind the place: i64[B,T]
+    if c.causal:  # whether a member query is at or after each position: i64[B,T]
         behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=1)
         return b.cast(behind, DType.BOOL)
     some = b.cast(b.ReduceMax(number, b.ints([1]), keepdims=1), DType.BOOL)  # b[B,1]
@@ -175,7 +175,7 @@ def _reached_value(b: Builder, c: Reached) -> Value:
 
 
 def _seen_value(b: Builder, c: ShownKeys) -> Value:
-    """Computes the mask b[B,S] of keys that are seen."""
+    """Writes the mask b[B,S] of shown keys."""
     mask, (batch, keys) = c.mask, c.keys
     missing = 4 - type_of(mask).rank
     mask = b.unsqueeze(mask, list(range(missing))) if missing else mask

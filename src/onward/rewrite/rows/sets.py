@@ -1,8 +1,9 @@
-"""Sets of rows, as conditions on the batch alone: pure descriptions, equal where they say the same.
+"""Sets of rows, described by conditions on the batch alone; equal descriptions compare equal.
 
-A row is one index of some dims of a value, such as the token (b, t) of `f[B,T,D]`; rows are
-numbered in row-major order, so that `f[B,T,D]` and `f[B*T,D]` have the same rows. A `Condition`
-says for every row whether it belongs to a set; `set_masks.py` writes it into a graph as `b[rows]`.
+A row is one index of some dims of a value, such as the token (b, t) of `f[B,T,D]`. Rows are
+numbered in row-major order, so that `f[B,T,D]` and `f[B*T,D]` have the same rows. A set is the
+union of its `Condition`s, each of which says for every row whether it belongs; `set_masks.py`
+writes the set into a graph as `b[rows]`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outwe
 
 @dataclass(frozen=True)
 class Test:
-    """Rows whose number in `value` (one for each row) is not `number`; or is, with `equal`."""
+    """Rows whose number in `value` (one per row) is not `number`; or is, with `equal`."""
 
     value: Value
     number: float = 0
@@ -30,7 +31,7 @@ class Test:
 
 @dataclass(frozen=True)
 class IndexWindow:
-    """Rows of `sizes` whose index of `dim` is in `first <= i < last`."""
+    """Rows of `sizes` whose index along `dim` satisfies `first <= i < last`."""
 
     sizes: Shape
     dim: int
@@ -40,7 +41,7 @@ class IndexWindow:
 
 @dataclass(frozen=True)
 class Listed:
-    """Rows of `sizes` that occur in `index`: row numbers, or `nested`, their indices `[..., k]`."""
+    """Rows of `sizes` that `index` lists: as row numbers or, if `nested`, as indices `[..., k]`."""
 
     index: Value
     sizes: Shape
@@ -49,7 +50,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Spread:
-    """Rows of `sizes` whose indices of `dims` are a row of `inner`, whatever the other indices."""
+    """Rows of `sizes` whose indices along `dims` form a row of `inner`; other indices are
+    arbitrary."""
 
     inner: frozenset[Condition]
     sizes: Shape
@@ -58,10 +60,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Moved:
-    """Rows of `sizes` that are rows of `inner`, which has `dim` from `start` on (a Slice's input).
-
-    Rows before `start`, or from `start + length` on, do not belong.
-    """
+    """Rows of `sizes`, the input of a Slice, that are rows of `inner` after slicing `dim` from
+    `start` to `start + length`. Rows outside of that range do not belong."""
 
     inner: frozenset[Condition]
     sizes: Shape
@@ -72,8 +72,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class ConcatPart:
-    """Rows of `inner`, whose indices are of `sizes`, with `dim` from `start` on, `length` of them
-    (an input of a Concat)."""
+    """Rows of an input of a Concat, given that of its result: `inner`, with indices of `sizes`,
+    restricted to `length` indices of `dim` from `start` on."""
 
     inner: frozenset[Condition]
     sizes: Shape
@@ -84,7 +84,7 @@ class ConcatPart:
 
 @dataclass(frozen=True)
 class Both:
-    """Rows that both sides hold."""
+    """Rows that meet both conditions."""
 
     left: Condition
     right: Condition
@@ -92,9 +92,10 @@ class Both:
 
 @dataclass(frozen=True)
 class Reached:
-    """Keys `(b, s)` of `keys` that some query `(b, t)` of `members`, rows of `queries`, may see.
+    """Keys `(b, s)` of `keys` that some query `(b, t)` of `members`, with indices of `queries`, may
+    see.
 
-    Not looking at masks: all of its sequence, or, where `causal`, those at s <= t.
+    Masks are not considered: a query sees all of its sequence or, if `causal`, keys at s <= t.
     """
 
     members: frozenset[Condition]
@@ -107,9 +108,9 @@ class Reached:
 class ShownKeys:
     """Keys `(b, s)` that an attention mask `[B|1,H|1,T|1,S]` shows to some query of `members`.
 
-    Boolean masks show where they are true. Added ones hide a key where they are below `HIDDEN`,
-    unless they hide every key from a query, whose softmax then sees all of them; so do boolean ones
-    where hidden scores are `filled`. No members: any query counts.
+    A boolean mask shows keys where it is true. An added mask hides keys where it is below `HIDDEN`;
+    but a query for which it hides all keys attends to all of them, as it does for a boolean mask
+    where hidden scores are `filled`. members None: all queries count.
     """
 
     mask: Value
@@ -121,7 +122,7 @@ class ShownKeys:
 
 @dataclass(frozen=True)
 class Above:
-    """Rows whose number in `value` (one for each row) is not at or below `number`; NaN counts."""
+    """Rows whose number in `value` (one per row) is greater than `number`, or NaN."""
 
     value: Value
     number: float
@@ -129,9 +130,11 @@ class Above:
 
 @dataclass(frozen=True)
 class Attended:
-    """Rows of `inner`, whose indices are of `sizes`; where it has none along `dim`, all of them.
+    """Rows that get weight in a softmax along `dim`, where scores hide rows that are not of
+    `inner`.
 
-    What a softmax along `dim` gives weight to where scores hide the rows that are not of `inner`.
+    These are the rows of `inner`, with indices of `sizes`; but where `inner` has none along `dim`,
+    all.
     """
 
     inner: frozenset[Condition]
@@ -141,7 +144,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Some:
-    """Rows with the indices that some row of `inner`, of `sizes`, has at `dims`."""
+    """Projection: indices along `dims` of the rows of `inner`, with indices of `sizes`."""
 
     inner: frozenset[Condition]
     sizes: Shape
@@ -150,7 +153,8 @@ class Some:
 
 @dataclass(frozen=True)
 class Permuted:
-    """Rows of `inner`, of `sizes`, numbered by `perm`: their dim i is its dim `perm[i]`."""
+    """Rows of `inner`, with indices of `sizes`, transposed: the new dim i is dim `perm[i]` of
+    `inner`."""
 
     inner: frozenset[Condition]
     sizes: Shape
@@ -159,7 +163,7 @@ class Permuted:
 
 @dataclass(frozen=True)
 class Along:
-    """Rows of `sizes` whose index of `dim` is among the `length` numbers that `index` has for their
+    """Rows of `sizes` whose index along `dim` is among the `length` numbers in `index` for their
     other indices."""
 
     index: Value
@@ -179,22 +183,22 @@ Conditions = frozenset[Condition]
 
 
 def test(value: Value, number: float = 0, equal: bool = False) -> Test:
-    """The condition `value != number`, or `==`, traced back to the value that a row of casts,
-    reshapes, negations and comparisons with constants began with, so that one mask spelled twice is
-    one condition."""
+    """The condition `value != number`, or `==` with `equal`, applied to the source of any casts,
+    reshapes, negations and comparisons with constants, so that equal masks give equal
+    conditions."""
     while (before := _traced(value, number)) is not None:
         value, number, negated = before
         equal ^= negated
     return Test(value, number, equal)
 
 
-# ops that keep all elements, in their order
+# ops that keep all elements in order
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Identity", "StopGradient")
 
 
 def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
-    """The triple `(x, n, negated)`: `value == number` where, and only where, `x == n`; or, negated,
-    where it is not. None where the producer says nothing of the kind."""
+    """A triple `(x, n, negated)` such that `value == number` exactly where `x == n` or, if negated,
+    exactly where `x != n`. None where the producer of `value` does not allow one."""
     if type_of(value).dtype == DType.BOOL and number == 1:
         return value, 0, True
     node = value.producer()
@@ -210,18 +214,18 @@ def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
         case "Not" if number == 0:
             return x, 0, True
         case "Equal" | "Sub" if number == 0 and (sides := _with_constant(node)) is not None:
-            # a - b is 0 where they are equal and nowhere else, in floats as in integers
+            # a - b is 0 exactly where a and b are equal, for floats as for integers
             return *sides, node.op_type == "Equal"
         case _:
             return None
 
 
 _WHOLE = (DType.INT32, DType.INT64)
-_EXACT = 2**24  # f32 holds every smaller integer, and rounds no other to one of them
+_EXACT = 2**24  # f32 represents every smaller integer exactly, and rounds no other number to one
 
 
 def _before_cast(before: DType, after: DType, number: float) -> float | None:
-    """The one number that a cast makes `number` of; None where there may be others, or none."""
+    """The only number that a cast turns into `number`; None where there may be several, or none."""
     if before == DType.BOOL:
         return number if number in (0, 1) else None
     if after == DType.BOOL:
@@ -233,8 +237,8 @@ def _before_cast(before: DType, after: DType, number: float) -> float | None:
 
 
 def _with_constant(node: Node) -> tuple[Value, float] | None:
-    """The operands of an op on a value and one number, in this order; the value has the result's
-    shape."""
+    """The value and the number of a binary op with a constant operand on the right; the value has
+    the result's shape."""
     for x, c in (node.inputs, reversed(node.inputs)):
         array = array_of(c)
         if array is None or array.size != 1 or not np.isfinite(array).all():
@@ -245,16 +249,16 @@ def _with_constant(node: Node) -> tuple[Value, float] | None:
 
 
 def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> Conditions | None:
-    """The condition of the keys that queries see through attention; None for everything.
+    """The keys that the queries `members` may see; None for all.
 
-    A key of one layer is a query of the layer before: what it reaches there lies within what the
-    first queries reach, so that all layers share one condition.
+    Keys of one layer are queries of the layer before. What they can see there is within what the
+    first queries can see, so that all layers share one condition.
     """
     plain: set[Condition] = set()
     found: set[Condition] = set()
     for member in members:
         if isinstance(member, IndexWindow) and member.dim > 0 and not causal:
-            return None  # of every sequence
+            return None  # all rows of every sequence
         before = next((c for c in parts(member) if isinstance(c, Reached)), None)
         if before is not None and before.keys == queries:
             both = causal and before.causal and queries == keys
@@ -267,7 +271,7 @@ def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> C
 
 
 def projected(conditions: Conditions, sizes: Shape, dims: tuple[int, ...]) -> Conditions:
-    """The rows of `dims` alone that belong to some row of the set."""
+    """Projects a set to `dims`: the indices along them that belong to some row of the set."""
     if len(dims) == len(sizes):
         return conditions
     plain: set[Condition] = set()
@@ -288,7 +292,7 @@ def projected(conditions: Conditions, sizes: Shape, dims: tuple[int, ...]) -> Co
 
 
 def _without_others(condition: Condition, sizes: Shape, dims: tuple[int, ...]) -> Conditions | None:
-    """The condition where it looks at no other dims; None where it does."""
+    """The condition restated for `dims` alone, if it does not depend on other dims; else None."""
     match condition:
         case Spread(inner, own, looked) if own == sizes and set(looked) <= set(dims):
             return spread(inner, tuple(sizes[d] for d in dims), [dims.index(d) for d in looked])
@@ -301,20 +305,20 @@ def _without_others(condition: Condition, sizes: Shape, dims: tuple[int, ...]) -
 
 
 def spread(inner: Conditions, sizes: Shape, dims: Sequence[int]) -> Conditions:
-    """The set's rows, of `dims`, as rows of more dims."""
+    """Extends a set, of rows along `dims`, to rows of all dims of `sizes`."""
     if not inner or all(d in dims or n == 1 for d, n in enumerate(sizes)):
         return inner
     return frozenset({Spread(inner, sizes, tuple(dims))})
 
 
 def every(a: Conditions, b: Conditions) -> Conditions:
-    """The set of the rows that both sets hold."""
+    """The intersection of two sets."""
     return union(c for other in b for c in both(a, other))
 
 
 def permuted(conditions: Conditions, sizes: Shape, perm: Sequence[int]) -> Conditions:
-    """The set with its rows numbered by `perm`, as deep within its conditions as that goes: a mask
-    that was transposed is the mask."""
+    """The set with its rows renumbered by the transposition `perm`, pushed as far into its
+    conditions as possible, so that a transposed mask becomes the mask itself."""
     perm = tuple(perm)
     if perm == tuple(sorted(perm)):
         return conditions
@@ -339,8 +343,8 @@ def permuted(conditions: Conditions, sizes: Shape, perm: Sequence[int]) -> Condi
 
 
 def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
-    """The value from which a Transpose made `value`, of `sizes`, if numbering by `perm` undoes
-    that."""
+    """The input of the Transpose that made `value`, of `sizes`, if `perm` undoes the Transpose;
+    else None."""
     node = value.producer()
     while node is not None and node.op_type in _SAME_ORDER:
         before = node.inputs[0]
@@ -352,20 +356,20 @@ def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
 
 
 def parts(condition: Condition) -> list[Condition]:
-    """The conditions that all have to hold for a condition."""
+    """The conditions whose conjunction a condition is."""
     if isinstance(condition, Both):
         return [*parts(condition.left), *parts(condition.right)]
     return [condition]
 
 
 def both(conditions: Conditions, other: Condition) -> Conditions:
-    """Rows of the set that also meet `other`."""
+    """The rows of the set that also meet `other`."""
     return union(c if implies(c, other) else other if implies(other, c) else Both(c, other)
                  for c in conditions)  # fmt: skip
 
 
 def union(conditions: Iterable[Condition]) -> Conditions:
-    """The set without members that others contain."""
+    """The union of conditions, without those that others imply."""
     kept: list[Condition] = []
     for condition in dict.fromkeys(conditions):
         if any(implies(condition, other) for other in kept):
@@ -376,12 +380,13 @@ def union(conditions: Iterable[Condition]) -> Conditions:
 
 
 def of_whole_sequences(conditions: Conditions) -> bool:
-    """Whether all rows are of one kind along the last dim: padding too, where tokens are rows."""
+    """Whether the set treats all rows along the last dim alike, so that padding is included with
+    tokens."""
     return all(isinstance(c, Spread) and len(c.sizes) - 1 not in c.dims for c in conditions)
 
 
 def implies(a: Condition, b: Condition) -> bool:
-    """Whether every row that meets `a` is known to meet `b`: true only where it is proved."""
+    """Whether every row that meets `a` provably meets `b`."""
     if a == b:
         return True
     match a, b:
@@ -391,7 +396,7 @@ def implies(a: Condition, b: Condition) -> bool:
             return implies(a, b.left) and implies(a, b.right)
         case Both(), _:
             return implies(a.left, b) or implies(a.right, b)
-        case Test(), Test():  # what is one number is not another
+        case Test(), Test():  # a value that equals one number differs from another
             return a.value is b.value and a.equal and not b.equal and a.number != b.number
         case IndexWindow(_, _, int(first), int(last)), IndexWindow(_, _, int(least), int(most)):
             return (a.sizes, a.dim) == (b.sizes, b.dim) and least <= first and last <= most
@@ -399,12 +404,12 @@ def implies(a: Condition, b: Condition) -> bool:
             return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
         case (Some(), Some()) | (Permuted(), Permuted()):
             return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
-        case _, Attended():  # which is not monotonic: less of it may be all
+        case _, Attended():  # not monotonic: a smaller inner set may select all rows
             return covers(b.inner, [a])
         case Reached(), Reached():
             same = (a.queries, a.keys) == (b.queries, b.keys)
             return same and covers(b.members, a.members) and (a.causal or not b.causal)
-        case _, Reached():  # a token sees itself
+        case _, Reached():  # each query sees its own position
             return b.queries == b.keys and covers(b.members, [a])
         case ShownKeys(), ShownKeys() if replace(a, members=b.members) == b:
             return b.members is None or (a.members is not None and covers(b.members, a.members))
@@ -413,6 +418,6 @@ def implies(a: Condition, b: Condition) -> bool:
 
 
 def covers(outer: Iterable[Condition], inner: Iterable[Condition]) -> bool:
-    """Whether every row of `inner` is known to be one of `outer`: true only where it is proved."""
+    """Whether every row of `inner` is provably in `outer`."""
     outer = list(outer)
     return all(any(implies(i, o) for o in outer) for i in inner)

@@ -1,4 +1,4 @@
-"""Parts a graph where the batch's counts are needed: what counts rows, and the step itself."""
+"""Splits a packed graph into one that counts the batch's rows and the step that uses the counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def split_counting(graph: Graph) -> tuple[Graph, Graph]:
 
 
 def row_conditions(graph: Graph) -> Graph:
-    """A graph from the batch to `b[N]` for every set of rows, an output each, called by its
-    size."""
+    """A graph from the batch to a mask `b[N]` for each set of rows, an output each, named by the
+    set's size."""
     conditions = graph.clone()
     conditions.outputs, conditions.state, conditions.signature = {}, {}, Signature()
-    conditions.counts = set()  # nothing is counted within it
+    conditions.counts = set()  # this graph counts nothing
     for node in conditions:
         if node.op_type == "Rows" and node.inputs[0] is not None:
             conditions.outputs[str(type_of(node.outputs[0]).shape[0])] = node.inputs[0]
@@ -26,7 +26,7 @@ def row_conditions(graph: Graph) -> Graph:
 
 
 def with_rows_given(graph: Graph) -> Graph:
-    """The graph with the rows' numbers as inputs (`Signature.rows`)."""
+    """A copy of the graph with the row indices as inputs (`Signature.rows`)."""
     step = graph.clone()
     step.counts = set()
     for node in list(step):

@@ -1,15 +1,14 @@
-"""Zeros: where a value is exactly 0, whatever the parameters are, because the batch says so.
+"""Zeros: where a value is exactly 0 because of the batch, whatever the parameters are.
 
-What a factor of 0 meets is not read. A mask is such a factor; so are the weights of a softmax over
-scores that a mask hides, and products with either. The answer is the other side: rows outside of
-which the value is 0, as a `Demand`. Two hazards are kept out here. A softmax over nothing but
-hidden scores gives weights that are not 0 (equal ones, or NaN): such rows count as nonzero
-(`sets.Attended`). A quotient 0 / 0 is NaN: only divisors are taken that are not 0, or whose 0
-makes what is left NaN or infinite as well.
+Values that meet a factor of 0 are not read. Such a factor may be a mask, a softmax's weights over
+scores that a mask hides, or a product with either. The answer is a `Demand` for the complement:
+rows outside of which the value is 0. Two hazards are excluded here. A softmax with all scores
+hidden has nonzero weights (equal ones, or NaN): its rows count as nonzero (`sets.Attended`). A
+quotient 0 / 0 is NaN: a divisor must be nonzero, or be such that its zeros make the remaining rows
+NaN or infinite anyway.
 
-Where x is 0 for all parameters, another number in place of what it is multiplied with changes
-neither the result nor its gradient; as everywhere in row demand, what is left out is taken to be
-finite.
+Where x is 0 for all parameters, changing the other factor changes neither the product nor its
+gradient; as everywhere in row demand, values left out are assumed to be finite.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from onward.graph.types import Shape
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import Demand, met, regrouped, spread
 
-# ops that make 0 of 0, in its place
+# ops that map 0 to 0, elementwise
 _KEEPS_ZERO = ("Identity", "StopGradient", "Neg", "Relu", "Tanh", "Cast", "Dropout", "Abs", "Erf")
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 _MOVES = (*_RESHAPES, "Expand", "Transpose")
@@ -32,7 +31,7 @@ Rows = Demand | None
 
 
 class Zeros:
-    """The zeros in the values of one graph. known: the values that follow from the batch alone."""
+    """Finds zeros in the values of one graph. known: values that depend on the batch alone."""
 
     def __init__(self, known: frozenset[Value]) -> None:
         self._known = known
@@ -40,7 +39,7 @@ class Zeros:
         self._shown: dict[Value, Rows] = {}
 
     def nonzero(self, value: Value | None) -> Rows:
-        """Rows outside of which the value is 0; None where there may be none."""
+        """Rows outside of which the value is 0; None where no zeros are known."""
         if value is None or array_of(value) is not None:
             return None
         if value not in self._nonzero:
@@ -48,7 +47,8 @@ class Zeros:
         return self._nonzero[value]
 
     def shown(self, value: Value | None) -> Rows:
-        """Rows outside of which a score is so low that a softmax gives it no weight."""
+        """Rows outside of which a score is so low that a softmax gives it no weight; None where
+        none is known."""
         if value is None or array_of(value) is not None:
             return None
         if value not in self._shown:
@@ -56,8 +56,8 @@ class Zeros:
         return self._shown[value]
 
     def weighed(self, node: Node, k: int) -> Rows:
-        """The rows, as rows of k, of an addend k of scores, read by softmaxes alone, that get
-        weight from one of them. None where k hides none for sure."""
+        """For input k of an addition of scores that only softmaxes read: the rows of k that get
+        weight in one of them. None where k surely hides none."""
         shown, y = self.shown(node.inputs[k]), node.outputs[0]
         if shown is None:
             return None
@@ -74,7 +74,8 @@ class Zeros:
         return None if y.is_graph_output() else found
 
     def truth(self, condition: Value | None, equal: bool = False) -> Rows:
-        """Rows where a condition that the batch decides is true; or false, with `equal`."""
+        """Rows where a condition that depends on the batch alone is true; with `equal`, where it is
+        false."""
         if condition not in self._known or array_of(condition) is not None:
             return None
         assert condition is not None
@@ -109,7 +110,8 @@ class Zeros:
                 return None
 
     def _weights(self, node: Node) -> Rows:
-        """The zeros of a softmax's result; where all along its dim is hidden, nothing is 0."""
+        """Rows outside of which a softmax's result is 0. Where all scores along its dim are hidden,
+        no row is."""
         x = node.inputs[0]
         shown = self.shown(x)
         if x is None or shown is None or shown.rows is None:
@@ -130,7 +132,7 @@ class Zeros:
                 )
             case "Add":
                 found = [_aligned(node, v, self.shown(v)) for v in node.inputs]
-                # two that hide might overflow together, as infinities of both signs do
+                # the sum of two masks may overflow, or be inf - inf
                 return found[0] if found[1] is None else found[1] if found[0] is None else None
             case "Identity" | "StopGradient":
                 return self.shown(node.inputs[0])
@@ -142,7 +144,8 @@ class Zeros:
     def _chosen(
         self, node: Node, ends: Callable[[np.ndarray], bool], inner: Callable[[Value | None], Rows]
     ) -> Rows:
-        """The zeros of a Where, one side of which is a constant that `ends` what it fills."""
+        """Rows outside of which a Where gives a constant for which `ends` is true. inner: the same
+        question for the other side."""
         condition, *sides = node.inputs
         y = type_of(node.outputs[0]).shape
         for i, side in enumerate(sides):
@@ -163,7 +166,7 @@ class Zeros:
         divisor = array_of(bottom)
         if divisor is not None:
             return found if (divisor != 0).all() else None
-        if bottom in self._known:  # 0 / 0 counts as nonzero
+        if bottom in self._known:  # rows of 0 / 0 count as nonzero
             none = _aligned(node, bottom, _tested(bottom, 0, True))
             if none is None or not set(none.dims) <= set(found.dims):
                 return None
@@ -172,7 +175,7 @@ class Zeros:
         divisor = _unexpanded(bottom)
         if _is_positive(divisor):
             return found
-        # the sum of what it divides: where it is 0, the rows that are left are NaN or infinite
+        # if the divisor is the sum of the dividend and is 0, the remaining rows are NaN or infinite
         maker = None if divisor is None else divisor.producer()
         while maker is not None and maker.op_type in _RESHAPES:
             before = maker.inputs[0]
@@ -187,8 +190,8 @@ class Zeros:
 
 
 def weights_hint(value: Value | None) -> str:
-    """The reason why the softmax that made a sum's weights hides no row for sure; "" where no
-    softmax did, or no low number hides its scores."""
+    """The reason why a softmax that made a sum's weights is not known to hide rows; "" where no
+    softmax made them, or no low number is in its scores."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in (*_MOVES, *_KEEPS_ZERO):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -204,14 +207,14 @@ def weights_hint(value: Value | None) -> str:
 
 
 def too_weak(value: Value | None) -> str:
-    """The number with which an added or filled-in mask hides too little, and what would hide; ""
-    where there is none."""
+    """The number with which an added or filled mask hides too weakly, and one that is low enough;
+    "" where there is none."""
     fills = [float(a.min()) for a in _constants(_unexpanded(value)) if a.size]
     return weak_number(min(fills, default=0.0))
 
 
 def weak_number(least: float) -> str:
-    """The number, where it is low but may not hide; else ""."""
+    """Describes a number that is low, but not low enough to hide; "" for others."""
     if not sets.HIDDEN < least <= -100:
         return ""
     return f"{least:g}, which a score may outweigh (-inf or the dtype's finfo.min hides for sure)"
@@ -225,7 +228,8 @@ def _rows_of(shape: Shape) -> tuple[int, ...]:
 
 
 def _tested(value: Value, number: float, equal: bool) -> Rows:
-    """The condition `value != number`, or `==`, of the dims alone along which the value varies."""
+    """The condition `value != number`, or `==` with `equal`, along the dims in which the value
+    varies."""
     shape, found = type_of(value).shape, sets.test(value, number, equal)
     dims = _rows_of(shape)
     if not dims:
@@ -242,7 +246,7 @@ def _tested(value: Value, number: float, equal: bool) -> Rows:
 
 
 def _above(value: Value) -> Rows:
-    """The condition where an added number does not hide."""
+    """Rows where an added mask does not hide."""
     node, shape = value.producer(), type_of(value).shape
     if node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
         inner = _above(node.inputs[0])
@@ -270,7 +274,7 @@ def _both(y: Shape, a: Rows, b: Rows) -> Rows:
 
 
 def _aligned(node: Node, x: Value | None, rows: Rows) -> Rows:
-    """An input's rows as rows of the output that it broadcasts to."""
+    """The rows of an input as rows of the output that it broadcasts to."""
     if x is None or rows is None:
         return None
     y, shape = type_of(node.outputs[0]).shape, type_of(x).shape
@@ -281,7 +285,7 @@ def _aligned(node: Node, x: Value | None, rows: Rows) -> Rows:
 
 
 def _moved(node: Node, rows: Rows) -> Rows:
-    """An input's rows as rows of the result of a node that moves its dims."""
+    """The rows of an input as rows of the result of a node that moves dims."""
     x = node.inputs[0]
     if x is None or rows is None or rows.rows is None:
         return None
@@ -307,7 +311,7 @@ def _unexpanded(value: Value | None) -> Value | None:
 
 
 def _of_batch(value: Value) -> bool:
-    """Whether a value holds something of the batch's content, not its sizes alone."""
+    """Whether a value depends on the batch's content, not only on its sizes."""
     stack, seen = [value], set[Value]()
     while stack:
         found = stack.pop()
@@ -340,7 +344,8 @@ def _constants(value: Value | None) -> list[np.ndarray]:
 
 
 def _may_hide(value: Value) -> bool:
-    """Whether an added value holds a number that hides: it is the batch's own, or made with one."""
+    """Whether an added value can hide: it is part of the batch, or computed with a number low
+    enough."""
     if not type_of(value).is_floating or not _of_batch(value):
         return False
     own = role_of(_source(value)) == Role.BATCH
@@ -348,14 +353,14 @@ def _may_hide(value: Value) -> bool:
 
 
 def _source(value: Value) -> Value:
-    """The value that a value was moved from."""
+    """The value that reshapes, expands and transposes have made this one of."""
     node = value.producer()
     moved = node is not None and node.op_type in _MOVES and node.inputs[0] is not None
     return _source(node.inputs[0]) if moved else value  # type: ignore[union-attr, arg-type]
 
 
 def _is_positive(value: Value | None) -> bool:
-    """Whether a value is bounded from below by a number above 0: `clamp(min=1e-9)`."""
+    """Whether a value has a positive lower bound: `clamp(min=1e-9)`."""
     node = None if value is None else value.producer()
     if node is None:
         return False

@@ -1,14 +1,14 @@
-"""Three engines on one batch: Onward, eager PyTorch, and stock onnxruntime where installed.
+"""Verification: compares Onward on one batch with eager PyTorch, and with onnxruntime if installed.
 
-With dropout off, each tensor's distance to an fp64 eager run may be at most twice eager's own
-(`law.py`). One distance is one draw of rounding noise, and eager's is now and then small by luck:
-a tensor that departs on the batch is looked at again over several draws (`draws.py`).
+With dropout off, each tensor may be at most twice as far from an fp64 eager run as eager's own
+result is (`law.py`). One such distance is one draw of rounding noise, and eager's is sometimes
+small by chance: a tensor that fails on the batch is compared again over several draws (`draws.py`).
 
-In mixed precision the same law holds for the step with its casts, and eager PyTorch runs under
-`torch.autocast`. The step without casts is compared as well: rounding to fp32 hides less.
+In mixed precision the same law applies to the step with its casts, and eager PyTorch runs under
+`torch.autocast`. The step without casts is compared as well, since fp32 rounding hides less.
 
-With dropout on, Onward's executor and onnxruntime run the same graph, masks and all. A bisection
-(`bisection.py`) names the first stage, and in it the first node, that departs.
+With dropout on, Onward's executor and onnxruntime run the same graph with the same masks. Bisection
+(`bisection.py`) names the first stage whose results differ, and the first such node.
 """
 
 from onward.train.verify.eager_modes import InDouble, NoDropout

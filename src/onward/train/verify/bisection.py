@@ -1,4 +1,4 @@
-"""Bisection: the first stage, and in it the first node, that departs."""
+"""Bisection: finds the first compile stage, and the first node, whose results differ."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from onward.train.verify.comparison import against_eager, against_onnxruntime
 from onward.train.verify.engines import Engines
 from onward.train.verify.graphs import LOSS, compared_outputs
 
-NODE = (1e-4, 1e-5)  # of a value's norm: what is looked for first, and then, on single nodes
+# shares of a value's norm: nodes are searched for the large difference first, then the small one
+NODE = (1e-4, 1e-5)
 
 
 def first_departure(kinds: Iterable[Engines]) -> str:
-    """The first stage whose loss or gradients depart from eager, and the first such node; of fp32
-    before mixed precision."""
+    """Names the first stage whose loss or gradients differ from eager's, and the first such node.
+    Searches fp32 before mixed precision."""
     found = (_departure(engines) for engines in kinds)
     return next((text for text in found if text), ("bisect: no stage differs from eager PyTorch"))
 
 
 def _departure(engines: Engines) -> str:
-    """ "" where no stage departs."""
+    """Describes the first stage that differs; "" where none does."""
     first, low = True, engines.low is not None
     for stage, graph in engines.compiler.journal.stages or []:
         if stage in ("specialize", "plan") or (low and stage.startswith(("forward-", "pack-"))):
-            continue  # no stage of its own, or one without casts, which fp32 has been compared on
+            # compiled under another stage's name or, without casts, already compared in fp32
+            continue
         expected = {LOSS, *compared_outputs(graph)}
         rows = [r for r in against_eager(engines, graph) if r.name in expected]
         missing = set(engines.exact) - expected if stage == "differentiate" else set()
@@ -48,7 +50,7 @@ def _departure(engines: Engines) -> str:
 
 
 def _first_node(engines: Engines, graph: Graph) -> str:
-    """The first node on which Onward's executor and onnxruntime differ."""
+    """Describes the first node on which Onward's executor and onnxruntime differ."""
     if not engines.has_onnxruntime():
         return "install onnxruntime to find the node"
     kept = graph.clone()
@@ -76,7 +78,8 @@ def _first_node(engines: Engines, graph: Graph) -> str:
 
 
 def _gap(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
-    """Norms of the difference and of `theirs`; what is infinite or no number in both agrees."""
+    """The norms of the difference and of `theirs`. Elements that are equal, or NaN in both, count
+    as 0 in the difference."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     difference = torch.where(same, torch.zeros_like(ours), ours - theirs)
     finite = torch.where(theirs.isfinite(), theirs, torch.zeros_like(theirs))

@@ -1,4 +1,4 @@
-"""Comparisons of Onward with another engine, a row for each tensor."""
+"""Comparisons of Onward with another engine, one row for each tensor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _IDLE = (
     "gradients are zero in this batch where eager PyTorch has grad=None, so that weight "
     "decay still moves"
 )
-ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
-REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
+ORACLE = 1e-5  # of the tensor's own norm: both engines run one graph but sum in different orders
+REPLICAS = (8, 24)  # numbers of further draws of rounding noise: after one draw, and after nine
 
 
 def against_eager(
     engines: Engines, graph: Graph, form: str = "dropout off"
 ) -> list[ComparedTensor]:
-    """The law for each tensor: on the batch, and where that says no, over several runs."""
+    """Compares each tensor with eager PyTorch by the law: on the batch, and where it fails, over
+    several runs."""
     engine, quiet = f"{engines.eager_name} ({form})", without_dropout(graph)
     ours, exact, own = engines.onward(quiet), engines.exact, engines.own
     common = [n for n in exact if n in ours]
@@ -48,9 +49,9 @@ def against_eager(
 
 
 def moved_as_in_eager(engines: Engines, graph: Graph) -> tuple[list[str], list[str]]:
-    """Where the parameters that a step moves are others than those with a gradient in eager
-    PyTorch: a line for each way in which they are, of at most five names; and a note of those that
-    this batch alone leaves out, such as experts that no token is sent to."""
+    """Compares which parameters a step updates with those that have a gradient in eager PyTorch.
+    Returns the mismatches, a line of a few names for each kind, and notes of parameters that only
+    this batch leaves out, such as experts that no token is sent to."""
     theirs, ours = engines.own, engines.captured.reached
     lacking = [n for n in engines.names if gradient(n) in theirs and n not in ours]
     beyond = [n for n in engines.names if gradient(n) not in theirs and n in ours]
@@ -65,7 +66,7 @@ def moved_as_in_eager(engines: Engines, graph: Graph) -> tuple[list[str], list[s
 
 
 def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
-    """Parameters whose gradient is zero for this batch, though the loss depends on them."""
+    """The parameters whose gradient is zero on this batch although the loss depends on them."""
     forward = Graphs(engines.compiler.quiet(), engines.captured).forward
     led = engines.compiler.quiet().gradients(forward, names, ()).signature.gradients
     found = engines.onward(without_dropout(graph))
@@ -73,7 +74,8 @@ def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
 
 
 def zero_as_in_eager(engines: Engines, rows: Iterable[ComparedTensor]) -> list[str]:
-    """Says which gradients are exactly zero in eager PyTorch and fail their row here."""
+    """Lists the failed gradients that are exactly zero in eager PyTorch; AdamW would turn noise in
+    them into full steps."""
     failed = {row.name for row in rows if not row.ok}
     odd = [n for n in engines.names if gradient(n) in failed and _is_zero(engines, gradient(n))]
     line = "a gradient that is not zero where eager PyTorch's is exactly zero"
@@ -86,7 +88,7 @@ def _is_zero(engines: Engines, name: str) -> bool:
 
 
 def _draw_more(draws: RepeatedDraws, engines: Engines, graph: Graph, more: int) -> None:
-    """Adds so many runs, of weights close to the model's."""
+    """Adds `more` runs, with weights close to the model's."""
     for seed in range(draws.runs, draws.runs + more):
         weights = close_weights(engines.captured.parameters, seed, engines.law.close)
         draws.add(

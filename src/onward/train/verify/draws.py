@@ -1,8 +1,8 @@
-"""Draws of rounding noise: the law over several runs, where one says too little.
+"""Draws of rounding noise: the law applied to several runs, where a single run is inconclusive.
 
-Each run has weights that differ a little, by a thousandth in fp32. The root mean square of the
-distances counts, and eager's is taken to be at least the model's typical one. A wrong graph is
-wrong on every such draw, far above rounding.
+Each run has slightly different weights, by a thousandth in fp32. Root mean squares of the distances
+are compared, and eager's is taken to be at least the model's typical one. A wrong graph is wrong on
+every draw, by far more than rounding.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ import torch
 from onward.train.verify.law import FP32, Law, distance
 from onward.train.verify.report import ComparedTensor
 
-GROSS = 30.0  # times what is allowed: no chance of rounding
+GROSS = 30.0  # times the allowed distance: more than rounding can explain
 
 
 class RepeatedDraws:
-    """Runs of the same tensors: root mean squares of norms, of eager's distances, of Onward's."""
+    """Several runs of the same tensors, summarized as root mean squares of the norm, of eager's
+    distance and of Onward's."""
 
     def __init__(self, law: Law = FP32) -> None:
         self.law = law
         self.runs = 0
-        self.zero: dict[str, float] = {}  # what is noise in the first run, and how large it may be
-        self._squares: dict[str, np.ndarray] = {}  # of norm, eager's distance, Onward's distance
+        # tensors that are only rounding noise in the first run, with the norm allowed
+        self.zero: dict[str, float] = {}
+        # sums of squares of norm, eager's distance, Onward's distance
+        self._squares: dict[str, np.ndarray] = {}
         self._floors: dict[str, float] = {}
 
     def add(
@@ -35,9 +38,10 @@ class RepeatedDraws:
         eager: Mapping[str, torch.Tensor],
         exact: Mapping[str, torch.Tensor],
     ) -> None:
-        """One run more. A gradient that is zero by construction, such as a key bias's, which
-        softmax does not see, is noise in every engine, and one's noise bounds no other's; where it
-        is exactly zero in eager PyTorch there is none, and AdamW would step by what is no zero."""
+        """Adds one run. A gradient that is zero in exact arithmetic, such as that of a key's bias
+        before softmax, is pure noise in every engine, so that eager's noise is no bound for
+        Onward's: it gets a bound of its own. One that is exactly zero in eager PyTorch gets none:
+        AdamW would turn noise in it into full steps."""
         norms = {n: float(t.norm()) for n, t in exact.items()}
         if not self.runs:
             whole = math.hypot(*norms.values())
@@ -55,33 +59,33 @@ class RepeatedDraws:
 
     @property
     def typical(self) -> float:
-        """The median over the tensors of eager's distance as a share of the tensor's norm."""
+        """The median, over the tensors, of eager's distance relative to the tensor's norm."""
         shares = [math.sqrt(e / n) for n, e, _ in self._squares.values() if n > 0.0]
         return float(np.median(shares)) if shares else 0.0
 
     def row(self, engine: str, name: str) -> ComparedTensor:
-        """The law, eager's distance taken to be at least typical: who rounds in another order is
-        not held to where eager happens to be exact."""
+        """Applies the law with eager's distance taken to be at least typical, so that Onward need
+        not match a result of eager's that is exact by chance."""
         norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
         allowed = self.law.times * max(eager, self.typical * norm) + self._floors[name] * norm
         allowed = max(allowed, self.zero.get(name, 0.0))
         return ComparedTensor(engine, name, float(ours), float(allowed), self.runs)
 
     def is_doubtful(self, name: str) -> bool:
-        """Whether more runs could find that a tensor over its bound is right."""
+        """Whether a tensor over its bound is close enough that more runs could pass it."""
         row = self.row("", name)
-        return row.difference <= GROSS * row.allowed  # never where it is NaN
+        return row.difference <= GROSS * row.allowed  # False where it is NaN
 
 
 def _zeros(name: str, *engines: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a tensor is exactly zero in each of them."""
+    """Whether a tensor is exactly zero in every engine."""
     return all(name in found and not found[name].any() for found in engines)
 
 
 def close_weights(
     parameters: Mapping[str, torch.Tensor], seed: int, close: float = FP32.close
 ) -> dict[str, torch.Tensor]:
-    """Weights a little beside the model's; what is zero stays zero."""
+    """Perturbs the model's weights by a relative step of about `close`; zeros stay zero."""
     made: dict[str, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters.items():

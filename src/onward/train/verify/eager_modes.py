@@ -13,11 +13,12 @@ _DROPOUTS = (
     F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
     F.feature_alpha_dropout,
 )  # fmt: skip
-_PLACES = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}  # of dropout_p
+# position of the argument dropout_p
+_PLACES = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 
 class NoDropout(TorchFunctionMode):
-    """Within it, eager PyTorch's dropout passes its input on, in training mode too."""
+    """A mode in which eager PyTorch's dropout returns its input, in training mode too."""
 
     def __torch_function__(
         self,
@@ -38,8 +39,8 @@ class NoDropout(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """Within it, what asks for fp32 gets fp64: models that compute a norm "in fp32, whatever the
-    precision", constants that no buffer holds."""
+    """A mode in which code that asks for fp32 gets fp64: norms computed "in fp32, whatever the
+    precision", constants outside of buffers."""
 
     def __torch_function__(
         self,
@@ -52,7 +53,7 @@ class InDouble(TorchFunctionMode):
         if func is torch.Tensor.float:
             return args[0].double()
         if name == "__get__" or (name.endswith("_") and not name.endswith("__")):
-            return func(*args, **kwargs)  # what is written in place stays what it is
+            return func(*args, **kwargs)  # ops in place keep the dtype of what they write
         args = pytree.tree_map(_doubled, args)
         kwargs = {name: pytree.tree_map(_doubled, x) for name, x in kwargs.items()}
         return pytree.tree_map_only(torch.Tensor, _doubled, func(*args, **kwargs))

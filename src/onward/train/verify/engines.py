@@ -35,7 +35,7 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 @dataclass(frozen=True)
 class _Weighed:
-    """A part that runs in PyTorch, with others in the place of its parameters."""
+    """An EagerPart with other tensors in place of its parameters."""
 
     part: EagerPart
     others: Mapping[int, torch.Tensor]
@@ -60,9 +60,10 @@ class _Weighed:
 
 
 class Engines:
-    """Each engine on one batch of one model. `names`: the graph inputs that are differentiated.
+    """Onward's executor, onnxruntime and eager PyTorch on one batch of one model. names: the graph
+    inputs to differentiate with respect to.
 
-    low: what eager PyTorch computes products in, under autocast; None: the model's precision.
+    low: the dtype of eager PyTorch's products under autocast; None: no autocast.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Engines:
         self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
 
     def under_autocast(self, compiler: Compiler, low: torch.dtype) -> Engines:
-        """Engines for mixed precision, which share the fp64 run."""
+        """A copy of these engines for mixed precision, which shares the fp64 run."""
         twin = copy.copy(self)
         vars(twin).pop("own", None)
         twin.compiler, twin.low = compiler, low
@@ -95,23 +96,24 @@ class Engines:
 
     @property
     def law(self) -> Law:
-        """What its comparisons with eager PyTorch go by."""
+        """The law that comparisons with eager PyTorch apply."""
         return FP32 if self.low is None else mixed(self.low)
 
     @property
     def eager_name(self) -> str:
-        """What eager PyTorch is called in rows."""
+        """The name of eager PyTorch in rows."""
         return "eager PyTorch" + ("" if self.low is None else f" under autocast {_SHORT[self.low]}")
 
     def _inputs(self, graph: Graph) -> dict[str, Any]:
-        """The inputs of a run that is no one's but this comparison's."""
+        """The inputs of a run, with a fixed seed."""
         seed = torch.tensor([12345, 67890])
         return {**self._staged, **scalars(graph.signature, seed, offset=0, weight=1.0)}
 
     # ---- Onward
 
     def onward(self, graph: Graph, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
-        """Loss and gradients, on other weights where they are given."""
+        """Computes loss, gradients and written buffers with Onward's executor. weights: replace the
+        model's."""
         return self.values(graph, compared_outputs(graph), weights)
 
     def values(
@@ -120,8 +122,8 @@ class Engines:
         outputs: Mapping[str, str],
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Tensors:
-        """Runs a graph with Onward's executor for these outputs; where it counts rows, it is given
-        the batch's."""
+        """Runs a graph with Onward's executor and returns these outputs. A packed graph is given
+        the row indices of the batch."""
         dims, inputs = dict(self._dims), self._inputs(graph)
         if graph.counts:
             conditions, graph = split_counting(graph)
@@ -147,7 +149,7 @@ class Engines:
         }
 
     def _others(self, weights: Mapping[str, torch.Tensor] | None) -> dict[int, torch.Tensor]:
-        """What stands for the model's parameters, by their ids."""
+        """The tensors that replace the model's parameters, by id of the parameter."""
         held = self.captured.parameters
         return {
             id(held[n]): w.detach().requires_grad_(held[n].requires_grad)
@@ -166,15 +168,17 @@ class Engines:
         return True
 
     def onnxruntime(self, graph: Graph) -> Tensors:
-        """All outputs, by their names in the graph, by the stock engine, its own optimiser off; on
-        one thread: on several, those that add to one row of a table overwrite each other's sums."""
+        """Runs a graph with stock onnxruntime, unoptimized; returns all outputs by their names in
+        the graph. It runs on one thread, since several overwrite each other's sums where they add
+        to one row of a table."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_mem_reuse = False  # its planning is quadratic: 2.5 s for 2,500 nodes
+        # onnxruntime's memory planning takes quadratic time: 2.5 s for 2,500 nodes
+        options.enable_mem_reuse = False
         options.log_severity_level = 3
         session = ort.InferenceSession(
             to_proto(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -199,16 +203,17 @@ class Engines:
 
     @cached_property
     def exact(self) -> Tensors:
-        """Eager PyTorch in fp64."""
+        """The results of eager PyTorch in fp64."""
         return self.eager(exact=True)
 
     @cached_property
     def own(self) -> Tensors:
-        """Eager PyTorch in the precision of the step, the results converted to fp64."""
+        """The results of eager PyTorch in the precision of the step, converted to fp64."""
         return self.eager(exact=False)
 
     def eager(self, exact: bool, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
-        """Eager PyTorch on a copy of the model, dropout off; `exact`: in fp64."""
+        """Runs eager PyTorch on a copy of the model with dropout off; `exact`: in fp64. Returns
+        loss, gradients and written buffers."""
 
         def cast(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
@@ -239,13 +244,13 @@ class Engines:
         found |= {
             gradient(n): g.detach()
             for n, g in zip(wanted, grads, strict=True)
-            if isinstance(g, torch.Tensor)  # None where the loss does not reach
+            if isinstance(g, torch.Tensor)  # None where the loss does not depend on the parameter
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
     @contextmanager
     def _precision(self, exact: bool) -> Generator[None]:
-        """Within it, eager PyTorch runs in fp64, or in the precision of the step. Raises
+        """A context in which eager PyTorch runs in fp64, or in the precision of the step. Raises
         OnwardError where autocast cannot run the model."""
         if exact:
             with InDouble():
@@ -264,7 +269,7 @@ class Engines:
                 ) from error
 
     def _written(self, model: torch.nn.Module) -> Tensors:
-        """After its forward: the buffers of a copy that a step writes too."""
+        """The buffers of a model that has run which the step writes too."""
         buffers = dict(model.named_buffers(remove_duplicate=False))
         paths = {id(b): path for path, b in self._model.named_buffers(remove_duplicate=False)}
         names = self.captured.graph.signature.written

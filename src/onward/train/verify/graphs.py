@@ -1,4 +1,4 @@
-"""Graphs for a comparison: their gradients by the user's names, and copies without dropout."""
+"""Graphs for a comparison: the names of their results in rows, and copies without dropout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ LOSS = "loss"
 
 
 def gradient(parameter: str) -> str:
-    """What the gradient by a graph input is called in rows: `grad.w` for `param.w`."""
+    """The name of a gradient in rows: `grad.w` for the graph input `param.w`."""
     return f"grad.{user_name(parameter)}"
 
 
 def next_value(buffer: str) -> str:
-    """What the next value of a buffer, by its graph input, is called in rows."""
+    """The name of a buffer's next value in rows: `next.mean` for the graph input `buffer.mean`."""
     return f"next.{user_name(buffer)}"
 
 
 def compared_outputs(graph: Graph) -> dict[str, str]:
-    """The graph's loss and gradients, and the running statistics and the like that it writes, by
-    what they are called in rows."""
+    """The outputs to compare, by their names in rows: the loss, gradients, and next values of
+    floating buffers, such as running statistics."""
     signature = graph.signature
     loss = {} if signature.loss is None else {LOSS: signature.loss}
     gradients = {gradient(name): made for name, made in signature.gradients.items()}
@@ -29,7 +29,7 @@ def compared_outputs(graph: Graph) -> dict[str, str]:
 
 
 def without_dropout(graph: Graph) -> Graph:
-    """A copy in which every dropout passes its input on."""
+    """A copy of the graph in which every dropout returns its input."""
     graph = graph.clone()
     for node in list(graph):
         if node.op_type == "Dropout":

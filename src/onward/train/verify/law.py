@@ -1,4 +1,4 @@
-"""The law of same numbers: how far one tensor may be from an fp64 run of eager PyTorch."""
+"""The law of equal numbers: how far one tensor may be from an fp64 run of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 @dataclass(frozen=True)
 class Law:
-    """`times |eager - exact| + floor |exact|`, where eager runs in the precision of the step.
+    """The distance allowed: `times |eager - exact| + floor |exact|`, with eager run in the
+    precision of the step.
 
-    times: more in mixed precision, where a relu whose sign rounds the other way is a rare and large
-    error, in either engine. tensor, number: the floors of a tensor and of a single number, on which
-    eager may be exact by luck. roundoff: what is zero is noise of this size on the terms that
-    cancel. close: how far the weights of further draws are from the model's, relatively: far enough
-    that they round anew.
+    times: larger in mixed precision, where a relu whose sign rounds the other way is a rare, large
+    error of either engine. tensor, number: the floors of a tensor and of a scalar, which eager may
+    get exactly right by chance. roundoff: the relative noise of a result that is zero because terms
+    cancel. close: the relative change of weights in further draws, large enough that they round
+    differently.
     """
 
     times: float
@@ -26,11 +27,12 @@ class Law:
     close: float
 
     def floor(self, exact: torch.Tensor) -> float:
-        """What is allowed of a tensor's own norm beside eager's distance."""
+        """The floor that applies to `exact`, relative to its norm."""
         return self.number if exact.dim() == 0 else self.tensor
 
     def allowed(self, eager: torch.Tensor, exact: torch.Tensor) -> float:
-        """The largest distance of a tensor from its fp64 run, where eager PyTorch gave `eager`."""
+        """The largest distance from `exact` (fp64) that is allowed where eager PyTorch gave
+        `eager`."""
         return self.times * distance(eager, exact) + self.floor(exact) * float(exact.norm())
 
 
@@ -38,13 +40,13 @@ FP32 = Law(2.0, 1e-7, 2.4e-7, 2.0**-24, 1e-3)
 
 
 def mixed(low: torch.dtype) -> Law:
-    """Where products are computed in `low`, and eager PyTorch runs under autocast."""
+    """The law for products computed in `low`, with eager PyTorch under autocast."""
     eps = torch.finfo(low).eps
     return Law(3.0, FP32.tensor, eps / 16, eps / 2, 2 * eps)
 
 
 def allowed_difference(eager: torch.Tensor, exact: torch.Tensor) -> float:
-    """By the law of fp32."""
+    """The distance that the law of fp32 allows."""
     return FP32.allowed(eager, exact)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ComparedTensor:
-    """One tensor compared: norm of the difference and what is allowed; root mean squares where
-    there were several runs."""
+    """One compared tensor: the norm of the difference, and the norm allowed; root mean squares over
+    several runs."""
 
     engine: str
     name: str
@@ -23,8 +23,8 @@ class ComparedTensor:
 
 @dataclass
 class Verification:
-    """The comparison; prints as a table of the worst rows. mismatches: which parameters have a
-    gradient at all, or one that is not zero, in one engine alone."""
+    """The result of a verification; prints as a table of the worst rows. mismatches: parameters
+    that have a gradient, or a nonzero one, in only one of the engines."""
 
     rows: list[ComparedTensor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The verification of one training step; model, batch and generators stay as they are."""
+"""Verification of one training step; model, batch and random generators stay as they are."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def verify_step(
     policy: Policy | None = None,
 ) -> Verification:
     """Compares the batch's loss and every gradient. trained: ids of the parameters to differentiate
-    by. regions: whether parts of the model may run in PyTorch. policy: where precision is mixed:
-    the step with its casts is compared with autocast, and the same step without them, whose law
-    finds less than rounding to a low type, with eager PyTorch in fp32 and onnxruntime."""
+    with respect to. regions: whether parts of the model may run in PyTorch. policy: of mixed
+    precision. Under a policy the step with its casts is compared with autocast; the step without
+    casts is still compared with fp32 eager PyTorch and onnxruntime, where errors stand out more."""
     with _undisturbed():
         batch = _owned(batch)
         device = next((p.device.type for p in model.parameters()), "cpu")
@@ -84,7 +84,8 @@ def verify_step(
 
 
 def _compared(engines: Engines) -> tuple[Graph, list[ComparedTensor]]:
-    """Loss and gradients on every row, and the comparison of it and of its packed form."""
+    """Returns the graph of loss and gradients on every row, and the rows that compare it and its
+    packed form with eager PyTorch."""
     graphs = Graphs(engines.compiler, engines.captured)
     derived = partial(engines.compiler.gradients, wrt=engines.names, zeros=engines.captured.reached)
     padded = derived(graphs.forward)
@@ -111,7 +112,8 @@ def _refuse_drawn(graph: Graph) -> None:
 
 
 def _refuse_autocast(graph: Graph) -> None:
-    """A block within a forward has nothing to be compared with: eager PyTorch rounds there too."""
+    """Raises OnwardError for a forward with an autocast block, where eager PyTorch has no fp32
+    run."""
     said = precisions_said(graph)
     low = [where(node) for node in graph if precision_said(node) in said]
     if low:
@@ -124,7 +126,7 @@ def _refuse_autocast(graph: Graph) -> None:
 
 @contextmanager
 def _undisturbed() -> Generator[None]:
-    """Gradients are on, whatever surrounds it; every generator is put back."""
+    """A context with gradients on and inference mode off; restores all random generators."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with (
@@ -140,8 +142,8 @@ def _undisturbed() -> Generator[None]:
 
 
 def _owned(batch: Batch) -> Batch:
-    """The batch on copies: what was made in inference mode cannot be differentiated, and a model
-    may write into its batch."""
+    """A copy of the batch: tensors of inference mode cannot be differentiated, and a model may
+    write into its batch."""
     copies = {id(t): t.detach().clone() for t in batch.tensors}
 
     def own(x: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Modules of torch.nn that a trace would take otherwise than eager PyTorch runs them.
+"""Patches for modules of torch.nn whose trace would differ from eager PyTorch.
 
-In: such a module's call. Out: the same in operators that a trace keeps.
+In: a call of such a module. Out: the same numbers, by operators that a trace records.
 Imports: `model_state`.
 """

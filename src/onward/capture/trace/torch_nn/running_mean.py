@@ -1,7 +1,7 @@
-"""torch.nn.BatchNorm with momentum=None: its running statistics are the mean over all batches.
+"""torch.nn.BatchNorm with momentum=None, whose running statistics are the mean over all batches.
 
-Eager PyTorch reads their number into Python, which a graph of many batches cannot hold; here it
-stays a tensor.
+Eager PyTorch reads the number of batches into Python, which a graph would hold as a constant; here
+it stays a tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onward.model_state.patches import patched
 
 @contextmanager
 def averaged_over_batches() -> Iterator[None]:
-    """Within it, a batch norm without momentum counts its batches in a tensor."""
+    """A context in which a batch norm without momentum counts its batches in a tensor."""
     norm = torch.nn.modules.batchnorm._BatchNorm
     plain = norm.forward
 

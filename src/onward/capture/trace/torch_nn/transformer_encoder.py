@@ -1,9 +1,9 @@
-"""torch.nn.TransformerEncoder under a padding mask, in evaluation: hidden tokens come out as zeros.
+"""torch.nn.TransformerEncoder in evaluation with a padding mask: zeros for hidden tokens.
 
-Eager PyTorch then leaves the hidden tokens out (it goes over to a nested tensor), and pads the
-result with zeros before the final norm. That is, where the encoder's `use_nested_tensor` is set,
-no attention mask is given, nothing asks for gradients, and no hidden token stands before a visible
-one. An export traces the other path, whose hidden tokens come out as some numbers.
+Eager PyTorch then drops the hidden tokens (it converts to a nested tensor), and pads the result
+with zeros before the final norm. It does so if the encoder's `use_nested_tensor` is set, there is
+no attention mask, no gradient is needed, and all hidden tokens are at the end of their rows. An
+export traces the other path, in which hidden tokens have arbitrary numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from onward.model_state.patches import patched
 
 @contextmanager
 def padded_with_zeros(trains: bool) -> Iterator[None]:
-    """Within it, an encoder's hidden tokens come out as in eager PyTorch.
+    """A context in which an encoder returns the numbers of eager PyTorch for hidden tokens.
 
-    trains: whether gradients are asked for.
+    trains: whether gradients are asked for. Raises CaptureError for mask_check=False.
     """
     encoder = torch.nn.TransformerEncoder
     plain = encoder.forward
@@ -43,7 +43,7 @@ def padded_with_zeros(trains: bool) -> Iterator[None]:
                 "mask_check=True"
             )
         hidden = hidden if hidden.dtype == torch.bool else hidden != 0  # b[B,T]
-        behind = hidden.long().cumsum(1) > 0  # from the first hidden token on
+        behind = hidden.long().cumsum(1) > 0  # b[B,T]: from the first hidden token on
         last = (behind != hidden).long().sum() == 0
         empty = src.new_zeros(src.shape[-1])
         empty = empty if self.norm is None else self.norm(empty)
@@ -54,7 +54,7 @@ def padded_with_zeros(trains: bool) -> Iterator[None]:
 
 
 def _nests(encoder: Any, src: torch.Tensor, trains: bool) -> bool:
-    """Whether eager PyTorch would go over to a nested tensor, given a mask that allows it."""
+    """Returns whether eager PyTorch would use a nested tensor if the mask allows it."""
     first = encoder.layers[0]
     if not getattr(encoder, "use_nested_tensor", False) or first.training or src.dim() != 3:
         return False

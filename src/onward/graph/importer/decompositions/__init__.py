@@ -1,1 +1,1 @@
-"""Decompositions, one file for each family; a new file is found by itself."""
+"""Decompositions, one file for each family; new files are found automatically."""

@@ -1,7 +1,7 @@
-"""Attention in all its forms: heads beside each other or in a dim of their own, grouped queries,
-past keys, masks of bits and added biases (which train), causal and sliding windows, a soft cap.
+"""Attention in all its forms: heads side by side or in a dim of their own, grouped queries, past
+keys, boolean masks and added biases (which train), causal and sliding windows, a soft cap.
 
-Plain forms become the graph's own op Attention, which has kernels; a row with nothing to attend to
+Plain forms become the graph's own op Attention, which has kernels. A query without visible keys
 gives 0 and no gradient.
 """
 
@@ -54,7 +54,7 @@ def _heads(c: NodeCall, i: int) -> Value:
 
 
 def _repeated(b: Builder, x: Value, times: int) -> Value:
-    """Keys or values x with each head repeated for its `times` heads of queries."""
+    """Repeats each head of keys or values x `times` times, once per query head."""
     n, h, t, d = type_of(x).shape
     wide = b.expand(b.unsqueeze(x, [2]), (n, h, times, t, d))
     return b.reshape(wide, (n, h * times, t, d))
@@ -68,8 +68,8 @@ def _four(c: NodeCall, mask: Value | None) -> Value | None:
 
 
 def _masks(c: NodeCall, q: Value, k: Value) -> tuple[Value | None, Value | None]:
-    """The masks of an Attention: where a query may attend, b[..,T,S], and what is added, f[..,T,S];
-    None for neither."""
+    """The masks of an Attention: a boolean one b[..,T,S], true where a query may attend, and an
+    added one f[..,T,S]; None for each that is absent."""
     b, steps, keys = c.b, int(type_of(q).shape[2]), int(type_of(k).shape[2])  # type: ignore[arg-type]
     allowed: list[Value] = []
     added: Value | None = None
@@ -97,7 +97,7 @@ def _masks(c: NodeCall, q: Value, k: Value) -> tuple[Value | None, Value | None]
     limits = ([0] if causal else []) + ([right] if right >= 0 else [])
     if lengths is not None and (limits or left >= 0):
         place = b.Add(b.Sub(lengths, np.array(steps, np.int64)), (here - there).astype(np.int64))
-        for limit in limits:  # how far before its key a query may stand
+        for limit in limits:  # limits on the distance of a query from its key
             allowed.append(b.GreaterOrEqual(place, np.array(-limit, np.int64)))
         if left >= 0:
             allowed.append(b.LessOrEqual(place, np.array(left, np.int64)))

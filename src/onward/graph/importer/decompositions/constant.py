@@ -1,4 +1,4 @@
-"""Ops that make constants, or tensors of one number."""
+"""Ops that make constants, or tensors filled with one number."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def _identity(c: NodeCall) -> Results:
 
 @decomposition("OneHot")
 def _one_hot(c: NodeCall) -> Results:
-    """OneHot: values[1] where the number is the index, counted from the end where it is
-    negative."""
+    """OneHot: values[1] at the index, values[0] elsewhere; negative indices count from the end."""
     b, depth, rank = c.b, c.ints(1)[0], c.rank()
     axis = int(c.attr("axis", -1)) % (rank + 1)
     index = b.cast(c.x(), DType.INT64)

@@ -1,7 +1,7 @@
-"""If, Loop and Scan: the branch that is taken and the steps that are run, where both are known.
+"""If, Loop and Scan, where the branch taken and the number of iterations are known.
 
-A branch that only the data chooses stays refused: of both sides, computed and chosen between, the
-one that is not taken may give infinities, whose gradient is NaN also where it is multiplied by 0.
+A branch that depends on data is refused. Computing both and selecting one would not do: the other
+may give infinities, whose gradients are NaN even when multiplied by 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
-STEPS = 1024  # of a loop that is unrolled
+STEPS = 1024  # most iterations of a loop that is unrolled
 
 
 @decomposition("If")

@@ -1,4 +1,5 @@
-"""Ops that read and write by number. Numbers below 0 count from the end; kernels want others."""
+"""Ops that read and write by index. Negative indices count from the end; kernels take no negative
+ones."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from onward.graph.types import DType, Size
 
 
 def from_the_front(c: NodeCall, index: Value, size: Size) -> Value:
-    """An index tensor as i64 from 0 on; negative numbers count from the end."""
+    """Converts an index tensor to i64 with no negative indices."""
     b, known = c.b, array_of(index)
     if known is not None and isinstance(size, int):
         return b.const(np.where(known < 0, known + size, known).astype(np.int64))
@@ -42,7 +43,7 @@ def _scatter_elements(c: NodeCall) -> Results:
 
 @decomposition("GatherND")
 def _gather_nd(c: NodeCall) -> Results:
-    """GatherND, with the numbers of the batch's dims before the others."""
+    """GatherND, with indices of the batch dims put before the others."""
     b, batch = c.b, int(c.attr("batch_dims", 0))
     index = b.cast(c.x(1), DType.INT64)
     if not batch:
@@ -64,7 +65,7 @@ def _scatter_nd(c: NodeCall) -> Results:
 
 
 def b_index(c: NodeCall) -> Value:
-    """The index of a ScatterND, from 0 on in each dim."""
+    """The index of a ScatterND, without negative indices."""
     sizes = c.shape()[: int(c.shape(1)[-1])]  # type: ignore[arg-type]
     index = c.b.cast(c.x(1), DType.INT64)
     length = c.b.sizes(sizes)
@@ -101,8 +102,8 @@ def _argmax(c: NodeCall) -> Results:
 
 @decomposition("TensorScatter")
 def _tensor_scatter(c: NodeCall) -> Results:
-    """TensorScatter: steps of each sample are written from its own place on, round the end where
-    mode is circular."""
+    """TensorScatter: writes steps of each sample from the sample's own position on; in circular
+    mode it wraps around the end."""
     b, update = c.b, c.sizes(1)
     axis = int(c.attr("axis", -2)) % c.rank()
     steps = np.arange(update[axis], dtype=np.int64)

@@ -11,8 +11,7 @@ from onward.graph.types import DType
 
 @decomposition("SoftmaxCrossEntropyLoss")
 def _cross_entropy(c: NodeCall) -> Results:
-    """Cross-entropy, as a node where its kernel takes it: rows of logits, and weights that are
-    constants."""
+    """Cross-entropy, as a node if its kernel takes it: logits as rows, constant class weights."""
     b, weighted = c.b, c.present(2)
     fixed = not weighted or array_of(c.x(2)) is not None
     if c.rank() == 2 and fixed and c.outputs == 1 and "ignore_index" in c.given:

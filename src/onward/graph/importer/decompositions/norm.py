@@ -1,4 +1,4 @@
-"""Norms, by LayerNormalization where they are one over other dims."""
+"""Norms, written as LayerNormalization where they normalise over trailing dims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onward.graph.types import DType, product
 
 
 def _normal(c: NodeCall, x: Value, groups: int) -> Value:
-    """x f[N,C,*S], normalised over the channels of each of the groups and over S."""
+    """Normalises x f[N,C,*S] over S and the channels of each group."""
     b, shape = c.b, type_of(x).shape
     inner = product(shape[1:])
     if not isinstance(inner, int):
@@ -48,8 +48,7 @@ def _instance_norm(c: NodeCall) -> Results:
 
 @decomposition("RMSNormalization")
 def _rms_norm(c: NodeCall) -> Results:
-    """RMSNormalization, computed in the stash type up to the scale, as ONNX's function body
-    does."""
+    """RMSNormalization, computed in the stash type up to the scale, as in ONNX's function body."""
     b, axis, dtype = c.b, c.axis(-1), c.type().dtype
     precise = DType(int(c.attr("stash_type", int(DType.FLOAT))))
     x = c.x() if dtype == DType.DOUBLE else b.cast(c.x(), precise)
@@ -65,7 +64,7 @@ def _layer_norm(c: NodeCall) -> Results:
 
 @decomposition("BatchNormalization")
 def _batch_norm(c: NodeCall) -> Results:
-    """BatchNormalization, computed in x's type; the running statistics keep theirs."""
+    """BatchNormalization, computed in x's type; running statistics keep their own type."""
     kept = {name: c.attr(name) for name in ("epsilon", "momentum", "training_mode")}
     values = [c.b.cast(c.x(i), c.type().dtype) for i in range(5)]
     y = c.b.node("BatchNormalization", values, kept)
@@ -76,7 +75,7 @@ def _batch_norm(c: NodeCall) -> Results:
 
 @decomposition("LpNormalization")
 def _lp_norm(c: NodeCall) -> Results:
-    """LpNormalization; x stays where its norm is 0."""
+    """LpNormalization; x is unchanged where its norm is 0."""
     b, axis, x = c.b, c.axis(-1), c.x()
     op = "ReduceL2" if int(c.attr("p", 2)) == 2 else "ReduceSum"
     size = b.node(op, [x if op == "ReduceL2" else b.Abs(x), b.ints([axis])], {"keepdims": 1})

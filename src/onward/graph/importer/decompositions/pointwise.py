@@ -13,7 +13,7 @@ from onward.graph.types import FLOATING, DType
 
 @decomposition("Sum", "Mean", "Max", "Min")
 def _many(c: NodeCall) -> Results:
-    """Max, Min, Sum or Mean of any number of inputs, two by two."""
+    """Max, Min, Sum or Mean of any number of inputs, combined pairwise."""
     op = "Add" if c.op_type in ("Sum", "Mean") else c.op_type
     values = [c.x(i) for i in range(len(c.inputs))]
     total = reduce(lambda x, y: c.b.node(op, [x, y], {}), values)  # type: ignore[arg-type, return-value]
@@ -22,8 +22,8 @@ def _many(c: NodeCall) -> Results:
 
 @decomposition("Clip")
 def _clip(c: NodeCall) -> Results:
-    """Clip; where both limits cross, the upper one holds. At a limit the gradient is x's, as in
-    torch."""
+    """Clip; if the limits are in the wrong order, the upper one applies. At a limit the gradient is
+    x's, as in torch."""
     y = c.x()
     if c.present(1):
         y = c.b.Where(c.b.Less(y, c.x(1)), c.x(1), y)
@@ -40,7 +40,7 @@ def _cast(c: NodeCall) -> Results:
 
 @decomposition("Pow")
 def _pow(c: NodeCall) -> Results:
-    """Pow, computed in the base's type, or in the exponent's where that alone is floating."""
+    """Pow, computed in the base's type, or in the exponent's if only that is floating."""
     b, base, power = c.b, c.type(0).dtype, c.type(1).dtype
     if base == power:
         return c.plain_node()
@@ -63,9 +63,8 @@ def _is_inf(c: NodeCall) -> Results:
 
 @decomposition("Elu", "Celu", "Selu")
 def _elu(c: NodeCall) -> Results:
-    """Elu, Selu or Celu; at 0 the slope is that of what is below it, as in torch. What overflows
-    where it is not taken would have a gradient that is no number, so that it is computed of at most
-    0."""
+    """Elu, Selu or Celu; the slope at 0 is that below 0, as in torch. The exponential is computed
+    of min(x, 0): where it is not selected it could overflow, and its gradient be NaN."""
     b, x, zero = c.b, c.x(), c.b.scalar(0, c.type().dtype)
     alpha, gamma = float(c.attr("alpha")), float(c.attr("gamma", 1.0))
     above = b.Greater(x, zero)
@@ -76,7 +75,7 @@ def _elu(c: NodeCall) -> Results:
 
 @decomposition("LeakyRelu", "PRelu")
 def _leaky(c: NodeCall) -> Results:
-    """LeakyRelu or PRelu; at 0 the slope is that of what is below it, as in torch."""
+    """LeakyRelu or PRelu; the slope at 0 is that below 0, as in torch."""
     b, x = c.b, c.x()
     slope = float(c.attr("alpha")) if c.op_type == "LeakyRelu" else c.x(1)
     return b.Where(b.Greater(x, b.scalar(0, c.type().dtype)), x, b.Mul(x, slope))
@@ -84,8 +83,8 @@ def _leaky(c: NodeCall) -> Results:
 
 @decomposition("HardSigmoid", "HardSwish")
 def _hard_sigmoid(c: NodeCall) -> Results:
-    """HardSigmoid or HardSwish; a limit's own slope holds at it, as in torch: 0, and of x times it
-    below 0 and above 1."""
+    """HardSigmoid or HardSwish; the slope at a limit is that beyond it, as in torch: 0 for
+    HardSigmoid; for HardSwish 0 at the lower and 1 at the upper limit."""
     b, x, dtype = c.b, c.x(), c.type().dtype
     if c.op_type == "HardSigmoid":
         share = b.Add(b.Mul(x, float(c.attr("alpha"))), float(c.attr("beta")))
@@ -110,7 +109,7 @@ def _hardmax(c: NodeCall) -> Results:
 
 @decomposition("Softmax", "LogSoftmax")
 def _softmax(c: NodeCall) -> Results:
-    """Softmax or LogSoftmax, moved to the last dim, which its kernels take."""
+    """Softmax or LogSoftmax, moved to the last dim, as its kernels need."""
     axis, last = c.axis(-1), c.rank() - 1
     if axis == last:
         return c.plain_node(axis=-1)

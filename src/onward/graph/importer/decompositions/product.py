@@ -1,4 +1,4 @@
-"""Matrix products, Einsum among them."""
+"""Matrix products, including Einsum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
 @decomposition("MatMul")
 def _matmul(c: NodeCall) -> Results:
-    """MatMul; a vector is a matrix of one row, or of one column."""
+    """MatMul; a vector is treated as a matrix of one row or one column."""
     b, x, y = c.b, c.x(0), c.x(1)
     row, column = c.rank(0) == 1, c.rank(1) == 1
     x = b.unsqueeze(x, [0]) if row else x
@@ -39,7 +39,7 @@ def _einsum(c: NodeCall) -> Results:
     return einsum(c.b, str(c.attr("equation")), [c.x(i) for i in range(len(c.inputs))])
 
 
-_LARGEST = 4  # of a determinant that is written out: n! products
+_LARGEST = 4  # size of a determinant that is written out, as n! products
 
 
 @decomposition("Det")

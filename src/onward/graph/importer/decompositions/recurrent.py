@@ -1,7 +1,7 @@
-"""RNN, GRU and LSTM, unrolled over a sequence whose length is a number.
+"""RNN, GRU and LSTM, unrolled over a sequence of known length.
 
-The equations are those of the operators' pages; W, R and B hold one matrix or vector for each gate,
-one below the other, and P the peepholes i, o, f.
+The equations are those of ONNX's operator pages. W, R and B hold one matrix or vector per gate,
+stacked; P holds the peepholes i, o, f.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @decomposition("RNN", "GRU", "LSTM")
 def _recurrent(c: NodeCall) -> Results:
-    """An RNN, GRU or LSTM: X f[T,N,I] (with layout 1 f[N,T,I]) -> Y f[T,D,N,H], Y_h f[D,N,H] and of
-    an LSTM Y_c."""
+    """An RNN, GRU or LSTM: X f[T,N,I] (f[N,T,I] in layout 1) -> Y f[T,D,N,H], Y_h f[D,N,H] and, for
+    an LSTM, Y_c f[D,N,H]."""
     b, op = c.b, c.op_type
     layout, direction = int(c.attr("layout", 0)), c.attr("direction", "forward")
     x = b.transpose(c.x(), [1, 0, 2]) if layout else c.x()
@@ -48,7 +48,7 @@ def _recurrent(c: NodeCall) -> Results:
             at = steps - 1 - step if back else step
             found = cell(b.squeeze(parts[at], [0]), state)
             y = found[0]
-            if c.present(4):  # behind a sequence's end the state stays, and y is 0
+            if c.present(4):  # after a sequence's end the state is unchanged, and y is 0
                 going = b.Less(np.array(at, np.int64), b.cast(c.x(4), DType.INT64))
                 going = b.unsqueeze(going, [1])
                 found = [b.Where(going, new, old) for new, old in zip(found, state, strict=True)]

@@ -1,4 +1,4 @@
-"""Reductions and running sums."""
+"""Reductions and cumulative sums."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _summed(c: NodeCall, x: Value, dims: list[int]) -> Value:
 
 
 def _log_sum_exp(c: NodeCall, dims: list[int]) -> Value:
-    """ReduceLogSumExp, with the largest element taken out as a constant, since it cancels."""
+    """ReduceLogSumExp, with the maximum subtracted as a constant, since its gradient cancels."""
     b, x = c.b, c.x()
     if not dims:
         return b.Log(b.Exp(x))
@@ -65,7 +65,7 @@ def _log_sum_exp(c: NodeCall, dims: list[int]) -> Value:
 
 
 def _of_nothing(c: NodeCall, dims: list[int]) -> Value:
-    """Refuses or fills a reduction over a dim without elements."""
+    """The result of a reduction over an empty dim. Raises ValueError where there is none."""
     kind, dtype = c.type().dtype, numeric(c.type().dtype)
     if c.op_type in _EMPTY:
         number = np.array(_EMPTY[c.op_type], dtype)
@@ -92,7 +92,8 @@ def _cumsum(c: NodeCall) -> Results:
 
 @decomposition("CumProd")
 def _cumprod(c: NodeCall) -> Results:
-    """CumProd, by doubling: each number is multiplied by the one 1, 2, 4, ... before it."""
+    """CumProd by doubling: in each round, elements are multiplied by those 1, 2, 4, ... before
+    them."""
     b, axis, x = c.b, c.ints(1)[0] % c.rank(), c.x()
     size = c.sizes()[axis]
     back = np.arange(size - 1, -1, -1, dtype=np.int64)

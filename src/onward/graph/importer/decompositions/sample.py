@@ -1,4 +1,4 @@
-"""Ops that read between elements: Resize, by a matrix for each dim, and GridSample.
+"""Ops that interpolate: Resize, by a matrix for each dim, and GridSample.
 
 Sources: https://onnx.ai/onnx/operators/onnx__Resize.html; cubic convolution from R. Keys, "Cubic
 convolution interpolation for digital image processing", 1981.
@@ -68,7 +68,7 @@ def _targets(c: NodeCall, sizes: list[int], axes: list[int]) -> tuple[list[float
 def _coordinates(
     c: NodeCall, size: int, out: int, scale: float, roi: tuple[float, float]
 ) -> np.ndarray:
-    """The source coordinate of each result along a dim, f64[out]."""
+    """The source coordinate of each output element along a dim, f64[out]."""
     x, length = np.arange(out, dtype=np.float64), scale * size
     match c.attr("coordinate_transformation_mode", "half_pixel"):
         case "align_corners":
@@ -109,7 +109,8 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def _matrix(c: NodeCall, at: np.ndarray, size: int, scale: float) -> np.ndarray:
-    """The weight of each element in each result of Resize along a dim, f64[out,size]."""
+    """The matrix of a Resize along a dim, f64[out,size]: the weight of each input element in each
+    output."""
     cubic = c.attr("mode") == "cubic"
     narrow = min(scale, 1.0) if c.attr("antialias", 0) else 1.0
     width = math.ceil((2 if cubic else 1) / narrow) + 1
@@ -130,7 +131,7 @@ def _matrix(c: NodeCall, at: np.ndarray, size: int, scale: float) -> np.ndarray:
 
 
 def _along(c: NodeCall, x: Value, axis: int, matrix: np.ndarray) -> Value:
-    """x with dim `axis` multiplied by matrix f[out,size]."""
+    """Multiplies dim `axis` of x by a matrix f[out,size]."""
     b, rank = c.b, type_of(x).rank
     order = [d for d in range(rank) if d != axis] + [axis]
     y = b.transpose(x, order)
@@ -142,8 +143,8 @@ def _along(c: NodeCall, x: Value, axis: int, matrix: np.ndarray) -> Value:
 
 @decomposition("GridSample")
 def _grid_sample(c: NodeCall) -> Results:
-    """GridSample: x f[N,C,*S] read at grid f[N,*O,rank], whose last dim names the dims of S from
-    the last on."""
+    """GridSample: reads x f[N,C,*S] at grid f[N,*O,rank], whose last dim lists coordinates in
+    reverse order of S."""
     b = c.b
     n, channels, *sizes = c.sizes()
     outs, rank = c.sizes(1)[1:-1], len(sizes)
@@ -171,7 +172,7 @@ def _grid_sample(c: NodeCall) -> Results:
 
 
 def _taps(c: NodeCall, u: Value, size: int, mode: str) -> list[tuple[Value, Value | None]]:
-    """The elements i64[N,O] that coordinates u f[N,O] in -1..1 read, and their shares."""
+    """The elements i64[N,O] that coordinates u f[N,O] in -1..1 read, and their weights."""
     b, aligned = c.b, bool(c.attr("align_corners", 0))
     x = b.Add(u, 1.0)
     x = b.Mul(x, (size - 1) / 2) if aligned else b.Div(b.Sub(b.Mul(x, float(size)), 1.0), 2.0)
@@ -198,8 +199,8 @@ def _cubic_value(c: NodeCall, x: Value, near: bool) -> Value:
 def _inside(
     c: NodeCall, x: Value, size: int, aligned: bool, share: Value | None
 ) -> tuple[Value, Value | None]:
-    """Coordinates moved inside by the padding mode, and their shares, 0 outside for padding by
-    zeros."""
+    """Moves coordinates inside as the padding mode says; returns them and their weights, which are
+    0 outside for padding by zeros."""
     b, padding = c.b, c.attr("padding_mode", "zeros")
     if padding == "reflection":
         low, high = (0.0, float(size - 1)) if aligned else (-0.5, size - 0.5)

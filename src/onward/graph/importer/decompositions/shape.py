@@ -1,4 +1,4 @@
-"""Ops that move, cut and join."""
+"""Ops that move, split and join elements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _squeeze(c: NodeCall) -> Results:
 
 @decomposition("Tile")
 def _tile(c: NodeCall) -> Results:
-    """Tile: `[1,s,1,t]` expanded to `[m,s,n,t]`, whose dims are joined."""
+    """Tile: `[1,s,1,t]` expanded to `[m,s,n,t]`, with pairs of dims merged."""
     shape, times = c.shape(), c.ints(1)
     apart = tuple(n for size in shape for n in (1, size))
     wide = tuple(n for size, k in zip(shape, times, strict=True) for n in (k, size))
@@ -65,7 +65,7 @@ def _split(c: NodeCall) -> Results:
 
 @decomposition("Slice")
 def _slice(c: NodeCall) -> Results:
-    """Slice: a window in steps of one; rows by number in other steps, backwards too."""
+    """Slice: a window for step 1; a Gather of indices for other steps, also negative ones."""
     rank, b, y = c.rank(), c.b, c.x()
     starts, ends = c.contents(1), c.contents(2)
     axes = c.ints(3) if c.present(3) else list(range(len(starts)))
@@ -103,7 +103,7 @@ def _pad(c: NodeCall) -> Results:
     if mode != "constant":
         return _pad_by_place(c, mode, before, after)
     y = c.x()
-    for axis in range(rank):  # a negative pad cuts
+    for axis in range(rank):  # a negative pad crops
         low, high = before[axis], after[axis]
         cut_low = -low if isinstance(low, int) and low < 0 else 0
         cut_high = -high if isinstance(high, int) and high < 0 else 0
@@ -117,8 +117,8 @@ def _pad(c: NodeCall) -> Results:
 
 
 def _pad_by_place(c: NodeCall, mode: str, before: list[Size], after: list[Size]) -> Value:
-    """Pad by edge, reflect or wrap: each place of the result holds the element of x that the mode
-    says."""
+    """Pad with mode edge, reflect or wrap: gathers for each position of the result the element of x
+    that the mode defines."""
     y = c.x()
     for axis, size in enumerate(c.sizes()):
         if before[axis] == 0 and after[axis] == 0:
@@ -166,7 +166,7 @@ def _space_to_depth(c: NodeCall) -> Results:
 
 @decomposition("ReverseSequence")
 def _reverse_sequence(c: NodeCall) -> Results:
-    """ReverseSequence: the first `lens` steps of each sequence the other way round."""
+    """ReverseSequence: reverses the first `lens` steps of each sequence."""
     b, time, batch = c.b, int(c.attr("time_axis", 0)), int(c.attr("batch_axis", 1))
     sizes = c.sizes()
     shape = [1] * len(sizes)
@@ -181,7 +181,7 @@ def _reverse_sequence(c: NodeCall) -> Results:
 
 @decomposition("Col2Im")
 def _col2im(c: NodeCall) -> Results:
-    """Col2Im: each column's elements are added where they were taken from."""
+    """Col2Im: adds the elements of each column at the positions that they were taken from."""
     b, image, block = c.b, c.ints(1), c.ints(2)
     rank = len(image)
     strides = c.attr("strides") or [1] * rank
@@ -190,7 +190,7 @@ def _col2im(c: NodeCall) -> Results:
     padded = [image[i] + pads[i] + pads[i + rank] for i in range(rank)]
     count = [(padded[i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)]
     index = np.zeros([1] * 2 * rank, np.int64)
-    for i in range(rank):  # dims: one of the block for each, then one of the places for each
+    for i in range(rank):  # for each dim: one dim of the block, then one of positions
         place = np.arange(block[i])[:, None] * dilations[i] + np.arange(count[i]) * strides[i]
         shape = [1] * 2 * rank
         shape[i], shape[rank + i] = block[i], count[i]

@@ -1,4 +1,4 @@
-"""Fourier transforms as products with their matrices."""
+"""Fourier transforms, as products with their matrices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
 
 def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bool) -> Value:
-    """The Fourier transform of x f[*S,L,1 or 2] along L, which is cut or filled with zeros to
-    `length`: f[*S,K,2]."""
+    """The Fourier transform of x f[*S,L,1 or 2] along L, cropped or zero-padded to `length`:
+    f[*S,K,2]."""
     b, rank = c.b, type_of(x).rank
     have, parts = type_of(x).shape[-2:]
     if not isinstance(have, int):
@@ -35,7 +35,7 @@ def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bo
 
 
 def _real_inverse(c: NodeCall, x: Value, length: int) -> Value:
-    """The real signal of one half of its transform: f[*S,length,1]."""
+    """The real signal of a one-sided transform: f[*S,length,1]."""
     b, rank = c.b, type_of(x).rank
     count = length // 2 + 1
     have = int(type_of(x).shape[-2])  # type: ignore[arg-type]

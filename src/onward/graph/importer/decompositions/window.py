@@ -1,5 +1,5 @@
-"""Convolutions and pooling in the forms that their kernels leave: pads that the op works out itself
-or that differ, windows that reach over the end, and what is pooled other than by its largest."""
+"""Convolutions and pooling in forms without kernels: automatic or asymmetric pads, windows that
+reach beyond the end, and pooling other than max."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onward.graph.types import DType
 
 
 class _Places:
-    """The places of a window in each dim, in numbers."""
+    """The positions of a window in each dim, as numbers."""
 
     def __init__(self, c: NodeCall, kernel: Sequence[int]) -> None:
         rank, sizes = len(kernel), c.sizes()[2:]
@@ -39,16 +39,17 @@ class _Places:
             room = size + self.before[i] + self.after[i] - self.reach[i]
             count = (math.ceil if ceil else math.floor)(room / self.strides[i]) + 1
             if ceil and (count - 1) * self.strides[i] >= size + self.before[i]:
-                count -= 1  # it would start behind the end
+                count -= 1  # it would start after the end
             self.counts.append(count)
 
     def starts(self, i: int) -> np.ndarray:
-        """The places that a window reads of dim `i`, i64[count,kernel]; outside of it too."""
+        """The indices that each position of a window reads in dim `i`, i64[count,kernel]; some may
+        be outside."""
         first = np.arange(self.counts[i])[:, None] * self.strides[i] - self.before[i]
         return first + np.arange(self.kernel[i])[None] * self.dilations[i]
 
     def windows(self, c: NodeCall, x: Value, fill: float) -> Value:
-        """The elements that each window reads, f[N,C,*O,K]; `fill` where that is outside."""
+        """The elements that each window reads, f[N,C,*O,K]; `fill` outside of x."""
         b, rank = c.b, len(self.kernel)
         low, high = [], []
         for i, size in enumerate(self.sizes):
@@ -58,7 +59,7 @@ class _Places:
         if any(low) or any(high):
             fills = b.const(np.array(fill, numeric(type_of(x).dtype)))
             x = b.Pad(x, b.ints([0, 0, *low, 0, 0, *high]), fills)
-        for i in range(rank):  # the dim of the places, then that of the kernel, for each
+        for i in range(rank):  # for each dim: the positions, then the kernel
             x = b.Gather(x, (self.starts(i) + low[i]).astype(np.int64), axis=2 + 2 * i)
         order = [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)]
         x = b.transpose(x, order)
@@ -66,18 +67,18 @@ class _Places:
         return b.reshape(x, (n, channels, *self.counts, int(np.prod(self.kernel))))
 
     def inside(self) -> np.ndarray:
-        """A mask of each window's elements that are x's own, b[*O,K]."""
+        """A mask of the window elements that lie in x, b[*O,K]."""
         return self._grid(lambda i, at: (at >= 0) & (at < self.sizes[i]), np.logical_and)
 
     def padded(self) -> np.ndarray:
-        """A mask of each window's elements that are x's or its pads', b[*O,K]."""
+        """A mask of the window elements that lie in x or its pads, b[*O,K]."""
         return self._grid(
             lambda i, at: (at >= -self.before[i]) & (at < self.sizes[i] + self.after[i]),
             np.logical_and,
         )
 
     def numbers(self) -> np.ndarray:
-        """Each window's elements as numbers in their plane, i64[*O,K]."""
+        """The flat index, within its plane, of each window element, i64[*O,K]."""
         scale = [math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes))]
         return self._grid(lambda i, at: at * scale[i], np.add)
 
@@ -129,7 +130,8 @@ def _global(c: NodeCall) -> Results:
 
 @decomposition("MaxPool")
 def _max_pool(c: NodeCall) -> Results:
-    """MaxPool, as a node where its kernel takes it, else by the number of each window's largest."""
+    """MaxPool, as a node if its kernel takes it, else by the flat index of each window's
+    maximum."""
     b, places = c.b, _Places(c, c.attr("kernel_shape"))
     rank = len(places.kernel)
     half = all(
@@ -162,7 +164,7 @@ def _max_pool(c: NodeCall) -> Results:
 
 
 def _column_major(c: NodeCall, index: Value, sizes: list[int]) -> Value:
-    """The number of an element in a plane that lies the other way round."""
+    """Converts row-major flat indices in a plane to column-major ones."""
     b, total, left, scale = c.b, None, index, math.prod(sizes)
     step = 1
     for size in sizes:
@@ -178,8 +180,7 @@ def _column_major(c: NodeCall, index: Value, sizes: list[int]) -> Value:
 
 @decomposition("MaxUnpool")
 def _max_unpool(c: NodeCall) -> Results:
-    """MaxUnpool by flat indices into MaxPool's input; a larger result is padded with zeros at the
-    end."""
+    """MaxUnpool by flat indices into MaxPool's input; a larger result is zero-padded at the end."""
     b, kernel = c.b, c.attr("kernel_shape")
     rank = len(kernel)
     strides = c.attr("strides") or [1] * rank
@@ -219,7 +220,7 @@ def _conv(c: NodeCall) -> Results:
 
 @decomposition("ConvTranspose")
 def _conv_transpose(c: NodeCall) -> Results:
-    """ConvTranspose without pads, then cut; what lies beyond the last window is the bias."""
+    """ConvTranspose without pads, then cropped; positions beyond the last window hold the bias."""
     b, kernel, sizes = c.b, c.sizes(1)[2:], c.sizes()[2:]
     rank, group = len(kernel), int(c.attr("group", 1))
     strides = c.attr("strides") or [1] * rank

@@ -1,6 +1,6 @@
-"""Every optimizer, one `Optimizer` record each, one family per file; a new file is found by itself.
+"""All optimizers, as `Optimizer` records, one family per file; new files are found automatically.
 
-`OPTIMIZERS` holds them by name; the records of their ops stand among all others.
+`OPTIMIZERS` has them by name; their ops are in the table of all ops.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ OPTIMIZERS: dict[str, Optimizer] = {}
 
 
 def register(optimizer: Optimizer) -> None:
-    """Enters a record and that of its op. Raises ValueError, with both places, where its name, its
-    torch class or the op's name is another's."""
+    """Registers an optimizer and its ops. Raises ValueError, with both places, where its name, its
+    torch class or an op's name is taken."""
     for held in OPTIMIZERS.values():
         if held.torch == optimizer.torch and held is not optimizer:
             what = f"the optimizer of {optimizer.torch}"

@@ -1,8 +1,7 @@
-"""Adam and AdamW whose moments are kept in bf16, or in codes of 8 bits.
+"""Adam and AdamW with moments stored in bf16, or in codes of 8 bits.
 
-The update converts the stored moments to f32, computes with these, and stores them rounded again; p
-moves by them as they are before that. So p is off by what the moments have lost in earlier steps
-alone.
+An update converts the stored moments to f32, computes with these, updates p, and only then rounds
+the moments for storage. So p is affected only by the rounding of earlier steps.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 Value = ir.Value
 
-HYPERPARAMETERS = 5  # lr, beta1, beta2, eps, weight decay; the update's number is behind them
+HYPERPARAMETERS = 5  # lr, beta1, beta2, eps, weight decay; followed by the update's number
 
 
 def _bf16(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:

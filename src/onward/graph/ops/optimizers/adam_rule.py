@@ -1,4 +1,4 @@
-"""One update of Adam or AdamW in standard ops, as the bodies of all its ops have it."""
+"""One update of Adam or AdamW in standard ops, shared by the bodies of all their ops."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def adam(
     decoupled: bool,
 ) -> tuple[Value, Value, Value]:
     """One update of Adam: `p', m', v'`, all of p's type. moving: p, g, m, v. scalars: lr, beta1,
-    beta2, eps and weight decay f64[], and the update's number i64[]. scale: of the gradient, where
-    it is clipped."""
+    beta2, eps and weight decay f64[], and the update's number i64[]. scale: a factor of the
+    gradient, from clipping."""
     p, g, m, v = moving
     lr, beta1, beta2, eps, decay, step = scalars
     dtype = type_of(p).dtype
 
     def near(x: Value) -> Value:
-        """The scalar in the parameter's precision."""
+        """Casts a scalar to the parameter's precision."""
         return b.cast(x, dtype)
 
     g = scaled(b, g, scale)

@@ -1,4 +1,5 @@
-"""Arithmetic of update bodies: scalars are f64[], and meet a tensor in its own precision."""
+"""Arithmetic of update bodies: scalars are f64[], and are cast to a tensor's precision where they
+meet."""
 
 from __future__ import annotations
 
@@ -27,5 +28,5 @@ def correction(b: Builder, beta: Value, step: Value) -> Value:
 
 
 def scaled(b: Builder, g: Value, scale: Value | None) -> Value:
-    """The gradient, clipped where there is a factor."""
+    """Multiplies the gradient by the clipping factor, if there is one."""
     return g if scale is None else b.Mul(g, b.cast(scale, type_of(g).dtype))

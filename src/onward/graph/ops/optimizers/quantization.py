@@ -1,17 +1,18 @@
 """Codes of 8 bits for an optimizer's moments: block-wise dynamic quantization (arXiv 2110.02861).
 
-A block of 256 numbers shares the largest of their sizes, `absmax`; each number is the code of the
-value nearest to its share of it. The values are a dynamic tree's: seven decades below 1, the upper
-ones with more steps, each step by its middle, and 0 and 1 themselves. So a number that is small
-beside its neighbours keeps its relative precision.
+A block of 256 numbers shares its largest absolute value, `absmax`. Each number, divided by absmax,
+is stored as the code of the nearest representable value. The values form a dynamic tree: seven
+decades below 1, each divided into steps, more of them in higher decades; a step is represented by
+its middle. 0 and 1 are represented exactly. So numbers much smaller than their neighbours keep
+their relative precision.
 
     signed (first moment)     0, and +-127 values: 1, 2, 4, ... 64 steps a decade; bit 7 is the sign
     unsigned (second moment)  0, and 255 values:   2, 4, 8, ... 128 steps a decade
 
-Both differ from the paper's in one place each. The highest signed step stands for 1 itself, of
-either sign: then the largest number of a block is kept exactly, and numbers that were read from
-codes have the same codes again. And what is above 0 is never the unsigned code 0: a first moment
-beside a second moment of 0 would be divided by epsilon alone.
+There are two differences to the paper. The highest signed step stands for 1 itself, of either sign:
+then the largest number of a block is exact, and decoded numbers are encoded to the same codes. And
+a positive number never gets the unsigned code 0: a first moment whose second moment is 0 would be
+divided by epsilon alone.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ Value = ir.Value
 
 BLOCK = 256
 DECADES = 7
-SIGN = 128  # of a signed code
+SIGN = 128  # the sign bit of a signed code
 _NORMAL = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
 class Codes:
-    """values: f32[256], by code. levels: f32[5,8], a column for each decade and for 1: from which
-    share on it counts, where its steps begin, steps in a unit, its first code, and its last."""
+    """A table of codes. values: f32[256], by code. levels: f32[5,8], one column for each decade and
+    one for 1: the smallest share in it, where its steps begin, steps per unit, its first code, its
+    last code."""
 
     signed: bool
     values: np.ndarray
@@ -53,7 +55,7 @@ def _codes(signed: bool) -> Codes:
         width, base = 9 * low / steps, len(sizes)
         middles = [low + (i + 0.5) * width for i in range(steps)]
         if signed and decade == DECADES - 1:
-            middles.pop()  # 1 takes its place
+            middles.pop()  # replaced by 1
         nearer = (sizes[-1] + middles[0]) / 2
         start = _NORMAL if base == 1 and not signed else nearer
         columns.append((start, low, 1 / width, base, base + len(middles) - 1))
@@ -69,7 +71,7 @@ SIGNED, UNSIGNED = _codes(True), _codes(False)
 
 
 def blocks(count: int) -> int:
-    """The number of blocks of so many numbers; the last block may be shorter."""
+    """The number of blocks for `count` numbers; the last block may be shorter."""
     return -(-count // BLOCK)
 
 
@@ -78,12 +80,13 @@ def codes_type(parameter: Type) -> Type:
 
 
 def absmax_type(parameter: Type) -> Type:
-    """The type f32[blocks] of `absmax`, of a parameter's elements in their order."""
+    """The type f32[blocks] of `absmax` for a parameter, whose elements are taken in row-major
+    order."""
     return Type(DType.FLOAT, (blocks(parameter.numel),))
 
 
 def dequantize(b: Builder, codes: Value, absmax: Value, map: Codes, dtype: DType) -> Value:
-    """The numbers that codes stand for, in `dtype` and of the codes' shape."""
+    """Decodes codes to numbers of type `dtype`, in the codes' shape."""
     type = type_of(codes)
     values = b.cast(b.Gather(map.values, b.cast(codes, DType.INT64), axis=0), dtype)
     rows = _in_blocks(b, values)
@@ -92,8 +95,8 @@ def dequantize(b: Builder, codes: Value, absmax: Value, map: Codes, dtype: DType
 
 
 def quantize(b: Builder, x: Value, map: Codes) -> tuple[Value, Value]:
-    """Quantizes x: codes u8 of its shape, and absmax f[blocks] of x's dtype. A block with a number
-    that is not finite becomes NaN."""
+    """Encodes x: codes u8 of x's shape, and absmax f[blocks] of x's dtype. A block with a number
+    that is not finite is decoded as NaN."""
     type = type_of(x)
     rows = _in_blocks(b, x)
     zero = b.scalar(0.0, type.dtype)
@@ -120,7 +123,7 @@ def quantize(b: Builder, x: Value, map: Codes) -> tuple[Value, Value]:
 
 
 def _in_blocks(b: Builder, x: Value) -> Value:
-    """x as `[blocks, 256]`, with zeros behind the last number."""
+    """Reshapes x to `[blocks, 256]`, zero-padded."""
     type = type_of(x)
     count = type.numel
     flat, room = b.reshape(x, (count,)), blocks(count) * BLOCK - count

@@ -1,7 +1,7 @@
-"""Optimizer: all that the rest of the library knows of one, in one record.
+"""Optimizer: everything that the rest of the library knows about an optimizer, in one record.
 
-`groups` below are torch's `param_groups` (or what stands for them): mappings from the names of
-settings to their values. Nothing here needs torch.
+A `Group` is a `param_group` of torch, or a substitute for one: a mapping from names of settings to
+values. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Group: TypeAlias = Mapping[str, Any]
 
 
 def no_attributes(group: Group) -> dict[str, Any]:
-    """`Optimizer.attributes` of an op without any."""
+    """`Optimizer.attributes` of an op without attributes."""
     return {}
 
 
 @dataclass(frozen=True)
 class StateForm:
-    """State in fewer bytes than the parameter has.
+    """A form of state that takes fewer bytes than the parameter's precision.
 
-    update: the record of its op, that of `Optimizer.update` with these tensors in the places of the
+    update: the record of its op, like `Optimizer.update` but with these tensors in place of the
     slots: `(p, g, tensor..., hyperparameter..., step, seed, scale) -> (p', tensor'...)`. tensors:
-    by name in the op's order, each with its type for a parameter's; those of one slot have its
-    name, or begin with it. drawn: whether the op draws: then `seed` i64[2] is there, and an
-    attribute `site`, a number of the parameter's own.
+    by name, in the op's order, the type of each as a function of the parameter's; the tensors of a
+    slot have its name or begin with it. drawn: whether the op draws random numbers; it then has an
+    input `seed` i64[2] and an attribute `site`, a number for each parameter.
     """
 
     update: Op
@@ -42,20 +42,17 @@ class StateForm:
 class Optimizer:
     """One optimizer.
 
-    description: the torch-free spelling, a dataclass of its settings with their defaults; its name
-    is the optimizer's, here and as `onward.optim.<name>`. torch: the class that holds the same
-    settings, by its dotted name.
-
-    update: the record of its op,
-    `(p, g, slot..., hyperparameter..., step, scale) -> (p', slot'...)`. p, g and the slots have the
-    parameter's type, but g may be of less than f32; a slot that a group does not keep is absent;
-    hyperparameters are f64[], step i64[] is the update's number from 1, and `scale` f[], optional,
-    multiplies g first (the factor of clipping).
-    slots: the state tensors by torch's names, in the op's order. kept: whether a group keeps them.
-    counted: whether torch keeps a count of steps beside them. hyperparameters: the scalars in the
-    op's order, each with how a group says it, so that a schedule may move it between updates.
-    attributes: of the op, which a step graph is made of; a change means a new graph.
-    forms: how the state can be kept in fewer bytes, by the option's name of it.
+    description: the torch-free spelling, a dataclass of settings with defaults; its name is the
+    optimizer's, also in `onward.optim.<name>`. torch: dotted name of the torch class with the same
+    settings. update: the record of its op, `(p, g, slot..., hyperparameter..., step, scale) -> (p',
+    slot'...)`. p, g and the slots have the parameter's type, except that g may have less precision
+    than f32. A slot that a group does not keep is absent. Hyperparameters are f64[]; step, i64[],
+    is the update's number from 1; scale, f[], optional, is multiplied into g first (the clipping
+    factor). slots: names of state tensors as in torch, in the op's order. kept: whether a group
+    keeps them. counted: whether torch keeps a step count beside them. hyperparameters: names of the
+    scalars, in the op's order, each with a function that reads it from a group; a schedule may
+    change them between updates. attributes: of the op; a change means a new step graph. forms:
+    forms of the state in fewer bytes, by the option's name.
     """
 
     description: type[Any]
@@ -73,33 +70,34 @@ class Optimizer:
         return self.description.__name__
 
     def slots_of(self, group: Group) -> tuple[str, ...]:
-        """The state tensors that a parameter of the group has."""
+        """The state tensors of a parameter in this group."""
         return self.slots if self.kept(group) else ()
 
     def tensors(self, form: str, parameter: Type) -> dict[str, Type]:
-        """The tensors that hold the slots of a parameter, in a form ("": slot by slot)."""
+        """The tensors that hold a parameter's slots in this form; "": a tensor for each slot."""
         if not form:
             return dict.fromkeys(self.slots, parameter)
         return {name: of(parameter) for name, of in self.forms[form].tensors.items()}
 
     @property
     def updates(self) -> list[Op]:
-        """The ops that update a parameter, whatever the form of its state."""
+        """The update ops of all forms of state."""
         return [self.update, *(form.update for form in self.forms.values())]
 
     def values(self, group: Group) -> dict[str, float]:
-        """The hyperparameters of a group. Raises KeyError, TypeError or ValueError where it lacks
-        one or holds no number."""
+        """The hyperparameters of a group. Raises KeyError, TypeError or ValueError where one is
+        missing or is not a number."""
         return {name: float(read(group)) for name, read in self.hyperparameters.items()}
 
 
 def setting(name: str) -> Callable[[Group], float]:
-    """The hyperparameter that a group holds under this name."""
+    """A function that reads the setting of this name from a group."""
     return lambda group: group[name]
 
 
 def updated_types(slots: int) -> Callable[[Call], list[Type]]:
-    """`Op.infer` of an update: the types of the parameter and of the slots that are there."""
+    """`Optimizer.update`'s `Op.infer`: the types of the parameter and of the slots that are
+    present."""
 
     def infer(call: Call) -> list[Type]:
         return [call.type(0), *(call.type(2 + i) for i in range(slots) if call.present(2 + i))]

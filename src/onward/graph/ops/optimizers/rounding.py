@@ -1,13 +1,14 @@
-"""Stochastic rounding to bf16: up or down by chance, so that the mean is the number itself.
+"""Stochastic rounding to bf16: up or down at random, so that the expected value is the number
+itself.
 
-Rounded to the nearest, a second moment stands still: with beta2 = 0.999 it moves by a thousandth of
-itself, and half a step of bf16 is two to four thousandths. By chance it moves once in a while, and
-rightly in the mean.
+Rounded to nearest, a second moment can get stuck: with beta2 = 0.999 it changes by a thousandth of
+itself, and half a step of bf16 is two to four thousandths. Rounded at random it changes now and
+then, by the right amount on average.
 
-The chance is the generator's (`graph/ops/random.py`), counter-based: a function of the step's seed,
-the parameter's site and the element's number, and of nothing else. A word serves an element's two
-moments, its lower 16 bits the first, its upper 16 the second. bf16 is the upper half of an f32, so
-16 bits decide exactly: the fraction that is cut off is a number of 65536ths.
+The random numbers are counter-based (`graph/ops/random.py`): a function of the step's seed, the
+parameter's site and the element's number only. One word serves an element's two moments: its lower
+16 bits the first, its upper 16 the second. bf16 is the upper half of an f32, so that 16 bits decide
+exactly: the part cut off is a multiple of 1/65536.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ def upper(b: Builder, word: Value) -> Value:
 
 
 def rounded(b: Builder, x: Value, draw: Value) -> Value:
-    """Rounds x, as f32, to bf16's numbers: away from zero where `draw`, i64 below 2^16, reaches
-    over the next one. Of x's dtype; what is not finite stays."""
+    """Rounds x, as f32, to numbers of bf16: away from zero if the part cut off plus `draw`, i64
+    below 2^16, reaches the next number. The result has x's dtype; infinities and NaN are
+    unchanged."""
     single = b.cast(x, DType.FLOAT)
     wide = b.cast(single, DType.DOUBLE)
     step = _power_below(b, b.Abs(wide))
-    step = b.Mul(b.Max(step, 2.0**-126), 2.0**-7)  # numbers below are as far apart as there
+    step = b.Mul(b.Max(step, 2.0**-126), 2.0**-7)  # subnormal numbers have a fixed step
     whole = b.Floor(b.Add(b.Div(b.Abs(wide), step), b.Mul(b.cast(draw, DType.DOUBLE), 2.0**-16)))
     size = b.Mul(whole, step)
     found = b.cast(b.Where(b.Less(wide, 0.0), b.Neg(size), size), DType.FLOAT)
@@ -62,9 +64,9 @@ def rounded(b: Builder, x: Value, draw: Value) -> Value:
 
 
 def _power_below(b: Builder, x: Value) -> Value:
-    """The power of two that f64 numbers have in common with an f32's exponent; exact. Zero has that
-    of the least f32."""
-    x, power = b.Mul(x, 2.0**149), b.Mul(x, 0.0)  # from 1 on; NaN and inf are nobody's here
+    """The power of two of an f32's exponent, for f64 numbers; exact. Zero gets that of the smallest
+    f32."""
+    x, power = b.Mul(x, 2.0**149), b.Mul(x, 0.0)  # x is 1 or more; NaN and inf do not matter here
     power = b.Add(power, 2.0**-149)
     for bits in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         over = b.GreaterOrEqual(x, 2.0**bits)

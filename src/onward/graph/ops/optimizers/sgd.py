@@ -35,7 +35,7 @@ class SGD:
 
 
 def _sgd(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """The body of SGD: `p'` and, with momentum, the velocity'; both of p's type."""
+    """The body of SGD: `p'` and, with momentum, `velocity'`; both of p's type."""
     velocity, scale = inputs[2], inputs[8] if len(inputs) > 8 else None
     p, g, lr, momentum, dampening, decay, step = [
         x for x in (*inputs[:2], *inputs[3:8]) if x is not None

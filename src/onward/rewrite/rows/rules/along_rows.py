@@ -1,4 +1,4 @@
-"""Rules of ops that keep the dims of rows where they are, and what such rules ask first."""
+"""Rules for ops that keep the row dims in place, and tests that such rules share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def shape_of(node: Node) -> Shape:
 
 
 def packed_along_rows(p: Packer, node: Node) -> bool:
-    """Packs an op that keeps the rows' dims where they are, and needs nothing but the rows."""
+    """Packs an op that keeps the row dims in place and needs nothing but its rows."""
     demand = p.demand(node)
     if demand.rows is None or not proved(p, node):
         return False
@@ -39,10 +39,10 @@ def packed_along_rows(p: Packer, node: Node) -> bool:
 
 
 def proved(p: Packer, node: Node) -> bool:
-    """Whether the demand's rule lets the rows through as they are."""
+    """Whether the op's demand rule passes the demanded rows to an input unchanged."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     answer = DEMAND[node.op_type](Question(node, asked, p.known))
     demand = p.demand(node)
     if node.op_type == "Concat":
-        return demand.rows is not None and demand in answer  # else it joins rows
+        return demand.rows is not None and demand in answer  # else the op combines rows
     return answer[0] is not None and answer[0].rows is not None and answer[0].rows == demand.rows

@@ -1,4 +1,4 @@
-"""Attention: queries that are read, keys that they may see."""
+"""Rules for attention: demanded queries, and the keys that these may see."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ATTENTION = ("Attention", "FlashAttention")
 
 @demand_rule(*ATTENTION)
 def _reads(q: Question) -> Answer:
-    """The rows that an attention reads: queries as the output; keys and values where some of these
-    queries may look."""
+    """The rows that an attention reads: queries as demanded of the output; keys and values that
+    some of these queries may see."""
     if any(d is not None for d in q.asked[1:]):
         return q.refused("its row sums are read")
     shapes = [q.shape(i) for i in range(3)]
@@ -55,24 +55,24 @@ def _bias(node: Node) -> Value | None:
 
 
 def _of_samples(node: Node) -> bool:
-    """Whether a bias goes by more than the positions of queries and keys."""
+    """Whether a bias depends on more than the positions of queries and keys."""
     bias = _bias(node)
     return bias is not None and type_of(bias).shape[0] != 1
 
 
 def visible(q: Question, members: Conditions | None) -> Conditions | None:
-    """The keys that these queries may see; None for all."""
+    """The keys that the demanded queries may see; None for all."""
     (batch, _, length, _), keys = q.shape(), q.shape(1)
     queries, places = (batch, length), (batch, keys[2])
     addends = [m for m in _known_addends(q) if (a := array_of(m)) is None or _hides(a)]
     mask = next(iter(batch_masks(q)), None)
     causal = bool(q.attrs.get("is_causal"))
     if mask is not None and type_of(mask).dtype != DType.BOOL and (causal or len(addends) > 1):
-        return None  # where each of two hides what the other shows, their sum hides nothing
+        return None  # two masks may together hide every key of a query, which then sees all
     near = None if members is None else reached(members, queries, places, causal)
     fill = q.attrs.get("fill")
     if fill is not None and fill > sets.HIDDEN:
-        return near  # hidden keys have some weight
+        return near  # hidden keys still have some weight
     shown = None
     if mask is not None:
         shown = frozenset({_shown(mask, members, queries, places, fill is not None)})
@@ -83,12 +83,12 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
 
 
 def batch_masks(q: Question) -> list[Value]:
-    """An attention's mask, or the addends of it that the batch alone decides."""
+    """An attention's mask, or those of its addends, that depend on the batch alone."""
     return [m for m in _known_addends(q) if array_of(m) is None]
 
 
 def _known_addends(q: Question) -> list[Value]:
-    """The addends of an attention's mask that follow from the batch, or are constants."""
+    """The addends of an attention's mask that depend on the batch alone, or are constants."""
     mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
     stack, found = [mask], []
     while stack:
@@ -104,7 +104,7 @@ def _known_addends(q: Question) -> list[Value]:
 
 
 def _hides(mask: np.ndarray) -> bool:
-    """Whether a constant mask hides some key, alone."""
+    """Whether a constant mask hides any key by itself."""
     return bool((~mask if mask.dtype == bool else mask <= sets.HIDDEN).any())
 
 
@@ -117,14 +117,14 @@ def _shown(
 
 
 def key_mask(mask: Value, keys: Shape) -> bool:
-    """Whether a mask is `b[B,1,1,S]`, one for all queries."""
+    """Whether a mask is `b[B,1,1,S]`, equal for all queries."""
     shape = type_of(mask).shape
     return type_of(mask).dtype == DType.BOOL and shape == (keys[0], 1, 1, keys[1])
 
 
 @pack_rule(*ATTENTION)
 def _pack(p: Packer, node: Node) -> bool:
-    """Packs an attention: rows know their sequences, so that no mask is needed."""
+    """Packs an attention. Each packed row knows its sequence, so that no mask is needed."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     q, k, v, mask = [*node.inputs, None][:4]
     assert q is not None and k is not None and v is not None
@@ -142,7 +142,7 @@ def _pack(p: Packer, node: Node) -> bool:
     if mask is not None and (known != [mask] or not key_mask(mask, (keys[0], keys[2]))):
         return False
     if "fill" in question.attrs:
-        return False  # a query to which all is hidden sees its sequence's hidden keys
+        return False  # a query for which all keys are hidden attends to hidden keys
     draw = [*node.inputs[4:6], None, None][:2]
     bias = [] if (given := _bias(node)) is None else [p.whole(given)]
     packed = [*_packed(q, k, v, draw), *bias]
@@ -181,7 +181,7 @@ def _pack(p: Packer, node: Node) -> bool:
 
 
 def _packed(q: Value, k: Value, v: Value, draw: list[Value | None]) -> list[Type | Value | None]:
-    """The call of the op on packed rows, whose numbers are still unknown."""
+    """The inputs of the op on packed rows, by type where their number is still unknown."""
 
     def rows(x: Value, size: str) -> Type:
         _, heads, _, width = type_of(x).shape
@@ -192,7 +192,7 @@ def _packed(q: Value, k: Value, v: Value, draw: list[Value | None]) -> list[Type
 
 
 def _joined(p: Packer, x: Value) -> Value:
-    """x `[B,H,T,K]` as `[1,H,B*T,K]`, all rows in one sequence."""
+    """Reshapes x `[B,H,T,K]` to `[1,H,B*T,K]`: all rows in one sequence."""
     x = p.whole(x)
     batch, heads, length, width = type_of(x).shape
     turned = p.b.reshape(p.b.transpose(x, [0, 2, 1, 3]), (1, batch * length, heads, width))

@@ -1,4 +1,4 @@
-"""Ops that compute each element from those at its place."""
+"""Rules for elementwise ops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _reads(q: Question) -> Answer:
 
 
 def _rows_of(q: Question, i: int, rows: Demand | None) -> Demand | None:
-    """Rows of the input `i` as rows of the output; None where they are features."""
+    """Rows of input `i` as rows of the output; None where they are features."""
     if rows is None:
         return None
     shift, shape, last = len(q.y) - len(q.shape(i)), q.shape(i), len(q.y) - 1
@@ -42,9 +42,10 @@ def _rows_of(q: Question, i: int, rows: Demand | None) -> Demand | None:
 
 
 def _product(q: Question) -> Answer | None:
-    """The rows that `x * m` reads: where m is 0 nothing of x is left (x taken to be finite).
+    """The rows that `x * m` reads: where m is 0, x is not read (and is assumed to be finite).
 
-    One side alone is spared for what the other computes: each is 0 only where it is read.
+    Only one of the two computed factors is reduced, since each is 0 only where it is itself
+    computed.
     """
     zeros = Zeros(q.known)
     order = sorted(((0, 1), (1, 0)), key=lambda p: not q.is_known(p[1]))
@@ -59,8 +60,8 @@ def _product(q: Question) -> Answer | None:
 
 
 def _hidden(q: Question) -> Answer | None:
-    """The rows that scores plus a mask read before a softmax: only where what is added does not
-    hide them: `x + k` is k there, and the gradient 0."""
+    """The rows that scores plus a mask, before a softmax, read: not where the mask hides them.
+    There `x + k` is k in floating point, and the gradient is 0."""
     zeros = Zeros(q.known)
     for x, k in ((0, 1), (1, 0)):
         if q.is_known(k) and not q.is_known(x) and q.shape(x) == q.y:
@@ -71,7 +72,7 @@ def _hidden(q: Question) -> Answer | None:
 
 
 def _where(q: Question) -> Answer | None:
-    """The rows that a Where reads: of each side those that the batch's condition chooses."""
+    """The rows that a Where reads: of each side those that the batch's condition selects."""
     zeros, answer = Zeros(q.known), dict[int, Demand]()
     for i in (1, 2):
         rows = _rows_of(q, 0, zeros.truth(q.x(0), equal=i == 2))
@@ -110,8 +111,8 @@ def _draws(node: Node) -> bool:
 def _dropping(
     p: Packer, node: Node, inputs: list[Value | None], dims: tuple[int, ...], rows: Rows
 ) -> list[Value]:
-    """Writes an op with dropout on packed rows, with the logical indices of dim 0, into which all
-    row dims go for the time of the op."""
+    """Writes an op with dropout on packed rows, all row dims merged into dim 0, with their logical
+    indices."""
     y, lead = shape_of(node), len(dims) - 1
     sizes = tuple(y[d] for d in dims)
     at = {"Dropout": 3, "AddLayerNormalization": 6, "AddRMSNorm": 5}[node.op_type]

@@ -1,4 +1,4 @@
-"""Rows that are looked up or chosen."""
+"""Rules for ops that look up or select rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _slice(q: Question) -> Answer:
 
 
 def _windowed(shape: Shape, demand: Demand, dim: int, first: Any, last: Any) -> Demand:
-    """The demand where an index is in a range; with the dims before it, rows can be numbered."""
+    """The demand limited to indices of `dim` in a range. It includes the dims before it, so that
+    rows can be numbered."""
     dims = tuple(range(dim + 1))
     window = sets.IndexWindow(tuple(shape[d] for d in dims), dim, first, last)
     return met(shape, demand, Demand(dims, frozenset({window})))
@@ -60,7 +61,7 @@ def _pack_slice(p: Packer, node: Node) -> bool:
 
 
 def _keeps_rows(p: Packer, node: Node) -> bool:
-    """Whether a Slice takes features, not rows."""
+    """Whether a Slice selects features, not rows."""
     demand = p.demand(node)
     (x_demand, *_) = DEMAND["Slice"](Question(node, (demand,), p.known))
     return x_demand is not None and x_demand.rows == demand.rows and x_demand.dims == demand.dims
@@ -68,7 +69,8 @@ def _keeps_rows(p: Packer, node: Node) -> bool:
 
 @demand_rule("Gather")
 def _gather(q: Question) -> Answer:
-    """The rows that a Gather reads: of a parameter's ids, or chosen rows of a computed value."""
+    """The rows that a Gather reads: of the ids of a lookup in a parameter, or of a computed value
+    from which it selects rows."""
     shape, demand, dim = q.shape(), q.demand, q.attrs.get("axis", 0) % len(q.shape())
     if role_of(q.x()) is not None:
         return others_whole(q, {1: _ids(q, demand, dim)})
@@ -76,7 +78,8 @@ def _gather(q: Question) -> Answer:
         return q.refused("rows are chosen by what is computed")
     k = len(q.shape(1))
     kept = demand.rows is not None and all(d < dim for d in demand.dims)
-    outer = demand if kept else NOTHING_TO_SAVE  # what is asked behind the dim only narrows
+    # demand on dims after the gathered one only narrows it
+    outer = demand if kept else NOTHING_TO_SAVE
     index = array_of(q.x(1))
     if k == 0 and index is not None:
         at = int(index)
@@ -90,7 +93,7 @@ def _gather(q: Question) -> Answer:
 
 
 def _ids(q: Question, demand: Demand, dim: int) -> Demand:
-    """The demand of a lookup's ids, whose rows are those of the result."""
+    """The demand for the ids of a lookup, which have the same rows as the result."""
     if demand.rows is None or dim != 0 or any(d >= len(q.shape(1)) for d in demand.dims):
         return all_of(*demand.whys, weak=demand.weak)
     return demand
@@ -103,8 +106,8 @@ def _embedding(q: Question) -> Answer:
 
 @demand_rule("GatherElements")
 def _gather_elements(q: Question) -> Answer:
-    """The rows that a GatherElements reads, where it takes one index along a row's dim for all
-    trailing elements."""
+    """The rows that a GatherElements reads, if it takes one index along a row dim for all trailing
+    elements."""
     shape, index = q.shape(), q.x(1)
     dim = q.attrs.get("axis", 0) % len(shape)
     node = index.producer()
@@ -149,12 +152,12 @@ def _pack_gather(p: Packer, node: Node) -> bool:
 
 
 def _chosen(p: Packer, node: Node) -> bool:
-    """Packs a Slice or Gather of rows: the same choice among the rows' numbers says where they
-    lie."""
+    """Packs a Slice or Gather of rows: applied to the positions of packed rows, it tells where the
+    selected rows lie."""
     x, demand = node.inputs[0], p.demand(node)
     held = p.packed.get(x) if x is not None else None
     if p.reads is not None:
-        return False  # what it leaves out has to be seen
+        return False  # reads of left-out rows have to show
     if held is None or held.zeros or held.dims != tuple(range(len(held.dims))):
         return False
     shape, y = type_of(x).shape, shape_of(node)

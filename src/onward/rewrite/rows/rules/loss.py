@@ -1,4 +1,4 @@
-"""Losses: rows whose label is ignored count for nothing."""
+"""Rules for losses: rows with an ignored label are not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onward.rewrite.rows.packer import Packer, pack_rule
 
 
 def _all_counted(labels: Value, ignored: int) -> bool:
-    """Whether no label can be the ignored one: constants, or the rows' own numbers."""
+    """Whether no label can be the ignored one: constants, or row indices."""
     array, node = array_of(labels), labels.producer()
     if array is not None:
         return not bool((array == ignored).any())
@@ -26,7 +26,7 @@ def _all_counted(labels: Value, ignored: int) -> bool:
 
 @demand_rule("LinearCrossEntropy")
 def _linear_cross_entropy(q: Question) -> Answer:
-    """Rows whose label is the ignored one count for nothing."""
+    """The rows that a LinearCrossEntropy reads: those whose label is not ignored."""
     if not q.is_known(3):
         return q.refused("its labels are computed")
     if _all_counted(q.x(3), int(q.attrs["ignore_index"])):
@@ -42,13 +42,13 @@ def _cross_entropy(q: Question) -> Answer:
     if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
         return [every_row(q, "every row counts") for _ in q.node.inputs]
     counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
-    # whichever of its losses are asked for: eager refuses a label that is no class anywhere
+    # whichever of its losses are demanded: eager refuses an invalid label in any row
     return others_whole(q, {0: Demand((0,), frozenset({counted}))})
 
 
 @pack_rule("LinearCrossEntropy", "SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
 def _pack(p: Packer, node: Node) -> bool:
-    """Packs a loss on the rows that count; a row's own loss is 0 where it does not."""
+    """Packs a loss on the rows that count; the losses of other rows are 0."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     demand = DEMAND[node.op_type](Question(node, asked, p.known))[0]
     x, at = node.inputs[0], 3 if node.op_type == "LinearCrossEntropy" else 1

@@ -1,4 +1,4 @@
-"""Ops that normalise along a dim."""
+"""Rules for ops that normalise along a dim."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
     "LayerNormalization", "AddLayerNormalization", "RMSNorm", "AddRMSNorm", "Softmax", "LogSoftmax"
 )
 def along_a_dim(q: Question) -> Answer:
-    """The rows that a norm reads: a row is normalised by itself, unless the rows are what is
-    normalised."""
+    """The rows that a norm reads: the same as demanded, unless it normalises over row dims."""
     demand = united(q.y, q.asked)
     axes = [d % len(q.y) for d in op_of(q.node).axes(q.node) or ()]
     mixes = any(are_rows(q.y, d) for d in axes)
@@ -39,8 +38,7 @@ pack_rule("LayerNormalization", "RMSNorm", "Softmax", "LogSoftmax")(packed_along
 
 @demand_rule("Rotary")
 def _rotary(q: Question) -> Answer:
-    """The rows that Rotary reads: each row is turned by its own angles, unless the rows are
-    features."""
+    """The rows that Rotary reads: the same as demanded, unless row dims are features."""
     axes = op_of(q.node).axes(q.node) or ()
     demand = over(q.y, q.demand, [d for d in q.demand.dims if d not in axes])
     if any(are_rows(q.y, d) for d in axes):

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Rules for matrix products."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _gemm(q: Question) -> Answer:
 
 @demand_rule("MatMul")
 def _matmul(q: Question) -> Answer:
-    """The rows that a MatMul reads: rows of one factor that meet a 0 of the other are not read."""
+    """The rows that a MatMul reads: rows of one factor that meet only zeros of the other are not
+    read."""
     demand, ranks = q.demand, [len(q.shape(i)) for i in (0, 1)]
     if ranks[1] == 2 and role_of(q.x(1)) is not None:
         if demand.rows is None:
@@ -52,7 +53,7 @@ def _matmul(q: Question) -> Answer:
     zeros = Zeros(q.known)
     nonzero = [None if q.is_known(1 - i) else zeros.nonzero(q.x(i)) for i in (0, 1)]
     answer = {i: _factor(q, i) for i in (0, 1)}
-    # one side alone is spared for what the other computes: each is 0 only where it is read
+    # reduce only one computed factor: each is 0 only where it is itself computed
     for x, m in sorted(((0, 1), (1, 0)), key=lambda p: (not q.is_known(p[1]), p)):
         rows = nonzero[m]
         if rows is not None and (met_ones := _met(q, x, m, rows)) is not None:
@@ -62,12 +63,12 @@ def _matmul(q: Question) -> Answer:
 
 
 def _factor(q: Question, i: int) -> Demand:
-    """The demand for a factor that no 0 meets: all of its summed dim."""
+    """The demand for a factor that meets no zeros: all of its summed dim."""
     shape, y, demand = q.shape(i), q.y, q.demand
     summed = len(shape) - 1 if i == 0 else len(shape) - 2
     kept = len(y) - 2 if i == 0 else len(y) - 1
     shift = len(y) - len(shape)
-    mixes = not isinstance(shape[summed], int)  # else features, or heads, as far as one can tell
+    mixes = not isinstance(shape[summed], int)  # a fixed size is taken for features or heads
     reason = "it sums over the rows"
     if mixes and (hint := weights_hint(q.x(1 - i))):
         reason = f"{reason}; {hint}"
@@ -83,18 +84,18 @@ def _factor(q: Question, i: int) -> Demand:
 
 
 def _place(d: int, y: Shape, shape: Shape, i: int) -> int:
-    """The dim of a factor that is this dim of the result."""
+    """The dim of a factor that corresponds to this dim of the result."""
     return d - (len(y) - len(shape))
 
 
 def _met(q: Question, x: int, m: int, rows: Demand) -> Demand | None:
-    """The demand for the rows of factor `x` that meet some of the rows of the factor `m`."""
+    """The demand for the rows of factor `x` that meet nonzero rows of factor `m`."""
     own, other = q.shape(x), q.shape(m)
     summed = len(other) - 1 if m == 0 else len(other) - 2
     if summed not in rows.dims:
         return None
     place = len(own) - 2 if x == 1 else len(own) - 1
-    dims: dict[int, int] = {}  # of m to x
+    dims: dict[int, int] = {}  # dims of m -> dims of x
     for d in rows.dims:
         if d == summed:
             dims[d] = place
@@ -109,7 +110,7 @@ def _met(q: Question, x: int, m: int, rows: Demand) -> Demand | None:
 
 @pack_rule("MatMul")
 def _pack_matmul(p: Packer, node: Node) -> bool:
-    """Packs a product of rows by a matrix; one that sums rows is given whole inputs."""
+    """Packs a product of rows by a matrix. A product that sums over rows gets whole inputs."""
     matrix = node.inputs[1]
     if matrix is None or type_of(matrix).rank != 2 or role_of(matrix) is None:
         return False

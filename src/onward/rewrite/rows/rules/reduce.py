@@ -1,4 +1,4 @@
-"""Sums and their like over dims."""
+"""Rules for sums and other reductions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _reduce(q: Question) -> Answer:
         return q.passed()
     made = mixed(q, demand, "it sums over the rows")
     if type_of(q.node.outputs[0]).rank == 0 or all(isinstance(shape[d], int) for d in gone):
-        made = replace(made, weak=True)  # a loss; or heads, for all that one can tell
+        made = replace(made, weak=True)  # a loss; or a sum over heads, which looks the same
     return others_whole(q, {0: made})
 
 
@@ -52,7 +52,7 @@ def _reduction(p: Packer, node: Node) -> bool:
     x = node.inputs[0]
     assert asked is not None and x is not None
     if asked.rows != demand.rows or len(asked.dims) != len(demand.dims):
-        return False  # some of its rows are of dims of size 1
+        return False  # some of its row dims have size 1
     rows = p.choose(demand, shape_of(node), p.held(node))
     sizes = tuple(type_of(x).shape[d] for d in asked.dims)
     taken = p.take(x, asked.dims, asked.dims, sizes, rows)

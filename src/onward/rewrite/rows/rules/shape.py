@@ -1,4 +1,4 @@
-"""Ops that move rows, split them off or join them."""
+"""Rules for ops that move, split or join rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _moved(p: Packer, node: Node) -> bool:
         dims = turned if list(turned) == sorted(turned) else None
     else:
         dims = regrouped(demand.dims, y, shape)
-    if not dims:  # none, where the rows are along dims of size 1 that come with the reshape
+    if not dims:  # all row dims have size 1 and come from the reshape
         return False
     rows = p.choose(demand, y, p.held(node))
     taken = p.take(x, dims, dims, tuple(shape[d] for d in dims), rows)
