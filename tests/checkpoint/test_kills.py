@@ -97,6 +97,7 @@ def test_a_file_that_is_not_synced_is_seen(tmp_path: Path, monkeypatch: pytest.M
     assert lost
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "mkdir", "rename"])
 def test_a_disk_that_fails(call: str, number: int, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,6 @@ SAVES = st.lists(
 )
 
 
-@pytest.fixture(scope="module")
-def quick_disk() -> Iterator[None]:
-    """Nobody takes the power away here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
-
-@pytest.mark.usefixtures("quick_disk")
 @given(SAVES, st.integers(1, 3), st.integers(0, 2**31))
 def test_what_is_left(saves: list[Saved], limit: int, clock: int) -> None:
     """A model of what may be removed: after each save of a run, all but the one just written and

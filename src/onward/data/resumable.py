@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from onward.data.order import Order, Place, SeededDataset
 from onward.errors import OnwardError
 
-_OWN = ("shuffle", "sampler", "batch_sampler", "generator", "worker_init_fn")
+_OWN = ("sampler", "batch_sampler", "generator", "worker_init_fn")
 
 
 class ResumableDataLoader:

@@ -152,7 +152,7 @@ class Foreign:
         self.notes.append(f"--{spelled} changes nothing: {switch.told}")
 
     def settle(self, given: dict[str, str]) -> None:
-        """Resolves the switch config_name, which beside a model's name is either that model or a preset.
+        """Resolves the switch config_name: beside a model name it is that model or a preset.
         Raises InputError otherwise."""
         name = self._config_name
         if name is None:
