@@ -121,7 +121,7 @@ def test_all_are_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "."])
 def test_a_manifest_names_files_of_its_folder_alone(name: str, tmp_path: Path) -> None:
-    """Its own digest is right: whoever wrote it wanted it so."""
+    """A manifest may be right by its digest and still name files elsewhere: it is refused."""
     from onward.checkpoint.manifest import FileRecord, manifest_bytes, read_manifest
 
     facts = {"run": "a", "updates": 1, "micro_steps": 0}

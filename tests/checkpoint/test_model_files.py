@@ -61,7 +61,7 @@ def test_from_pretrained(name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_files_are_those_of_save_pretrained(name: str, tmp_path: Path) -> None:
-    """The same tensors by the same names, each once, and the same configuration."""
+    """Both have the same tensors by the same names, each once, and the same configuration."""
     model = MODELS[name]()
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
     before = model.config.to_dict()

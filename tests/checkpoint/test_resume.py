@@ -93,7 +93,7 @@ class Run:
         self.batches = iter(())
 
     def digest(self) -> str:
-        """Of everything that the run may leave."""
+        """A digest of everything that the run may leave."""
         state = self.trainer.state_dict()
         numbers = hashlib.sha256(repr(self.log[-1]).encode())
         for tensors in (state["model"], state["optimizer"]):

@@ -1,4 +1,4 @@
-"""Which checkpoints go: never the newest of a run, never another run's."""
+"""Rotation removes the oldest checkpoints: never the newest of a run, never another run's."""
 
 from __future__ import annotations
 
