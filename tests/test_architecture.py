@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "onward"
 # which pulls in train, so that only what stands above train may import from it.
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"options"}),
+    frozenset({"checkpoint", "data", "options"}),
     frozenset({"environment"}),
     frozenset({"graph"}),
     frozenset({"captured", "model_state"}),
@@ -49,8 +49,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "model_state", "capture", "kernels", "execute", "capture_cache", "compile", "prepare",
-        "train", "explanation", "module", "integrations", "recipes", "cli",
+        "checkpoint", "data", "model_state", "capture", "kernels", "execute", "capture_cache",
+        "compile", "prepare", "train", "explanation", "module", "integrations", "recipes", "cli",
     }
 )  # fmt: skip
 
@@ -64,6 +64,7 @@ CAPTURE = (
 
 PUBLIC_NAMES = [
     "CaptureError",
+    "CheckpointError",
     "EagerWarning",
     "LossScale",
     "Module",
@@ -74,6 +75,7 @@ PUBLIC_NAMES = [
     "TrainerOptions",
     "__version__",
     "accelerate",
+    "data",
     "eager",
     "explain",
     "optim",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import CaptureError, EagerWarning, OnwardError
+from onward.errors import CaptureError, CheckpointError, EagerWarning, OnwardError
 from onward.options import LossScale, ModuleOptions, TrainerOptions
 
 if TYPE_CHECKING:
+    from onward import data
     from onward.module import Module, accelerate, eager, explain
     from onward.train import StepResult, Trainer, optim
 
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "CheckpointError",
     "EagerWarning",
     "LossScale",
     "Module",
@@ -26,6 +28,7 @@ __all__ = [
     "TrainerOptions",
     "__version__",
     "accelerate",
+    "data",
     "eager",
     "explain",
     "optim",
@@ -36,6 +39,7 @@ _LATER = {
     "StepResult": "onward.train",
     "Trainer": "onward.train",
     "accelerate": "onward.module",
+    "data": "onward.data",
     "eager": "onward.module",
     "explain": "onward.module",
     "optim": "onward.train.optim",
@@ -47,4 +51,4 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'onward' has no attribute '{name}'")
     module = importlib.import_module(_LATER[name])
-    return module if name == "optim" else getattr(module, name)
+    return module if name in ("data", "optim") else getattr(module, name)

@@ -28,6 +28,10 @@ class RegionError(CaptureError):
     graph was not made for."""
 
 
+class CheckpointError(OnwardError):
+    """A checkpoint cannot be written or read; the message names the file and says what is wrong."""
+
+
 class EagerWarning(UserWarning):
     """Warns that an accelerated model, or a part of one, runs in eager PyTorch instead of as a
     graph, and why."""

@@ -68,6 +68,14 @@ def _steps(name: str, value: object) -> int:
     return number
 
 
+def read_limit(name: str, value: object) -> int | None:
+    """Reads how many of something are kept: a whole number from 1 on, or None for all."""
+    number = _whole(value)
+    if value is not None and (number is None or number < 1):
+        raise refused(name, value, "a whole number, 1 or more, or None (all are kept)")
+    return number
+
+
 def _norm(name: str, value: object) -> float | None:
     if value is None:
         return None

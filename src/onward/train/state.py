@@ -32,7 +32,7 @@ def model_part(model: torch.nn.Module) -> StatePart:
     """The model's weights and buffers, by the model's own keys."""
 
     def save() -> dict[str, Any]:
-        return {"model": {k: copied(v) for k, v in model.state_dict().items()}}
+        return {"model": dict(model.state_dict())}
 
     def restore(state: State) -> Callable[[], None]:
         before = {k: copied(v) for k, v in model.state_dict().items()}
@@ -76,7 +76,7 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
 
     def save() -> dict[str, Any]:
         return {
-            "optimizer": {_saved_name(k): v.clone() for k, v in optimizer.named().items()},
+            "optimizer": {_saved_name(k): v for k, v in optimizer.named().items()},
             "optimizer_class": type(optimizer.torch).__name__,
             "param_groups": [_group(g, optimizer) for g in optimizer.torch.param_groups],
             "updates": optimizer.updates.done,
@@ -117,8 +117,8 @@ def _key(saved_name: Any) -> StateKey:
 
 
 def _group(group: Mapping[str, Any], optimizer: TorchOptimizer) -> dict[str, Any]:
-    """A copy of a param_group, with paths in place of parameters."""
-    settings = {k: copied(v) for k, v in group.items() if k != "params"}
+    """A param_group, with paths in place of parameters."""
+    settings = {k: v for k, v in group.items() if k != "params"}
     return settings | {"params": optimizer.paths(group["params"])}
 
 

@@ -7,6 +7,7 @@ before the first one writes; if a part fails to write, those already written are
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,9 @@ State = Mapping[str, Any]
 class StatePart(NamedTuple):
     """Entries of a state_dict with one owner.
 
-    save: returns copies of the entries. check: raises OnwardError for a state that cannot be
-    restored. restore: writes a checked state and returns a function that undoes it; if it raises,
-    it has written nothing.
+    save: returns the entries; their tensors are the owner's own, not copies. check: raises
+    OnwardError for a state that cannot be restored. restore: writes a checked state and returns a
+    function that undoes it; if it raises, it has written nothing.
     """
 
     save: Callable[[], dict[str, Any]]
@@ -31,7 +32,12 @@ class StatePart(NamedTuple):
 
 
 def saved(parts: Iterable[StatePart]) -> dict[str, Any]:
-    """The state_dict of these parts."""
+    """The state_dict of these parts: copies, which share no memory with them."""
+    return copied(live(parts))
+
+
+def live(parts: Iterable[StatePart]) -> dict[str, Any]:
+    """The state of these parts; its tensors are their own, not copies."""
     return {key: value for part in parts for key, value in part.save().items()}
 
 
@@ -84,8 +90,14 @@ def check_like(name: str, given: Any, own: torch.Tensor) -> None:
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares no memory with the value."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+    """A copy that shares no memory with the value. Tensors in dicts and lists are detached."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) in (dict, OrderedDict):
+        return {k: copied(v) for k, v in value.items()}
+    if type(value) is list:
+        return [copied(v) for v in value]
+    return copy.deepcopy(value)
 
 
 __all__ = [
@@ -93,6 +105,7 @@ __all__ = [
     "check_count",
     "check_like",
     "copied",
+    "live",
     "require",
     "restore",
     "saved",

@@ -8,6 +8,7 @@ state is described in `torch_optimizer.py`.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 
 from onward.capture import LossFunction, unwrapped
+from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.explanation import StepExplanation, explained
 from onward.extend import load_plugins
 from onward.kernels import host
-from onward.options import TrainerOptions, read_names
+from onward.options import TrainerOptions, read_limit, read_names
 from onward.plan import Plan
 from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.guards import refuse_optimizer_hooks
@@ -34,6 +36,14 @@ from onward.train.arguments import (
     check_loss,
     checked_options,
     names_to_fetch,
+)
+from onward.train.checkpointing import (
+    Stateful,
+    check_stateful,
+    random_part,
+    read_newest,
+    registered_part,
+    take_checkpoint,
 )
 from onward.train.exclusive import exclusive
 from onward.train.explain import last_subject, subject_of
@@ -98,6 +108,9 @@ class Trainer:
         self._scaling = Scaling(self.options.scaling, self.device)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
+        self._registered: list[Stateful] = []
+        self._run_id = secrets.token_hex(8)
+        self._writer = BackgroundWriter()
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
         self._optimizer = TorchOptimizer(
@@ -209,6 +222,90 @@ class Trainer:
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
+
+    # ---- checkpoints
+
+    def register_for_checkpointing(self, *objects: Stateful) -> None:
+        """Adds objects whose `state_dict` goes into checkpoints: learning rate schedulers, data
+        loaders, counters of one's own. Raises OnwardError for what has no `load_state_dict`.
+
+        They are told apart by their order, so that a resumed run registers the same ones.
+        """
+        check_stateful(objects)
+        self._registered += objects
+
+    @exclusive
+    def save(
+        self,
+        output_dir: str | Path,
+        *,
+        background: bool = False,
+        save_total_limit: int | None = None,
+    ) -> Path:
+        """Writes a checkpoint into `output_dir` and returns its folder, `checkpoint-<updates>`.
+
+        It has the weights in Hugging Face's layout, the state of the optimizer, an open
+        accumulation window, the loss scale, the random generators of Python, NumPy and PyTorch, and
+        what was registered; `resume` goes on from it to the bit. It is whole or not there, whenever
+        the process or the machine stops.
+
+        background: copies the state and returns; a thread writes. A failure is then a warning, and
+        raised by `finish_saves`. save_total_limit: checkpoints that are kept of this run, 1 or
+        more. Raises CheckpointError where the disk fails; the checkpoints before it stay.
+        """
+        limit = read_limit("save_total_limit", save_total_limit)
+        self._check_whole()
+        self._optimizer.sync()
+        folder = Path(output_dir)
+        path = folder / folder_name(self.updates, self.micro_steps)
+        taken = take_checkpoint(
+            self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
+        )
+        packed = taken.packed()
+        if background:
+            packed = packed.copied()
+
+        def write() -> None:
+            packed.write(path)
+            if limit is not None:
+                rotate(folder, path, limit)
+
+        if background:
+            self._writer.add(path, write)
+            return path
+        self._writer.wait()
+        try:
+            write()
+        except OSError as error:
+            raise unwritten(path, error) from error
+        return path
+
+    def finish_saves(self) -> None:
+        """Waits until all checkpoints are written. Raises CheckpointError where the last one
+        failed."""
+        self._writer.finish()
+
+    @exclusive
+    def resume(self, folder: str | Path, *, strict: bool = False) -> Path:
+        """Goes on from a checkpoint, or from the newest in a folder that is whole; returns it.
+
+        Every byte is compared with its sha256 before anything is changed. A damaged checkpoint is
+        passed over with a warning; strict: it raises CheckpointError. Raises CheckpointError too
+        where there is none, and OnwardError where it does not fit this model and optimizer; nothing
+        is changed then.
+        """
+        self._writer.wait()
+        path, found = read_newest(Path(folder), strict)
+        state = {**found.state, "model": found.model.state_dict()}
+        self._optimizer.require_owner()
+        restore(self._checkpoint_parts(), state)
+        self._run_id = str(found.facts["run"])
+        self.memory.torn = False
+        return path
+
+    def _checkpoint_parts(self) -> tuple[StatePart, ...]:
+        """The parts of a checkpoint, in the order in which they are restored."""
+        return (random_part(), registered_part(self._registered), *self._state_parts())
 
     def _state_parts(self) -> tuple[StatePart, ...]:
         """The parts of a state in the order in which they are restored. The optimizer's, which

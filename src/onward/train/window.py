@@ -102,7 +102,7 @@ class AccumulationWindow:
             "samples": self.samples,
             "left_out": self.left_out,
             "evaluations": self.evaluations,
-            "seed": self.seed.clone(),
+            "seed": self.seed,
             **self._stream.state(),
         }
 

@@ -1,0 +1,34 @@
+"""Checkpoints: a run's state as files in Hugging Face's layout, whole after a kill at any moment.
+
+In: a `Checkpoint`, which is tensors and values by name. Out: its folder, written by `disk.py`, and
+the same checkpoint read back after every byte was compared with its sha256.
+Imports: errors alone; the Trainer says what its state is (train/checkpointing.py).
+"""
+
+from onward.checkpoint.background import BackgroundWriter, unwritten
+from onward.checkpoint.checkpoint import Checkpoint, PackedCheckpoint, read_checkpoint
+from onward.checkpoint.model_files import ModelState, config_files
+from onward.checkpoint.rotation import (
+    Found,
+    checkpoints,
+    damaged,
+    folder_name,
+    is_checkpoint,
+    rotate,
+)
+
+__all__ = [
+    "BackgroundWriter",
+    "Checkpoint",
+    "Found",
+    "ModelState",
+    "PackedCheckpoint",
+    "checkpoints",
+    "config_files",
+    "damaged",
+    "folder_name",
+    "is_checkpoint",
+    "read_checkpoint",
+    "rotate",
+    "unwritten",
+]

@@ -1,0 +1,200 @@
+"""ResumableDataLoader: batches of a dataset, with a position that can be saved and gone back to.
+
+    loader = ResumableDataLoader(dataset, batch_size=8, seed=0, num_workers=2)
+    trainer.register_for_checkpointing(loader)
+    trainer.resume(output_dir)
+    while loader.epoch < 3:
+        for batch in loader:      # the rest of the epoch
+            trainer.train_step(batch)
+
+`torch.utils.data.DataLoader` makes the batches; which samples, in which order, is decided here. The
+position is counted when a batch is handed out, not when a worker makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from onward.data.order import Order, Place, SeededDataset
+from onward.errors import OnwardError
+
+_OWN = ("sampler", "batch_sampler", "generator", "worker_init_fn")
+
+
+class ResumableDataLoader:
+    """Batches of a map-style dataset, epoch by epoch.
+
+    dataset: with `__len__` and `__getitem__`. seed: of the order, and of what samples draw at
+    random; the order of an epoch is the same for any number of workers, and in any process.
+    shuffle: whether each epoch has an order of its own. drop_last: leaves out an epoch's last batch
+    where it is smaller. loader: further arguments of `torch.utils.data.DataLoader`, such as
+    num_workers, collate_fn and persistent_workers.
+
+    Raises OnwardError for an iterable dataset, which has no places to go back to.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        **loader: Any,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise OnwardError(
+                "a ResumableDataLoader needs a dataset with __len__ and __getitem__; fix: give a "
+                "map-style dataset, or register an iterable one that has a state_dict of its own"
+            )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise OnwardError(f"batch_size is {batch_size!r}; fix: a whole number, 1 or more")
+        if len(dataset) < (batch_size if drop_last else 1):
+            raise OnwardError(
+                f"the dataset has {len(dataset)} samples, which make no batch of {batch_size}; "
+                "fix: give more data, or a smaller batch_size"
+            )
+        odd = [name for name in _OWN if name in loader]
+        if odd:
+            raise OnwardError(
+                f"{odd[0]} cannot be given to a ResumableDataLoader, whose seed decides order and "
+                "random numbers; fix: leave it out"
+            )
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.order = Order(len(dataset), seed, shuffle)
+        self._epoch = self._samples = 0
+        self._version = 0  # of the position: it was set anew so often
+        seeded = SeededDataset(dataset, seed, loader.pop("collate_fn", None) or default_collate)
+        self._batches = DataLoader(
+            seeded,
+            batch_sampler=_Batches(self),
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # else each loop would move the generator of the process
+            **loader,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done: the number of the one that the next batch belongs to."""
+        return self._epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples of the epoch that were handed out."""
+        return self._samples
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        size, batch = self.order.size, self.batch_size
+        return size // batch if self.drop_last else -(-size // batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches that are left of the epoch. Behind the last one the next epoch begins.
+
+        Raises OnwardError where a state was loaded meanwhile: batches that were made before belong
+        to another position.
+        """
+        version, places = self._version, self.places()
+        made = iter(self._batches)
+        left = self._batches_left()
+        if not left:  # of fewer samples than a batch, which drop_last leaves out
+            self._next_epoch()
+        for number, batch in enumerate(places, 1):
+            found = next(made)
+            self._require(version)
+            self._samples = batch[-1].number + 1
+            if number == left:  # the epoch ends with the batch, not with a look behind it
+                version = self._next_epoch()
+            yield found
+            self._require(version)
+        for _ in made:  # lets persistent workers finish their epoch
+            pass
+
+    def places(self) -> Iterator[list[Place]]:
+        """The samples of each batch that is left of the epoch, as the position is now."""
+        epoch, indices = self._epoch, self.order.indices(self._epoch)
+        first, size, count = self._samples, self.batch_size, self._batches_left()
+
+        def batch(start: int) -> list[Place]:
+            taken = indices[start : start + size].tolist()
+            return [Place(epoch, start + i, index) for i, index in enumerate(taken)]
+
+        return map(batch, range(first, first + count * size, size))
+
+    def _batches_left(self) -> int:
+        left = self.order.size - self._samples
+        return left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+
+    def _next_epoch(self) -> int:
+        """Goes to the next epoch. Returns the version of that position."""
+        self._epoch, self._samples = self._epoch + 1, 0
+        self._version += 1
+        return self._version
+
+    # ---- saved and restored
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order is made of."""
+        return {
+            "epoch": self._epoch,
+            "samples": self._samples,
+            "seed": self.order.seed,
+            "shuffle": self.order.shuffle,
+            "size": self.order.size,
+            "order_sha256": self.order.sha256(self._epoch),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a saved position. Raises OnwardError, and stays where it is, where the dataset,
+        the seed or shuffling are others, so that samples would be seen twice or never."""
+        own = self.order
+        for name, here in (("size", own.size), ("seed", own.seed), ("shuffle", own.shuffle)):
+            if state.get(name) != here:
+                raise OnwardError(
+                    f"the position of the data was saved with {name}={state.get(name)!r}, but it "
+                    f"is {here!r} here, so that the order of samples is another; fix: give the "
+                    "same dataset, seed and shuffle"
+                )
+        epoch, samples = state["epoch"], state["samples"]
+        if not 0 <= samples < own.size or epoch < 0:
+            raise OnwardError(f"the position of the data is epoch {epoch}, sample {samples}: none")
+        if state["order_sha256"] != own.sha256(epoch):
+            raise OnwardError(
+                f"the order of epoch {epoch} is another than when the position was saved; fix: use "
+                "the version of NumPy that it was saved with"
+            )
+        self._epoch, self._samples = epoch, samples
+        self._version += 1
+
+    def _require(self, version: int) -> None:
+        if version != self._version:
+            raise OnwardError(
+                "the position of the data was loaded or moved on within a loop over it; fix: begin "
+                "a new loop over the loader"
+            )
+
+
+class _Batches:
+    """The batches that are left, as a DataLoader's workers are sent them."""
+
+    def __init__(self, loader: ResumableDataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        return self._loader.places()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def _as_it_is(batch: Any) -> Any:
+    """Stands for a collate function where the dataset has collated."""
+    return batch
+
+
+__all__ = ["ResumableDataLoader"]

@@ -1,0 +1,109 @@
+"""Checkpoints that a thread writes are those of the moment of the call, byte for byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_faults import watching
+from torch import nn
+
+import onward
+from onward.checkpoint import BackgroundWriter, checkpoints
+from onward.errors import CheckpointError
+
+
+def trained() -> tuple[onward.Trainer, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    trainer = onward.Trainer(
+        model, torch.optim.AdamW(model.parameters(), lr=0.1), loss_fn=nn.functional.mse_loss
+    )
+    return trainer, torch.randn(4, 6)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_steps_go_on_while_it_is_written(tmp_path: Path) -> None:
+    """On a slow disk each checkpoint is that of a save which waited."""
+    trainer, x = trained()
+
+    def slow(name: str, args: tuple[Any, ...]) -> None:
+        if name == "fsync" and threading.current_thread() is not threading.main_thread():
+            time.sleep(0.002)
+
+    with watching(slow):
+        for step in range(25):
+            trainer.train_step(x, x)
+            waited = trainer.save(tmp_path / "waited")
+            written = trainer.save(tmp_path / "written", background=True)
+            trainer.train_step(x, x)  # in place, while the thread writes
+            trainer.finish_saves()
+            assert content(waited) == content(written), step
+
+
+def test_the_newest_that_waits_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer, x = trained()
+    released = threading.Event()
+
+    def held(name: str, args: tuple[Any, ...]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert released.wait(30)
+
+    with watching(held):
+        for _ in range(4):
+            trainer.train_step(x, x)
+            trainer.save(tmp_path, background=True)
+            time.sleep(0.05)  # the first begins
+        released.set()
+        trainer.finish_saves()
+    assert [found.manifest.place[0] for found in checkpoints(tmp_path)] == [4, 1]
+    told = [r.message for r in caplog.records if "is left out" in r.message]
+    assert [text.split("checkpoint-")[1][0] for text in told] == ["2", "3"]
+
+
+def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Training goes on, and whoever asks is told; the next save works."""
+    trainer, x = trained()
+    trainer.train_step(x, x)
+    trainer.save(tmp_path)
+
+    def full(name: str, args: tuple[Any, ...]) -> None:
+        if name == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with watching(full):
+        trainer.train_step(x, x)
+        with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be written: No space left"):
+            trainer.save(tmp_path)
+        trainer.save(tmp_path, background=True)
+        trainer.train_step(x, x)
+        with pytest.raises(CheckpointError, match="No space left"):
+            trainer.finish_saves()
+    assert "No space left on device; training goes on" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    trainer.save(tmp_path, background=True, save_total_limit=1)
+    trainer.finish_saves()
+    trainer.finish_saves()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_bug_in_a_write_is_raised() -> None:
+    writer = BackgroundWriter()
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    writer.add(Path("a"), broken)
+    with pytest.raises(ZeroDivisionError):
+        writer.finish()
+    writer.add(Path("b"), lambda: None)
+    writer.finish()
