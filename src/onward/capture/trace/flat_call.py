@@ -38,7 +38,8 @@ class _Noted:
     before answered to questions about tensors, with their places; None before such a run. masks:
     answers and places for masks that choose rows. asked: the answers that the traced run was given.
     read: how many of the questions are for numbers. tree: how the outputs are put together, of a
-    whole call. mode: what the traced run asks of its mode, where gradients are on.
+    whole call. over_all: whether a loop over all experts has had one turn for several. mode: what
+    the traced run asks of its mode, where gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -49,6 +50,7 @@ class _Noted:
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
     read = 0
+    over_all = False
     tree: OutputTree | None = None
     mode: ModeReads | None = None
 
@@ -75,6 +77,7 @@ class FlatCall(torch.nn.Module):
         self.model = request.model
         self.gradients, self.whole = request.differentiated, request.whole
         self.values, self.regions = values, regions
+        self.alone = False  # whether each expert has a turn in a loop over all of them
         self.spec, self.fixed, self.loss_fn = spec, fixed, request.loss_fn
         self.want_loss, self.autocast = request.want_loss, request.autocast
         self.noted = _Noted()
@@ -96,7 +99,7 @@ class FlatCall(torch.nn.Module):
             answering_as_eager(seen, trained, self.noted.layout),
             self.noted.sharing,
             Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
-            Choosing(asked.whole if self.values else None),
+            self._choosing(asked),
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]
@@ -107,11 +110,19 @@ class FlatCall(torch.nn.Module):
         with (
             self.aside(),
             Asked(values=self.values) as asked,
-            Choosing(asked.whole if self.values else None),
+            self._choosing(asked),
         ):
             self.run(*leaves)
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
+
+    @contextmanager
+    def _choosing(self, asked: Asked) -> Iterator[None]:
+        with Choosing(asked.whole if self.values else None, self.alone) as choosing:
+            try:
+                yield
+            finally:
+                self.noted.over_all = choosing.over_all
 
     def layouts(self, *leaves: torch.Tensor) -> tuple[list[tuple[str, Any]], Sharing]:
         """Runs the call in eager mode: what it is answered about how tensors lie in memory, and its
