@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import expert_loops
 import pytest
 import tiny
 import torch
@@ -13,6 +14,11 @@ from expert_loops_refused import REFUSED
 from row_programs import wrong_numbers
 
 from onward.errors import OnwardError
+
+TOGETHER = ("tables", "from_a_list", "every_expert", "if_any_rows", "unasked", "numbered_experts",
+            "some_are_identities", "tables_of_all")  # fmt: skip
+TURN_BY_TURN = ("every_expert_in_place", "all_by_name", "all_unlike", "matrices_in_a_list",
+                "by_a_table_of_numbers", "in_turns", "several_of_all")  # fmt: skip
 
 
 @pytest.mark.sample(5)
@@ -58,7 +64,17 @@ def test_an_expert_that_is_none_is_not_a_number() -> None:
     assert found["loss"].isnan()
 
 
-@pytest.mark.parametrize("name", ["tables", "from_a_list"])
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_experts_share_one_product_by_group(name: str) -> None:
     made = tiny.compiled(Experts(LOOPS[name]), batch(5, 0))
     assert [n.op_type for n in made.captured.graph].count("GroupedMatMul") == 2
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", TURN_BY_TURN)
+def test_loops_over_all_experts_may_go_turn_by_turn(name: str) -> None:
+    made = tiny.compiled(Experts(LOOPS[name]), batch(5, 0))
+    assert not [n for n in made.captured.graph if n.op_type == "GroupedMatMul"]
+    assert "range" not in vars(expert_loops), "what a trace replaces is put back"
+    assert "enumerate" not in vars(expert_loops)

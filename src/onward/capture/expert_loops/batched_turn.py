@@ -505,7 +505,8 @@ def _taken(x: Tensor, index: Any) -> Any:
     if not rows or not all(_numbers(p) or not isinstance(p, Each) for p in parts):
         raise of_loop("a look-up by an expert's number and others")
     own = _of_one_loop(rows, each_in(parts))
-    return x[tuple(own.with_rows(own.owner.group) if _numbers(p) else p for p in parts)]
+    rows_of = tuple(own.with_rows(own.owner.group) if _numbers(p) else p for p in parts)
+    return applied(Tensor.__getitem__, (x, rows_of), {})
 
 
 def _of_one(x: Tensor, parts: Sequence[Any], numbers: Sequence[Each]) -> Tensor:
