@@ -11,26 +11,35 @@ import torch
 import torch.nn.functional as F
 from expert_loops import LOOPS, Experts, batch, hits, mask_of
 from expert_loops_refused import REFUSED
+from near_autocast import assert_near
 from row_programs import wrong_numbers
 
 from onward.errors import OnwardError
+from onward.graph.types import DType
+from onward.rewrite import Policy
 
 TOGETHER = ("tables", "from_a_list", "every_expert", "if_any_rows", "unasked", "numbered_experts",
-            "some_are_identities", "tables_of_all")  # fmt: skip
+            "some_are_identities", "tables_of_all", "fewer_than_matrices")  # fmt: skip
 TURN_BY_TURN = ("every_expert_in_place", "all_by_name", "all_unlike", "matrices_in_a_list",
-                "by_a_table_of_numbers", "in_turns", "several_of_all")  # fmt: skip
+                "by_a_table_of_numbers", "scaled_by_number", "in_turns", "several_of_all")  # fmt: skip
 
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", LOOPS)
 def test_numbers_are_eagers(name: str) -> None:
     """One capture, whichever experts are hit; on all rows, and on those that are read."""
-    model, data = Experts(LOOPS[name]), [batch(5, 0), batch(5, 1, 30.0), batch(5, 2)]
+    model, data = Experts(LOOPS[name]), [batch(5, 0), batch(5, 1, 30.0), batch(8, 2)]
     for given, found in zip(data, tiny.gradients_of(model, data), strict=True):
         want, exact = (tiny.eager(model, given, t) for t in (torch.float32, torch.float64))
         wrong = tiny.differing_most(found, want, exact)
         assert not wrong, wrong
     assert not (wrong := wrong_numbers(model, data)), "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["from_a_list", "unasked"])
+def test_mixed_precision_is_as_near_as_autocast(name: str) -> None:
+    model, data = Experts(LOOPS[name]), [batch(5, 0), batch(8, 1), batch(5, 2, 30.0), batch(16, 3)]
+    assert_near(model, data, tiny.gradients_of(model, data, policy=Policy(DType.BFLOAT16)))
 
 
 @pytest.mark.sample(4)

@@ -345,6 +345,24 @@ def by_a_table_of_numbers(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) 
     return y
 
 
+def scaled_by_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn: a number is more than an index."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](x[token]) * (i + 1) * scale[token, place, None])
+    return y
+
+
+def fewer_than_matrices(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen.clamp(max=EXPERTS - 2), EXPERTS - 1)
+    for i in range(EXPERTS - 1):
+        place, token = torch.nonzero(mask[i], as_tuple=True)
+        h = F.linear(F.silu(F.linear(x[token], p.up[i], p.up_bias[i])), p.down[i])
+        y.index_add_(0, token, h * scale[token, place, None])
+    return y
+
+
 def in_turns(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Turn by turn: each expert sees what those before it have added, under another name."""
     y, mask = x.clone(), mask_of(chosen)
@@ -480,7 +498,7 @@ LOOPS: dict[str, Loop] = {
         with_room, one_way_of_two, unhit, numbers_that_leave_some_out,
         every_expert, every_expert_in_place, if_any_rows, unasked, numbered_experts,
         some_are_identities, tables_of_all, all_by_name, all_unlike, matrices_in_a_list,
-        by_a_table_of_numbers, in_turns, several_of_all, cut_by_counts, cut_for_modules,
+        by_a_table_of_numbers, scaled_by_number, fewer_than_matrices, in_turns, several_of_all, cut_by_counts, cut_for_modules,
         cut_by_sums, cut_by_running_sums, cut_in_part, masks_by_name,
         masks_of_others,
     )

@@ -30,10 +30,10 @@ _NAMES = {"range", "enumerate"}
 
 class AllExperts:
     """The loops over all experts of one trace. alone: whether each expert has its own turn, as in
-    eager mode. found: whether a loop has had one for several."""
+    eager mode. met: whether a function that may have such a loop has run, with `alone` off."""
 
     def __init__(self, alone: bool) -> None:
-        self._alone, self.found = alone, False
+        self._alone, self.met = alone, False
         self._replaced, self._modules = ExitStack(), set[int]()
 
     def watch(self) -> None:
@@ -43,31 +43,32 @@ class AllExperts:
             frame = frame.f_back
         if self._alone or frame is None or id(frame.f_globals) in self._modules:
             return
-
-        def range_(*args: Any) -> Any:
-            numbers = range(*args)
-            if len(numbers) < 2 or numbers != range(len(numbers)) or not over_all(caller()):
-                return numbers
-            return self._turns(len(numbers))
-
-        def enumerate_(listed: Any, *args: Any, **kwargs: Any) -> Any:
-            given = isinstance(listed, ModuleList) and len(listed) > 1 and not (args or kwargs)
-            if not given or not over_all(caller()):
-                return enumerate(listed, *args, **kwargs)
-            turns = self._turns(len(listed))
-            return ((number, one_of_modules(listed, number)) for number in turns)
-
+        self.met = True
         self._modules.add(id(frame.f_globals))
-        places = [(frame.f_globals, "range", range_), (frame.f_globals, "enumerate", enumerate_)]
+        places = [(frame.f_globals, "range", _range), (frame.f_globals, "enumerate", _enumerate)]
         self._replaced.enter_context(patched(places))
-
-    def _turns(self, count: int) -> Iterator[Each]:
-        self.found = True
-        return Loop(torch.ones(count, dtype=torch.bool), of_all=True).turns(0)
 
     def close(self) -> None:
         """Puts back what was replaced."""
         self._replaced.close()
+
+
+def _range(*args: Any) -> Any:
+    numbers = range(*args)
+    if len(numbers) < 2 or numbers != range(len(numbers)) or not over_all(caller()):
+        return numbers
+    return _turns(len(numbers))
+
+
+def _enumerate(listed: Any, *args: Any, **kwargs: Any) -> Any:
+    given = isinstance(listed, ModuleList) and len(listed) > 1 and not (args or kwargs)
+    if not given or not over_all(caller()):
+        return enumerate(listed, *args, **kwargs)
+    return ((number, one_of_modules(listed, number)) for number in _turns(len(listed)))
+
+
+def _turns(count: int) -> Iterator[Each]:
+    return Loop(torch.ones(count, dtype=torch.bool), of_all=True).turns(0)
 
 
 __all__ = ["AllExperts"]

@@ -410,7 +410,7 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rows:
         return _with_rows(func, name, args, kwargs, rows)
     first = each_in((args, kwargs))[0]
-    if name == "where" and len(args) == 1:
+    if (name == "where" and len(args) == 1) or (name == "nonzero" and kwargs.get("as_tuple")):
         return first.loop.rows(first)
     if not isinstance(args[0], Each) or len(each_in((args, kwargs))) > 1:
         raise of_loop(f"{name} of experts")
@@ -483,9 +483,11 @@ def _numbers(x: Any) -> bool:
 
 def looked_up(x: Tensor, number: Each, hot: OneHot | None) -> Each:
     """`x[e]`: a tensor of each group. hot: what x is the one-hot of."""
-    full = x if number.dim() == 0 else x.unsqueeze(1)
-    full = full[: number.loop.groups] if number.loop.of_all and hot is None else full
-    if number.dim() > 1 or number.values != [*range(number.loop.groups)]:
+    groups, size = number.loop.groups, x.shape[0]
+    more = hot is None and isinstance(size, int) and size > groups
+    full = x[:groups] if more else x
+    full = full if number.dim() == 0 else full.unsqueeze(1)
+    if number.dim() > 1 or number.values != [*range(groups)]:
         raise of_loop("a look-up by something else than an expert's number")
     own = None
     if hot is not None and hot.dim == 0:

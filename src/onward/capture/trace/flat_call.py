@@ -38,8 +38,8 @@ class _Noted:
     before answered to questions about tensors, with their places; None before such a run. masks:
     answers and places for masks that choose rows. asked: the answers that the traced run was given.
     read: how many of the questions are for numbers. tree: how the outputs are put together, of a
-    whole call. over_all: whether a loop over all experts has had one turn for several. mode: what
-    the traced run asks of its mode, where gradients are on.
+    whole call. over_all: whether a function that may loop over all experts has run, other than
+    `alone`. mode: what the traced run asks of its mode, where gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()

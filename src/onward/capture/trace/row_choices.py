@@ -64,8 +64,8 @@ class Choosing(TorchFunctionMode):
 
     @property
     def over_all(self) -> bool:
-        """Whether a loop over all experts has had one turn for several of them."""
-        return self._loops.all.found
+        """Whether a function that may loop over all experts has run, with `alone` off."""
+        return self._loops.all.met
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
