@@ -18,10 +18,14 @@ from onward.errors import OnwardError
 from onward.graph.types import DType
 from onward.rewrite import Policy
 
-TOGETHER = ("tables", "from_a_list", "every_expert", "if_any_rows", "unasked", "numbered_experts",
-            "some_are_identities", "tables_of_all", "fewer_than_matrices")  # fmt: skip
-TURN_BY_TURN = ("every_expert_in_place", "all_by_name", "all_unlike", "matrices_in_a_list",
-                "by_a_table_of_numbers", "scaled_by_number", "in_turns", "several_of_all")  # fmt: skip
+TOGETHER = (
+    "tables", "from_a_list", "every_expert", "if_any_rows", "unasked", "numbered_experts",
+    "some_are_identities", "tables_of_all", "fewer_than_matrices",
+)  # fmt: skip
+TURN_BY_TURN = (
+    "every_expert_in_place", "all_by_name", "all_unlike", "matrices_in_a_list",
+    "by_a_table_of_numbers", "scaled_by_number", "in_turns", "several_of_all",
+)  # fmt: skip
 
 
 @pytest.mark.sample(5)

@@ -111,7 +111,7 @@ def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """The weights are looked up by token and expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
-    dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
+    dense = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, scale)
     for e in hits(mask)[:]:
         e = e[0]
         _, token = torch.where(mask[e])
@@ -299,7 +299,7 @@ def some_are_identities(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) ->
 
 def tables_of_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask = torch.zeros_like(x), mask_of(chosen)
-    dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
+    dense = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, scale)
     for i in range(EXPERTS):
         _, token = torch.where(mask[i])
         h = F.linear(F.silu(F.linear(x[token], p.up[i], p.up_bias[i])), p.down[i], p.down_bias[i])
@@ -385,7 +385,7 @@ def several_of_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 
 def by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
     """As JetMoe: rows in the order of their experts, how many each has, and their tokens."""
-    hit = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, 1)
+    hit = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, 1)
     order = chosen.flatten().sort(0)[1]
     return order, hit.long().sum(0).tolist(), order.div(TOP, rounding_mode="trunc")
 
@@ -498,9 +498,9 @@ LOOPS: dict[str, Loop] = {
         with_room, one_way_of_two, unhit, numbers_that_leave_some_out,
         every_expert, every_expert_in_place, if_any_rows, unasked, numbered_experts,
         some_are_identities, tables_of_all, all_by_name, all_unlike, matrices_in_a_list,
-        by_a_table_of_numbers, scaled_by_number, fewer_than_matrices, in_turns, several_of_all, cut_by_counts, cut_for_modules,
-        cut_by_sums, cut_by_running_sums, cut_in_part, masks_by_name,
-        masks_of_others,
+        by_a_table_of_numbers, scaled_by_number, fewer_than_matrices, in_turns, several_of_all,
+        cut_by_counts, cut_for_modules, cut_by_sums, cut_by_running_sums, cut_in_part,
+        masks_by_name, masks_of_others,
     )
 }  # fmt: skip
 

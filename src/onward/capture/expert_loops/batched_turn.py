@@ -45,7 +45,7 @@ from onward.capture.masked_rows.rows import (
 from onward.errors import CaptureError
 
 Tensor = torch.Tensor
-# Of a tensor's attributes those that are its numbers; of its methods those that read none.
+# Attributes of a tensor that are its numbers, and methods that read none.
 _VIEWS = ("T", "mT", "H", "mH", "data", "grad", "real", "imag")
 _OF_SHAPE = ("size", "dim", "is_floating_point", "numel", "__len__")
 

@@ -77,7 +77,7 @@ class Experts:
 
 
 def _kinds(modules: Sequence[Module]) -> list[int]:
-    """Of each module the first one that differs from it in the numbers of parameters alone."""
+    """The first module of each one's kind: those that differ in the numbers of parameters alone."""
     kinds: list[int] = []
     for i, module in enumerate(modules):
         firsts = (k for k in dict.fromkeys(kinds) if _alike(modules[k], module))
