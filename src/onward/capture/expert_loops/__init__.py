@@ -5,8 +5,8 @@ rows that are sent to each, for products by group. Imports: `custom_ops`, `maske
 
 What the room is for: 22 classes of transformers 4.57 and 5 of 5.23 (Dbrx, JetMoe, LongCat-Flash,
 NLLB-MoE, Switch) write such a loop; without the room they are no graph, and their mixtures run as
-regions. One layer of Mixtral 4.57: a step takes MIXTRAL_G ms as a graph, MIXTRAL_R as a region, MIXTRAL_E in eager
-PyTorch; of DeepSeek V3, which loops over all experts, DEEP_G, DEEP_R and DEEP_E
+regions. One layer of Mixtral 4.57: a step takes 80 ms as a graph, 93 as a region, 102 in eager
+PyTorch; of DeepSeek V3, which loops over all its experts, 96, 107 and 117
 (docs/notes/0035-loops-or-regions.md).
 
 `ExpertLoops` is the one entry; the rest of capture knows nothing else of this room.
