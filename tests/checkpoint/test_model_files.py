@@ -90,9 +90,11 @@ def test_tied_weights_of_any_model(tmp_path: Path) -> None:
             self.a = nn.Embedding(VOCABULARY, 8)
             self.b = nn.Linear(8, VOCABULARY, bias=False)
             self.b.weight = self.a.weight
-            self.register_buffer("short", torch.randn(4))
-            self.register_buffer("view", self.short[:2])
-            self.register_buffer("also", self.short)
+            short = torch.randn(4)
+            self.short: torch.Tensor
+            self.register_buffer("short", short)
+            self.register_buffer("view", short[:2])
+            self.register_buffer("also", short)
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.b(self.a(ids)).mean() + self.short.sum()

@@ -28,11 +28,11 @@ STEPS = 8  # micro-batches of a run: two epochs and more, four windows
 
 def t5() -> nn.Module:
     torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-        decoder_start_token_id=0, dropout_rate=0.1,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config).train()
+    settings: dict[str, Any] = {
+        "vocab_size": 97, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2,
+        "decoder_start_token_id": 0, "dropout_rate": 0.1,
+    }  # fmt: skip
+    return T5ForConditionalGeneration(T5Config(**settings)).train()
 
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "bert": bert, "t5": t5}

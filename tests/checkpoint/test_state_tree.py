@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, safe_open
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from onward.checkpoint.state_tree import decoded, encoded
 from onward.checkpoint.tensor_file import _NAMES, read_tensors, tensor_chunks

@@ -178,7 +178,7 @@ def test_another_order_is_refused(change: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler", "generator", "worker_init_fn"])
 def test_arguments_that_would_change_the_order(name: str) -> None:
     with pytest.raises(OnwardError, match=f"{name} cannot be given"):
-        loader(**{name: None})
+        loader(0, **{name: None})
 
 
 class Stream(IterableDataset[int]):

@@ -63,6 +63,22 @@ EXPERTS_FAULTS: tuple[Fault, ...] = (
         "if not RUNNING or not in_place:", "if True:", LOOPS,
     ),
     Fault(
+        "experts: a turn may read what rows are added to", "capture/expert_loops/batched_turn.py",
+        "if self._several and self._added", "if False and self._added", LOOPS,
+    ),
+    Fault(
+        "experts: a number of Python's may be any number", "capture/expert_loops/loop_source.py",
+        "    return named - {*ast.walk(loop.target)} <= indices\n", "    return True\n", LOOPS,
+    ),
+    Fault(
+        "experts: each has a turn with the rows of all", "capture/expert_loops/batched_turn.py",
+        "if self.of_all and 2 * len({*values}) > self.groups:", "if False:", LOOPS,
+    ),
+    Fault(
+        "experts: a loop over all is not traced again turn by turn", "capture/trace/export.py",
+        "if flat.alone or not flat.noted.over_all:", "if True:", LOOPS,
+    ),
+    Fault(
         "products by group: turned whoever reads them", "rewrite/noop.py",
         "        if alone and _order(node) == [0, 2, 1]:", "        if _order(node):",
         ("rewrite/test_passes.py",),

@@ -6,6 +6,7 @@ A loop sends the tokens `x f[N,D]` to the experts `chosen i64[N,K]`, with weight
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Experts(nn.Module):
         self.named = nn.ModuleDict({f"expert_{i}": Expert(False) for i in range(EXPERTS)})
         acts = (nn.SiLU(), nn.Tanh(), nn.ReLU(), nn.GELU())
         self.unlike = nn.ModuleList(Expert(act=act) for act in acts)
+        self.idle = nn.ModuleList([*(Expert() for _ in range(EXPERTS - 1)), nn.Identity()])
         self.scaled = nn.ModuleList(Expert(scale=1.0 + i) for i in range(EXPERTS))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """A loop that looks weights up by token and expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
-    dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
+    dense = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, scale)
     for e in hits(mask)[:]:
         e = e[0]
         _, token = torch.where(mask[e])
@@ -266,10 +268,129 @@ def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
+def unasked(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A loop like OLMoE's: experts without tokens are called too."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(0, EXPERTS):
+        expert_layer = p.list[i]
+        place, token = torch.where(mask[i])
+        rows = x[None, token].reshape(-1, WIDTH)
+        rows = expert_layer(rows) * scale[token, place, None]
+        y.index_add_(0, token, rows.to(x.dtype))
+    return y
+
+
+def numbered_experts(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i, expert in enumerate(p.list):
+        place, token = torch.where(mask[i])
+        if token.numel() == 0:
+            continue
+        y.index_add_(0, token, expert(x[token]) * scale[token, place, None])
+    return y
+
+
+def some_are_identities(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A loop like LongCat-Flash's."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(len(p.idle)):
+        expert = p.idle[i]
+        place, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y.index_add_(0, token, expert(x[token]) * scale[token, place].unsqueeze(-1))
+    return y
+
+
+def tables_of_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    dense = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, scale)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        h = F.linear(F.silu(F.linear(x[token], p.up[i], p.up_bias[i])), p.down[i], p.down_bias[i])
+        y.index_add_(0, token, h * dense[token, i, None])
+    return y
+
+
+def all_by_name(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn, since each asks for its number."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, p.named[f"expert_{i}"](x[token]) * scale[token, place, None])
+    return y
+
+
+def all_unlike(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i, expert in enumerate(p.unlike):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, expert(x[token]) * scale[token, place, None])
+    return y
+
+
+def matrices_in_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A loop like that of Dbrx in transformers 4: turn by turn."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    up = [w.squeeze(0) for w in p.up.chunk(EXPERTS, dim=0)]
+    for i in range(0, EXPERTS):
+        place, token = torch.where(mask[i])
+        if token.shape[0] == 0:
+            continue
+        y.index_add_(0, token, F.linear(x[token], up[i]) @ up[i] * scale[token, place, None])
+    return y
+
+
+def by_a_table_of_numbers(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn: a number is a key."""
+    y, mask, share = torch.zeros_like(x), mask_of(chosen), defaultdict(lambda: 2.0, {0: 3.0})
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](x[token]) * share[i] * scale[token, place, None])
+    return y
+
+
+def scaled_by_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn: a number is more than an index."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](x[token]) * (i + 1) * scale[token, place, None])
+    return y
+
+
+def fewer_than_matrices(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen.clamp(max=EXPERTS - 2), EXPERTS - 1)
+    for i in range(EXPERTS - 1):
+        place, token = torch.nonzero(mask[i], as_tuple=True)
+        h = F.linear(F.silu(F.linear(x[token], p.up[i], p.up_bias[i])), p.down[i])
+        y.index_add_(0, token, h * scale[token, place, None])
+    return y
+
+
+def in_turns(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn: each expert sees what those before it have added, under another name."""
+    y, mask = x.clone(), mask_of(chosen)
+    z = y.view(-1, WIDTH)
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](z[token]) * scale[token, place, None])
+    return y
+
+
+def several_of_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Turn by turn: the mask is not one-hot."""
+    mask = (mask_of(chosen) + mask_of(chosen.flip(-1) * 0)).clamp(max=1)
+    y = torch.zeros_like(x)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](x[token]))
+    return y
+
+
 def by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
     """Rows sorted by expert, how many each expert has, and their tokens, as JetMoe computes
     them."""
-    hit = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, 1)
+    hit = x.new_zeros(x.shape[0], EXPERTS).scatter(1, chosen, 1)
     order = chosen.flatten().sort(0)[1]
     return order, hit.long().sum(0).tolist(), order.div(TOP, rounding_mode="trunc")
 
@@ -381,9 +502,11 @@ LOOPS: dict[str, Loop] = {
         tables, one_more, some_nowhere, with_biases, by_the_number, some_leave_rows_alone,
         some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings,
         with_room, one_way_of_two, unhit, numbers_that_leave_some_out,
-        every_expert, every_expert_in_place, if_any_rows, cut_by_counts, cut_for_modules,
-        cut_by_sums, cut_by_running_sums, cut_in_part, masks_by_name,
-        masks_of_others,
+        every_expert, every_expert_in_place, if_any_rows, unasked, numbered_experts,
+        some_are_identities, tables_of_all, all_by_name, all_unlike, matrices_in_a_list,
+        by_a_table_of_numbers, scaled_by_number, fewer_than_matrices, in_turns, several_of_all,
+        cut_by_counts, cut_for_modules, cut_by_sums, cut_by_running_sums, cut_in_part,
+        masks_by_name, masks_of_others,
     )
 }  # fmt: skip
 

@@ -31,6 +31,15 @@ def counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return y / turns
 
 
+def seen_by_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Each turn reads what those before it have added."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(x[token] + y[token], p.up[e[0]]) @ p.up[e[0]])
+    return y
+
+
 def put_aside(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask, all_ = torch.zeros_like(x), mask_of(chosen), []
     for e in hits(mask):
@@ -492,7 +501,8 @@ def added_in_turns(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 REFUSED: dict[str, Loop] = {
     f.__name__: f
     for f in (
-        counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
+        counted, seen_by_others, put_aside, faded, changed, hidden, numbered, read_after, before,
+        several, mixed,
         by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
         once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
         noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,

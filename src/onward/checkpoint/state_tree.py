@@ -62,12 +62,12 @@ class _Encoder:
             return {"$array": self._taken(shown.reshape(value.shape), place)}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return {"$number": [value.dtype.name, self.encode(value.item(), place, inner)]}
-        if type(value) in (list, tuple, torch.Size):
+        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
             items = [self.encode(v, f"{place}.{i}", inner) for i, v in enumerate(value)]
             return items if type(value) is list else {"$tuple": items}
-        if type(value) in (set, frozenset):
+        if isinstance(value, set | frozenset):
             return {"$set": [self.encode(v, place, inner) for v in sorted(value, key=repr)]}
-        if type(value) in (dict, OrderedDict, Counter):
+        if isinstance(value, dict) and type(value) in (dict, OrderedDict, Counter):
             return self._dict(value, place, inner)
         if type(value) is bytes:
             return {"$bytes": base64.b64encode(value).decode()}

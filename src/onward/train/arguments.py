@@ -66,5 +66,5 @@ def check_inputs(batch: Batch) -> None:
 def names_to_fetch(options: TrainerOptions, fetch: Any) -> tuple[str, ...]:
     """The outputs that a step returns: those of the options, then those asked for with `fetch=`."""
     if type(fetch) is tuple and not fetch:  # each step asks
-        return options.fetch
+        return tuple(options.fetch)
     return tuple(dict.fromkeys((*options.fetch, *read_names("fetch", fetch))))

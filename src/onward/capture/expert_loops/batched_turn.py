@@ -19,14 +19,13 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from onward.capture.custom_ops.autocast import as_product
 from onward.capture.custom_ops.grouped import rows_by_group
-from onward.capture.expert_loops.loop_source import begins, skips_nothing
+from onward.capture.expert_loops.loop_source import asking_frame, begins, skips_nothing
 from onward.capture.expert_loops.one_hot import OneHot
 from onward.capture.masked_rows.rows import (
     FIX,
@@ -41,10 +40,14 @@ from onward.capture.masked_rows.rows import (
     is_tensor,
     refusal,
     rule,
+    tensors_in,
 )
 from onward.errors import CaptureError
 
 Tensor = torch.Tensor
+# Attributes of a tensor that are its numbers, and methods that read none.
+_VIEWS = ("T", "mT", "H", "mH", "data", "grad", "real", "imag")
+_OF_SHAPE = ("size", "dim", "is_floating_point", "numel", "__len__")
 
 
 def of_loop(what: str) -> CaptureError:
@@ -65,12 +68,15 @@ def may_change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 class Loop:
-    """A loop over groups. hit: `b[E]`, which of them have a turn. now: those of this turn."""
+    """A loop over groups. hit: `b[E]`, which of them have a turn. now: those of this turn. of_all:
+    whether the loop is over all groups, by numbers that are Python's in eager mode."""
 
-    def __init__(self, hit: Tensor) -> None:
-        self.hit, self.groups = hit, int(hit.shape[0])
+    def __init__(self, hit: Tensor, of_all: bool = False) -> None:
+        self.hit, self.groups, self.of_all = hit, int(hit.shape[0]), of_all
         self.now: list[int] = [*range(self.groups)]
         self.settled = False  # whether rows of this turn have been told from others
+        self._several = False  # whether there is a turn for more than one
+        self._read, self._added = dict[int, Tensor](), set[int]()  # by their memory, in all turns
 
     def turns(self, rank: int) -> Iterator[Each]:
         """rank: of what each turn is given, a number."""
@@ -85,11 +91,27 @@ class Loop:
         finally:
             RUNNING.remove(self)
 
+    def heed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes note of a call of the loop's. Raises CaptureError where it reads what rows are
+        added to: eager has the rows of some experts in it then, and not those of others."""
+        attribute = getattr(func.__self__, "__name__", "") if name == "__get__" else ""
+        if (attribute and attribute not in _VIEWS) or name in _OF_SHAPE:
+            return
+        given = tensors_in((args, kwargs))
+        if name == "index_add_" and is_tensor(args[0]):
+            self._added.add(given.pop(0).untyped_storage()._cdata)
+        self._several |= len(self.now) > 1
+        self._read.update({x.untyped_storage()._cdata: x for x in given})
+        if self._several and self._added.intersection(self._read):
+            raise of_loop("a read of what rows are added to,")
+
     def ask(self, values: Sequence[Any]) -> Any:
         """What the groups of this turn say: those that say otherwise get another turn."""
         answer = values[self.now[0]]
         others = [g for g in self.now if values[g] != answer]
         if others:
+            if self.of_all and 2 * len({*values}) > self.groups:  # each with the rows of all
+                raise of_loop("a question to each expert's number")
             if self.settled:
                 raise of_loop("a question to an expert's number after its rows were used")
             self.now = [g for g in self.now if values[g] == answer]
@@ -325,6 +347,11 @@ class Each(Beside):
     def __format__(self, spec: str) -> str:
         return format(self._said(), spec)
 
+    def __hash__(self) -> int:
+        if self.loop.of_all and self.values is not None:
+            raise of_loop("an expert's number as a key")
+        return object.__hash__(self)
+
     def dim(self) -> int:
         return self.full.dim() - 1
 
@@ -345,15 +372,6 @@ def is_each(x: Any) -> bool:
     return type(x) is Each
 
 
-def asking_frame() -> FrameType | None:
-    """The forward's own frame."""
-    frame: FrameType | None = sys._getframe(1)
-    own = ("onward.capture", "onward.model_state", "torch")
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(own):
-        frame = frame.f_back
-    return frame
-
-
 def each_in(args: Any) -> list[Each]:
     """The groups' tensors among arguments."""
     if isinstance(args, dict):
@@ -370,7 +388,6 @@ def _operator(name: str) -> Callable[..., Any]:
 for _name in OPERATORS:
     if hasattr(Tensor, _name):
         setattr(Each, _name, _operator(_name))
-Each.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 # ---- functions of them
@@ -393,7 +410,7 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rows:
         return _with_rows(func, name, args, kwargs, rows)
     first = each_in((args, kwargs))[0]
-    if name == "where" and len(args) == 1:
+    if (name == "where" and len(args) == 1) or (name == "nonzero" and kwargs.get("as_tuple")):
         return first.loop.rows(first)
     if not isinstance(args[0], Each) or len(each_in((args, kwargs))) > 1:
         raise of_loop(f"{name} of experts")
@@ -466,8 +483,11 @@ def _numbers(x: Any) -> bool:
 
 def looked_up(x: Tensor, number: Each, hot: OneHot | None) -> Each:
     """`x[e]`: a tensor of each group. hot: what x is the one-hot of."""
-    full = x if number.dim() == 0 else x.unsqueeze(1)
-    if number.dim() > 1 or number.values != [*range(number.loop.groups)]:
+    groups, size = number.loop.groups, x.shape[0]
+    more = hot is None and isinstance(size, int) and size > groups
+    full = x[:groups] if more else x
+    full = full if number.dim() == 0 else full.unsqueeze(1)
+    if number.dim() > 1 or number.values != [*range(groups)]:
         raise of_loop("a look-up by something else than an expert's number")
     own = None
     if hot is not None and hot.dim == 0:
@@ -487,7 +507,8 @@ def _taken(x: Tensor, index: Any) -> Any:
     if not rows or not all(_numbers(p) or not isinstance(p, Each) for p in parts):
         raise of_loop("a look-up by an expert's number and others")
     own = _of_one_loop(rows, each_in(parts))
-    return x[tuple(own.with_rows(own.owner.group) if _numbers(p) else p for p in parts)]
+    rows_of = tuple(own.with_rows(own.owner.group) if _numbers(p) else p for p in parts)
+    return applied(Tensor.__getitem__, (x, rows_of), {})
 
 
 def _of_one(x: Tensor, parts: Sequence[Any], numbers: Sequence[Each]) -> Tensor:

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.capture.expert_loops.batched_turn import OF_COUNTS, asking_frame
-from onward.capture.expert_loops.loop_source import lists_of_pieces
+from onward.capture.expert_loops.batched_turn import OF_COUNTS
+from onward.capture.expert_loops.loop_source import asking_frame, lists_of_pieces
 from onward.capture.masked_rows.rows import is_tensor
 from onward.errors import CaptureError
 

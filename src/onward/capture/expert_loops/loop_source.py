@@ -12,6 +12,7 @@ import ast
 import dis
 import inspect
 import itertools
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -19,6 +20,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 _ADDING = "index_add_"
+
+
+def asking_frame() -> FrameType | None:
+    """The forward's own frame."""
+    frame: FrameType | None = sys._getframe(1)
+    own = ("onward.capture", "onward.model_state", "torch")
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(own):
+        frame = frame.f_back
+    return frame
 
 
 def skips_nothing(frame: FrameType | None) -> bool:
@@ -43,16 +53,37 @@ def skips_nothing(frame: FrameType | None) -> bool:
 def begins(frame: FrameType) -> bool:
     """Whether a frame, which asks for an iterator, begins such a loop: the iterator's own turns are
     the loop's, and nobody counts them."""
-    code, at = frame.f_code, frame.f_lasti
-    if not hasattr(code, "co_positions") or code.co_code[at] != dis.opmap["GET_ITER"]:
+    return (
+        frame.f_code.co_code[frame.f_lasti] == dis.opmap["GET_ITER"] and _begun(frame) is not None
+    )
+
+
+def over_all(frame: FrameType) -> bool:
+    """Whether a frame, which calls `range` or `enumerate`, begins such a loop with what it gets,
+    one that chooses rows once a turn, and whose number is nothing but an index: the number may
+    then stand for those of all experts."""
+    loop = _begun(frame)
+    if loop is None or _chosen(loop)[1] != 1:
         return False
-    place = next(itertools.islice(code.co_positions(), at // 2, None))
+    number, *_ = _names(loop.target)
+    nodes, indices = [*ast.walk(loop)], set[ast.AST]()
+    for n in nodes:
+        if isinstance(n, ast.Subscript):
+            indices.update(n.slice.elts if isinstance(n.slice, ast.Tuple) else [n.slice])
+    named = {n for n in nodes if isinstance(n, ast.Name) and n.id == number}
+    return named - {*ast.walk(loop.target)} <= indices
+
+
+def _begun(frame: FrameType) -> ast.For | None:
+    """The loop whose iterator a frame is about to have, where turns without rows change nothing."""
+    code = frame.f_code
+    place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
     tree, first = _read(code)
     for n in ast.walk(tree):
         # the place of the iterator, or in older Pythons that of the loop
         if isinstance(n, ast.For) and _width(*place) in (_place(n.iter, first), _place(n, first)):
-            return _changes_nothing(code, n.lineno)
-    return False
+            return n if _changes_nothing(code, n.lineno) else None
+    return None
 
 
 def lists_of_pieces(

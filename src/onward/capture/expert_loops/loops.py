@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from onward.capture.expert_loops.all_experts import AllExperts
 from onward.capture.expert_loops.batched_turn import (
     OF_COUNTS,
     Each,
-    asking_frame,
+    Loop,
     each_in,
     looked_up,
     may_change,
@@ -23,11 +24,11 @@ from onward.capture.expert_loops.batched_turn import (
     of_loop,
 )
 from onward.capture.expert_loops.counts import Counts, DataNumber, Sums, are_counts, of_pieces
-from onward.capture.expert_loops.loop_source import skips_nothing
+from onward.capture.expert_loops.loop_source import asking_frame, skips_nothing
 from onward.capture.expert_loops.module_list import one_of_modules
 from onward.capture.expert_loops.one_hot import OneHot, made_of
 from onward.capture.expert_loops.split_rows import Cut, ExpertRows, cut, done, pieces_in, together
-from onward.capture.masked_rows.rows import SAID, found_in, is_tensor
+from onward.capture.masked_rows.rows import RUNNING, SAID, found_in, is_tensor
 
 Tensor = torch.Tensor
 NOT_ASKED: Any = object()  # the answer to a call that no loop over experts makes
@@ -36,12 +37,16 @@ NOT_ASKED: Any = object()  # the answer to a call that no loop over experts make
 class ExpertLoops:
     """What one trace knows of its loops over experts.
 
-    counted: whether numbers that only data say are followed too. derived: is told of a tensor that
-    was looked up for the one expert of a turn, what it was taken of, and where.
+    counted: whether numbers that only data say are followed too. alone: whether each expert has a
+    turn in a loop over all of them. derived: is told of a tensor that was looked up for the one
+    expert of a turn, what it was taken of, and where.
     """
 
-    def __init__(self, counted: bool, derived: Callable[[Tensor, Tensor, Any], None]) -> None:
+    def __init__(
+        self, counted: bool, alone: bool, derived: Callable[[Tensor, Tensor, Any], None]
+    ) -> None:
         self._counted, self._derived = counted, derived
+        self.all = AllExperts(alone)
         self._one_hots: dict[int, tuple[Tensor, int, OneHot]] = {}
         self._taken: dict[int, tuple[Tensor, int, Tensor, int]] = {}
         self._sums = Sums()
@@ -63,6 +68,8 @@ class ExpertLoops:
         name = getattr(func, "__name__", "")
         if not may_change(name, args, kwargs):
             raise of_loop(f"{name} of what is no expert's")
+        if RUNNING and isinstance(RUNNING[-1], Loop):
+            RUNNING[-1].heed(name, func, args, kwargs)
         if each_in((args, kwargs)):
             return self._of_experts(func, name, args, kwargs)
         if name == "__bool__" and hasattr(args[0], SAID) and skips_nothing(asking_frame()):
@@ -100,6 +107,7 @@ class ExpertLoops:
         hot = made_of(name, args, made, self._one_hot)
         if hot is not None:
             self._one_hots[id(made)] = (made, made._version, hot)
+            self.all.watch()
 
     # ---- what a turn for several experts looks up
 

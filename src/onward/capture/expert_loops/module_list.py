@@ -21,12 +21,17 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
     """`modules[number]`, which stands for `ModuleList.__getitem__` during a trace."""
     if not is_each(number) or number.values is None:
         return _of_list(modules, number)
-    now = number.loop.now
-    own = [_of_list(modules, number.values[g]) for g in range(number.loop.groups)
-           if number.values[g] < len(modules)]  # fmt: skip
-    if max(now) >= len(own) or number.values != [*range(number.loop.groups)] or not _alike(own):
+    loop = number.loop
+    if max(loop.now) >= len(modules) or number.values != [*range(loop.groups)]:
         return _of_list(modules, int(number))
-    if torch.is_grad_enabled() and not _told:
+    own = [_of_list(modules, g) for g in range(min(loop.groups, len(modules)))]
+    kinds = _kinds(own)
+    kind = loop.ask([*kinds, *range(len(own), loop.groups)])  # modules that differ: a turn each
+    if len(loop.now) == 1 < loop.groups:
+        return own[loop.now[0]]
+    # an expert of another kind has no rows in this turn: any module of this kind stands for it
+    own = [m if k == kind else own[kind] for m, k in zip(own, kinds, strict=True)]
+    if torch.is_grad_enabled() and not loop.of_all and not _told:
         _told.append(True)
         log.warning(
             "the model loops over experts in a torch.nn.ModuleList: an expert that gets no "
@@ -34,7 +39,7 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
             "that momentum and weight decay still move its parameters (docs/guarantees.md, "
             "Not promised)"
         )
-    return Experts(number.loop, own)
+    return Experts(loop, own[: max(loop.now) + 1])
 
 
 class Experts:
@@ -71,13 +76,18 @@ class Experts:
                 same[0]._parameters.update(own)
 
 
-def _alike(modules: Sequence[Module]) -> bool:
-    """Whether modules differ in the numbers of their parameters alone."""
-    inner = [[*m.modules()] for m in modules]
-    first = inner[0]
-    return all(len(i) == len(first) for i in inner) and all(
-        _same(first[k], i[k]) for i in inner for k in range(len(first))
-    )
+def _kinds(modules: Sequence[Module]) -> list[int]:
+    """The first module of each one's kind: those that differ in the numbers of parameters alone."""
+    kinds: list[int] = []
+    for i, module in enumerate(modules):
+        firsts = (k for k in dict.fromkeys(kinds) if _alike(modules[k], module))
+        kinds.append(next(firsts, i))
+    return kinds
+
+
+def _alike(one: Module, other: Module) -> bool:
+    mine, others = [*one.modules()], [*other.modules()]
+    return len(mine) == len(others) and all(map(_same, mine, others))
 
 
 def _same(one: Module, other: Module) -> bool:

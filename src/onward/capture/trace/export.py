@@ -24,6 +24,7 @@ from onward.capture.mode_reads import noting_mode
 from onward.capture.regions.blame import causes
 from onward.capture.trace.autocast_blocks import autocast_noted
 from onward.capture.trace.cheaper import cheaper
+from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.flat_call import FlatCall
 from onward.capture.trace.gradient_code import refusing_gradient_code
 from onward.capture.trace.refusals import refusal
@@ -60,6 +61,20 @@ def export(
 
     Raises CaptureError with the reason where it cannot be traced.
     """
+    try:
+        return _exported(flat, tensors, names, held)
+    except Unasked:
+        raise
+    except CaptureError:
+        if flat.alone or not flat.noted.over_all:
+            raise
+    flat.alone = True  # loops over all experts may be traced turn by turn
+    return _exported(flat, tensors, names, held)
+
+
+def _exported(
+    flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held
+) -> ExportedProgram:
     # sizes 0 and 1 are left out, since every export specializes them
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:

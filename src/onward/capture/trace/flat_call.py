@@ -37,7 +37,8 @@ class _Noted:
     calls that return a view or a copy. answers, masks: what the first eager run has recorded
     (`Asked`); answers is None before it. asked: the answers that the traced run was given. read:
     how many questions read numbers. tree: how the results form the model's outputs, for a whole
-    call. mode: the mode reads of the traced run, if gradients are on.
+    call. over_all: whether a function that may loop over all experts has run, other than `alone`.
+    mode: the mode reads of the traced run, if gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -48,6 +49,7 @@ class _Noted:
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
     read = 0
+    over_all = False
     tree: OutputTree | None = None
     mode: ModeReads | None = None
 
@@ -75,6 +77,7 @@ class FlatCall(torch.nn.Module):
         self.model = request.model
         self.gradients, self.whole = request.differentiated, request.whole
         self.values, self.regions = values, regions
+        self.alone = False  # whether each expert has a turn in a loop over all of them
         self.spec, self.fixed, self.loss_fn = spec, fixed, request.loss_fn
         self.want_loss, self.autocast = request.want_loss, request.autocast
         self.noted = _Noted()
@@ -97,7 +100,7 @@ class FlatCall(torch.nn.Module):
             answering_as_eager(seen, trained, self.noted.layout),
             self.noted.sharing,
             Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
-            Choosing(asked.whole if self.values else None),
+            self._choosing(asked),
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]
@@ -108,11 +111,19 @@ class FlatCall(torch.nn.Module):
         with (
             self.aside(),
             Asked(values=self.values) as asked,
-            Choosing(asked.whole if self.values else None),
+            self._choosing(asked),
         ):
             self.run(*leaves)
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
+
+    @contextmanager
+    def _choosing(self, asked: Asked) -> Iterator[None]:
+        with Choosing(asked.whole if self.values else None, self.alone) as choosing:
+            try:
+                yield
+            finally:
+                self.noted.over_all = choosing.over_all
 
     def layouts(self, *leaves: torch.Tensor) -> tuple[list[tuple[str, Any]], Sharing]:
         """Runs the call in eager mode. Returns its answers about memory layouts as (method,

@@ -40,13 +40,13 @@ def _of_rows(function: Any) -> Any:
 
 class Choosing(TorchFunctionMode):
     """A mode in which an index by a boolean mask returns a `MaskedRows`, or all rows where `whole`
-    returns true for the mask."""
+    returns true for the mask. alone: whether each expert has a turn in a loop over all experts."""
 
-    def __init__(self, whole: Callable[[Tensor], bool] | None = None) -> None:
+    def __init__(self, whole: Callable[[Tensor], bool] | None = None, alone: bool = False) -> None:
         super().__init__()
         self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
-        self._loops = ExpertLoops(whole is None, self._note_derived)
+        self._loops = ExpertLoops(whole is None, alone, self._note_derived)
 
     def __enter__(self) -> Any:
         places: list[Any] = [
@@ -58,7 +58,13 @@ class Choosing(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._loops.all.close()
         self._patches.__exit__(*error)
+
+    @property
+    def over_all(self) -> bool:
+        """Whether a function that may loop over all experts has run, with `alone` off."""
+        return self._loops.all.met
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
