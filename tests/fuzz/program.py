@@ -144,8 +144,8 @@ def pointwise(m: Maker) -> str:
     h, k = m.pick(HIDDEN), m.pick(HIDDEN)
     through = m.one(["reshape(-1)", "flatten()", "contiguous()"])  # a view or a copy
     return m.value(HIDDEN, m.one([
-        f"(lambda y: (y.{through}.mul_(2.0), y)[1])({h} * 1.0)", f"{h} + {k}",
-        f"{h} - {k}", f"{h} * torch.sigmoid({k})", activation(m, h), activation(m, h),
+        *[f"(lambda y: (y.{through}.mul_(2.0), y)[1])({h} * 1.0)"] * 4,
+        f"{h} + {k}", f"{h} - {k}", f"{h} * torch.sigmoid({k})", activation(m, h), activation(m, h),
         f"{h} * 0.5 + 0.1", f"torch.where({h} > {k}, {h}, {k} * 0.5)",
         f"torch.maximum({h}, {k})", f"1.5 - {h}", f"{h} / (1 + {k}.abs())",
         f"torch.softmax({h}, -1)", f"F.log_softmax({h}, -1)", f"{h}.detach() + {k}",

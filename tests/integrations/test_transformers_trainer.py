@@ -259,7 +259,7 @@ def test_arguments_that_one_graph_cannot_honour(name: str, tmp_path: Path) -> No
     args = arguments(tmp_path / "run")
     assert hasattr(args, name), "transformers has this argument"
     setattr(args, name, {"stage": 2} if name == "deepspeed" else True)
-    with pytest.raises(OnwardError, match=rf"^TrainingArguments .*{name}=.*fix: "):
+    with pytest.raises(OnwardError, match=rf"^these TrainingArguments .*{name}=.*fix: "):
         language(Trainer, causal_lm(), args)
     assert not (tmp_path / "run").exists(), "nothing is written"
 

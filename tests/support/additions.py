@@ -157,7 +157,7 @@ ADDITIONS = {
                     "from onward.rewrite.double_negation import double_negation",
                 ),
                 (
-                    "    Pass(noop),  # identities hide equal expressions from the next",
+                    "    Pass(noop),  # identities would hide equal expressions from the next pass",
                     "    Pass(double_negation),  # likewise",
                 ),
             ),

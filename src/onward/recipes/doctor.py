@@ -25,6 +25,7 @@ EXTRAS = {
         "onnx",
         "onnx-ir",
         "numpy",
+        "safetensors",
         "tqdm",
         "psutil",
         "jsonargparse",
