@@ -321,14 +321,14 @@ class Trainer(transformers.Trainer):
 
     def _loss(self, labelled: bool) -> Any:
         """The loss function that `compute_loss` uses; the same object until it changes."""
-        made = self._losses
+        made = self._losses  # by identity: a label smoother has no hash; the partial keeps it
         if self.compute_loss_func is not None:
             own = self.compute_loss_func
             # a partial, so that the guards see the user's function
-            return made.setdefault(own, partial(own_loss, own))
+            return made.setdefault((id(own), False), partial(own_loss, own))
         if self.label_smoother is not None and labelled:
-            key = (self.label_smoother, self._shifts_labels())
-            return made.setdefault(key, partial(smoothed_loss, *key))
+            own, shifts = self.label_smoother, self._shifts_labels()
+            return made.setdefault((id(own), shifts), partial(smoothed_loss, own, shifts))
         return model_loss
 
     def _shifts_labels(self) -> bool:
