@@ -43,12 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
-    same. With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name,
-    all of them stay. With `--quick` one case of an eighth of each file's tests stays, and no slow
-    one."""
+    same. With `--thin N` 1 in N of these, and every second slow test; with `--whole`, and where
+    cases are asked for by name, all of them stay. With `--quick` one case of an eighth of each
+    file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
-    quick = config.getoption("--quick")
+    quick, thin = config.getoption("--quick"), config.getoption("--thin")
     groups: dict[str, list[pytest.Item]] = {}
     for item in sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest()):
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -58,8 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if quick:
             del found[1:]
         elif mark is not None:
-            del found[math.ceil(len(found) / (mark.args[0] * config.getoption("--thin"))) :]
-        if not (quick and found[0].get_closest_marker("slow")):
+            del found[math.ceil(len(found) / (mark.args[0] * thin)) :]
+        slow = found[0].get_closest_marker("slow") is not None
+        left_out = quick or (thin > 1 and hashlib.sha256(name.encode()).digest()[0] % 2 == 0)
+        if not (slow and left_out):
             files.setdefault(name.partition("::")[0], []).append(found)
     kept = {
         item

@@ -64,6 +64,7 @@ def test_loops_of_other_packages_learn(name: str) -> None:
     assert after < before - 0.2
 
 
+@pytest.mark.slow
 def test_huggingface_s_trainer_learns_and_resumes(tmp_path: Path) -> None:
     before, after = example("huggingface_trainer").main(str(tmp_path))
     assert after < before - 1.0

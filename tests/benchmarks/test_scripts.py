@@ -126,6 +126,7 @@ def check_cpu(done: Done, engines: set[str]) -> None:
         assert 0 < entry["limit_share"] == pytest.approx(limit["limit_s"] / entry["step_s"])
 
 
+@pytest.mark.slow
 def test_cpu(tmp_path: Path) -> None:
     arguments = ["--cases", "tutorial", "--engines", "eager,onward", "--no-largest-batch"]
     check_cpu(run(tmp_path, "cpu", "--quick", *arguments), {"eager", "onward"})

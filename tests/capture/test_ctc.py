@@ -71,6 +71,7 @@ def test_a_form_is_eagers(name: str, normal: bool) -> None:
         torch.testing.assert_close(have[key], y, rtol=1e-5, atol=1e-5, msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Wav2Vec2", "Hubert"])
 def test_a_model_of_speech(family: str) -> None:
     """Labels and lengths of other samples, in one capture."""

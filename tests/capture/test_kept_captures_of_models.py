@@ -186,6 +186,7 @@ def test_each_way_to_train_reads_what_it_has_captured(name: str, exports: Export
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_second_process_reads_all_that_the_first_has_captured(tmp_path: Path) -> None:
     names = ["gpt2", "bert", "the Trainer in its place"]
     first, second = (_process(PROGRAM, *names, cache=tmp_path) for _ in range(2))
@@ -220,6 +221,7 @@ print(json.dumps([eager, float(trainer.train_step(torch.ones(3, 4)).loss), count
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_of_a_program_whose_file_says_something_else(tmp_path: Path) -> None:
     program, data = tmp_path / "own.py", tmp_path / "scale.json"
     program.write_text(OWN)

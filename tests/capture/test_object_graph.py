@@ -212,6 +212,7 @@ def test_a_copy_of_a_library_is_told_by_its_package(
     assert code.is_own(module.f) == (whose == "own")
 
 
+@pytest.mark.slow
 def test_a_checkout_of_transformers(tmp_path: Path) -> None:
     found = importlib.util.find_spec("transformers")
     assert found is not None

@@ -201,6 +201,7 @@ DROPS: dict[str, tuple[Callable[[], Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["Trainer", "accelerate", "strict"])
 @pytest.mark.parametrize("name", DROPS)
 def test_layer_drop_is_called_so(name: str, way: str) -> None:

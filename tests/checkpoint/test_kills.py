@@ -53,6 +53,7 @@ def is_sound(folder: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", SAVES)
 def test_killed_at_every_call(save: str, tmp_path: Path) -> None:
     count = calls_of(lambda: SAVES[save](begun(tmp_path / "whole")))

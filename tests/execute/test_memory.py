@@ -228,6 +228,7 @@ print(json.dumps([after[0] - before[0], after[1] - before[1], trainer.plan.peak]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @measured
 @pytest.mark.parametrize("kind", MAKERS)
@@ -239,6 +240,7 @@ def test_process_does_not_grow_over_twenty_steps(kind: str) -> None:
     assert resident < 1024 * 1024
 
 
+@pytest.mark.slow
 @measured
 def test_the_measure_sees_a_leak() -> None:
     malloced, resident, _ = said_by(FLAT, "gpt2", "leak")

@@ -25,6 +25,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True], ids=["one graph", "an override"])
 @pytest.mark.parametrize("name", ASKED)
 def test_it_is_ignored_and_said_once(

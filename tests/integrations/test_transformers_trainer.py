@@ -87,6 +87,7 @@ def weighted_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = 
 WEIGHT = [0.7]
 
 
+@pytest.mark.slow
 def test_a_loss_function_of_the_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss function may read a global, also one that changes between runs."""
     changes: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}

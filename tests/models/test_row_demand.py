@@ -134,6 +134,7 @@ def test_the_users_own_types_and_positions() -> None:
     assert_same([packed_gradients(model, data)[0]], model, [data])
 
 
+@pytest.mark.slow
 def test_two_towers() -> None:
     model = families.tiny.ready(families.Towers())
     batches = [families.pairs(seed) for seed in (1, 2, 3, 4)]

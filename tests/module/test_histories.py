@@ -25,6 +25,7 @@ HISTORIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(HISTORIES)
 def test_any_order_of_changes_and_calls(history: list[Step]) -> None:

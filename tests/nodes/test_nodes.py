@@ -31,6 +31,7 @@ def sample() -> list[str]:
     return sorted({*found[::SHARE], *ALWAYS})
 
 
+@pytest.mark.slow
 def test_the_table_says_what_becomes_of_each_case() -> None:
     """One test makes the cases once, which takes seconds."""
     held, found = table(), cases()

@@ -138,6 +138,7 @@ def test_logs_that_differ_are_told() -> None:
     assert row("run", ran(1.0), ran(1.0)) == "| run | 0.50 | 1.00 | 0.50 | 1.00 |"
 
 
+@pytest.mark.slow
 def test_a_script_runs_on_both_sides(tmp_path: Path) -> None:
     """A program in the place of the one that a tester would have."""
     folder = tmp_path / "examples" / "pytorch"
@@ -151,6 +152,7 @@ def test_a_script_runs_on_both_sides(tmp_path: Path) -> None:
     assert (tmp_path / "made.txt").read_text() == "onward.integrations.transformers\n"
 
 
+@pytest.mark.slow
 def test_tests_of_a_checkout_run_on_each_side(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "trainer"
     folder.mkdir(parents=True)

@@ -102,6 +102,7 @@ def test_same_seed_gives_the_same_losses_and_another_seed_others(
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_learns_as_autocast_does_and_saves_fp32(
     precision: str, text_file: Path, tmp_path: Path

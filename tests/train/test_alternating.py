@@ -212,6 +212,7 @@ def test_another_parameter_in_the_place_of_one_ends_what_was_kept(captures: list
     assert len(captures) == 4
 
 
+@pytest.mark.slow
 def test_no_more_states_are_kept_than_so_many(
     captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

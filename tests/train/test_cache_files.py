@@ -194,6 +194,7 @@ for turn in range(150):
 """
 
 
+@pytest.mark.slow
 def test_writers_readers_and_clearers_at_once(folder: Path) -> None:
     """Each finds a file whole or not at all."""
     at_work = [subprocess.Popen([sys.executable, "-c", WRITER, str(i)]) for i in range(3)]

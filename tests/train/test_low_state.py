@@ -572,6 +572,7 @@ def final_loss(form: str, seed: int, steps: int) -> float:
     return sum(found[-20:]) / 20
 
 
+@pytest.mark.slow
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("steps", [100, 500])
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -69,6 +69,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [gpt2, bert])
 def test_combinations_draw_the_same_masks(kind: Any) -> None:
     """With dropout on, all forms of a step give nearly the same losses: with other masks they would
