@@ -243,3 +243,25 @@ def test_environment_switches_passes_off(monkeypatch: pytest.MonkeyPatch) -> Non
         "common_subexpression_elimination",
         "noop",
     } | {"row_demand"}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_recurrent_layers_is_off_in_eager_too(kind: Any) -> None:
+    """Otherwise the bound of a comparison is as wide as the dropout's own noise."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = kind(6, 8, num_layers=2, dropout=0.5, batch_first=True)
+            self.out = nn.Linear(8, 6)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.out(self.layers(x)[0]) - x).pow(2).mean()}
+
+    model = Recurrent()
+    found = onward.Trainer(model, torch.optim.SGD(model.parameters(), 0.1)).verify(
+        x=torch.randn(3, 5, 6)
+    )
+    assert found.ok
+    assert all(row.difference < 1e-6 for row in found.rows), str(found)

@@ -15,6 +15,8 @@ _DROPOUTS = (
 )  # fmt: skip
 # position of the argument dropout_p
 _PLACES = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
+# functions of layers that draw between them; dropout is the third argument behind the weights
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class NoDropout(TorchFunctionMode):
@@ -31,6 +33,8 @@ class NoDropout(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         place = _PLACES.get(func)
+        if func in _RECURRENT:
+            place = 3 + next(i for i, given in enumerate(args) if isinstance(given, list))
         if place is not None and len(args) > place:
             args = (*args[:place], 0.0, *args[place + 1 :])
         elif place is not None:
