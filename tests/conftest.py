@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
-    quick, thin = config.getoption("--quick"), config.getoption("--thin")
+    quick, thin = config.getoption("--quick"), int(config.getoption("--thin") or 1)
     groups: dict[str, list[pytest.Item]] = {}
     for item in sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest()):
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
