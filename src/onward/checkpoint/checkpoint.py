@@ -82,14 +82,6 @@ class PackedCheckpoint:
         }
         return PackedCheckpoint(copies, self.texts, self.facts)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes on the disk, without headers."""
-        tensors = [t for own in self.tensors.values() for t in own.values()]
-        return sum(t.numel() * t.element_size() for t in tensors) + sum(
-            map(len, self.texts.values())
-        )
-
     def write(self, folder: Path) -> None:
         """Writes the folder: it is there whole, or not at all. Raises OSError."""
         with StagedFolder(folder) as staged:

@@ -41,8 +41,8 @@ def folder_name(updates: int, micro_steps: int) -> str:
 
 def checkpoints(output_dir: Path) -> list[Found]:
     """Lists the checkpoints in a folder, the newest first."""
-    found = [_Order.of(each) for each in _all(output_dir)]
-    return [order.found for order in sorted(found, key=lambda o: o.key, reverse=True)]
+    found = _all(output_dir)
+    return sorted(found, key=lambda f: (f.manifest.place, not f.is_hidden), reverse=True)
 
 
 def damaged(output_dir: Path) -> list[CheckpointError]:
@@ -79,15 +79,6 @@ def rotate(output_dir: Path, written: Path, limit: int) -> list[Path]:
         with contextlib.suppress(OSError):
             sync_folder(output_dir)
     return gone
-
-
-class _Order(NamedTuple):
-    key: tuple[tuple[int, int], bool]
-    found: Found
-
-    @classmethod
-    def of(cls, found: Found) -> _Order:
-        return cls((found.manifest.place, not found.is_hidden), found)
 
 
 def _all(output_dir: Path) -> Iterator[Found]:
