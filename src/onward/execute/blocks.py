@@ -136,10 +136,16 @@ class Blocks:
             self._dropped(gone)
 
     def _sweep(self) -> None:
-        """Moves blocks that nobody holds any more from lent to free."""
-        self._free += [block for block in self._lent if not block.is_held and block.is_in_place]
+        """Moves blocks that nobody holds any more from lent to free, and frees those of them whose
+        tensors were moved to shared memory."""
+        back = [block for block in self._lent if not block.is_held]
+        self._lent = [block for block in self._lent if block not in back]
+        self._free += [block for block in back if block.is_in_place]
         self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
-        self._lent = [block for block in self._lent if block.is_held]
+        moved = {block.base.data_ptr() for block in back if not block.is_in_place}
+        del back
+        if moved:
+            self._dropped(moved)
         for block in self._free:
             block.forget()
 
