@@ -135,8 +135,8 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: what cannot be planned is no reason for eager", "module/accelerate.py",
-        "except CaptureError as error:\n                reason = str(error)\n                if",
-        "except KeyError as error:\n                reason = str(error)\n                if",
+        "except CaptureError as error:\n            reason = str(error)\n            if",
+        "except KeyError as error:\n            reason = str(error)\n            if",
         REASONS,
     ),
     Fault(
@@ -153,7 +153,11 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a block whose gradients were moved is lent again", "execute/blocks.py",
-        "not block.is_held and block.is_in_place]", "not block.is_held]", REASONS,
+        "for block in back if block.is_in_place]", "for block in back]", REASONS,
+    ),
+    Fault(
+        "module: launches stay bound to a block that was moved", "execute/blocks.py",
+        "        if moved:\n", "        if False:\n", ("execute/test_blocks.py",),
     ),
     Fault(
         "module: a copy of a retained block is as large as the block", "execute/halves.py",

@@ -172,14 +172,9 @@ class Accelerated:
 
     def _as_graph(self, model: torch.nn.Module, batch: Batch, mode: Mode) -> Any:
         """Runs the call as a graph; returns its outputs, or a _Refused where nothing has run."""
-        lock = self._lock or self._moved(device_of(model))
-        with lock, torch.inference_mode(False), autocast_off():
-            state: State | None = None
-            try:
-                state = self._states.now(model)
-                if self._memory is None or state.device != self._memory.device:
-                    self._moved(state.device)
-                    return self._as_graph(model, batch, mode)
+        state: State | None = None
+        try:
+            with self._locked_state(model) as (state, lock):
                 call = self._find(model, batch, state, mode)
                 if isinstance(call, str):
                     return _Refused(call)
@@ -188,13 +183,26 @@ class Accelerated:
                 self._last = call
                 with _undone_where_refused(call):
                     return deliver(run, partial(_tensor_of, model), self.options.outputs)
-            except TooMany as error:
-                return _Refused(str(error))
-            except CaptureError as error:
-                reason = str(error)
-                if state is None:
-                    return _Refused(reason)
-                return _Refused(reason, partial(self._keep, state, batch, mode, reason))
+        except TooMany as error:
+            return _Refused(str(error))
+        except CaptureError as error:
+            reason = str(error)
+            if state is None:
+                return _Refused(reason)
+            return _Refused(reason, partial(self._keep, state, batch, mode, reason))
+
+    @contextmanager
+    def _locked_state(self, model: torch.nn.Module) -> Generator[tuple[State, threading.RLock]]:
+        """A context that holds the lock of the memory on the model's device, which it enters with
+        the state of the model and that lock. Raises CaptureError for a model without a state."""
+        while True:
+            lock = self._lock or self._moved(device_of(model))
+            with lock, torch.inference_mode(False), autocast_off():
+                state = self._states.now(model)
+                if self._memory is not None and state.device == self._memory.device:
+                    yield state, lock
+                    return
+                self._moved(state.device)
 
     def _keep(self, state: State, batch: Batch, mode: Mode, reason: str) -> None:
         """Records a refused capture, after eager PyTorch has run the call."""
@@ -316,11 +324,7 @@ class Accelerated:
         """Returns the prepared call for batches like this one, made if there is none, or the known
         reason why they run in eager. Raises CaptureError for a reason found just now."""
         model, mode = self.model, mode_here(self.model)
-        with self.locked(), torch.inference_mode(False), autocast_off():
-            state = self._states.now(model)
-            if self._memory is None or state.device != self._memory.device:
-                self._moved(state.device)
-                state = self._states.now(model)
+        with self._locked_state(model) as (state, _):
             return self._find(model, batch, state, mode)
 
     def last_call(self) -> PreparedCall:
