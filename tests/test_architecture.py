@@ -57,9 +57,9 @@ TORCH_ALLOWED = frozenset(
 # The rooms of capture, in the order of the flow: each imports from those before it alone.
 CAPTURE = (
     "request", "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
-    "masked_rows", "expert_loops", "trace", "translate", "batch_guards", "side_effects",
-    "captured_module", "batch_leaves", "graph_inputs", "buffer_updates", "evaluation", "archive",
-    "traced", "stages", "export",
+    "masked_rows", "expert_loops", "output_tree", "trace", "translate", "batch_guards",
+    "side_effects", "captured_module", "batch_leaves", "graph_inputs", "buffer_updates",
+    "evaluation", "archive", "traced", "stages", "export",
 )  # fmt: skip
 
 PUBLIC_NAMES = [

@@ -144,7 +144,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         "            leave_in(content, None)\n", "            pass\n", GONE,
     ),
     Fault(
-        "module: outputs are held by a function that holds itself", "capture/trace/output_tree.py",
+        "module: outputs are held by a function that holds itself", "capture/output_tree.py",
         "        return _built(self.root, computed, given, held)\n",
         "        def again(part: Part) -> Any:\n"
         "            assert again\n"

@@ -14,8 +14,8 @@ import torch
 from onward.capture.batch_guards.attention_forms import Shown
 from onward.capture.batch_guards.batch_writes import Unchanged
 from onward.capture.batch_guards.pinned import Pinned
+from onward.capture.output_tree import OutputTree
 from onward.capture.regions import CapturedRegion
-from onward.capture.trace.output_tree import OutputTree
 from onward.graph.graph import Graph
 from onward.graph.types import Size
 from onward.model_state import Reads

@@ -12,10 +12,10 @@ from onward.capture.batch_leaves import BatchLeaves
 from onward.capture.captured_module import CapturedModule
 from onward.capture.held_sizes import Held
 from onward.capture.huggingface import forward_defaults
+from onward.capture.output_tree import OutputTree
 from onward.capture.regions import RegionSearch
 from onward.capture.request import CaptureRequest
 from onward.capture.trace.flat_call import FlatCall
-from onward.capture.trace.output_tree import OutputTree
 from onward.capture.translate.translator import Translator
 from onward.graph.graph import Graph
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.trace.output_tree import Computed, Container, Part
+from onward.capture.output_tree import Computed, Container, Part
 
 LOSS = "loss"
 _WAITS = "_onward_waits"

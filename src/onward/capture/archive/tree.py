@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture.trace.output_tree import (
+from onward.capture.output_tree import (
     BatchLeaf,
     Computed,
     Container,

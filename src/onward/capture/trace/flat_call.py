@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 from onward.capture.huggingface import cache_is_pointless
 from onward.capture.masked_rows import MaskedRows, is_tensor
 from onward.capture.mode_reads import ModeReads
+from onward.capture.output_tree import OutputTree
 from onward.capture.regions import RegionSearch
 from onward.capture.request import CaptureRequest
 from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
-from onward.capture.trace.output_tree import OutputTree
 from onward.capture.trace.row_choices import Choosing
 from onward.capture.trace.sharing import Sharing
 from onward.errors import CaptureError
