@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import CaptureError, CheckpointError, EagerWarning, OnwardError
+from onward.errors import (
+    CaptureError,
+    CheckpointError,
+    EagerWarning,
+    NonfiniteError,
+    OnwardError,
+)
 from onward.options import LossScale, ModuleOptions, TrainerOptions
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ __all__ = [
     "LossScale",
     "Module",
     "ModuleOptions",
+    "NonfiniteError",
     "OnwardError",
     "StepResult",
     "Trainer",

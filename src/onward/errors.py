@@ -32,6 +32,11 @@ class CheckpointError(OnwardError):
     """A checkpoint cannot be written or read; the message names the file and says what is wrong."""
 
 
+class NonfiniteError(OnwardError):
+    """Raised when too many updates in a row are skipped because a gradient is infinite or NaN; the
+    message names the op or the input where these numbers come from."""
+
+
 class EagerWarning(UserWarning):
     """Warns that an accelerated model, or a part of one, runs in eager PyTorch instead of as a
     graph, and why."""

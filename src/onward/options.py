@@ -76,6 +76,13 @@ def read_limit(name: str, value: object) -> int | None:
     return number
 
 
+def _skips(name: str, value: object) -> int | None:
+    number = _whole(value)
+    if value is not None and (number is None or number < 1):
+        raise refused(name, value, "a whole number, 1 or more, or None (training never stops)")
+    return number
+
+
 def _norm(name: str, value: object) -> float | None:
     if value is None:
         return None
@@ -320,6 +327,17 @@ class TrainerOptions:
     """Skips an update with an infinite or NaN gradient: weights, optimizer state and counts stay as
     they are, and the step's result has `skipped` set. False updates even so, as eager PyTorch
     does."""
+
+    max_skipped_updates: int | None = option(
+        8,
+        _skips,
+        "raises `NonfiniteError` after so many skipped updates in a row, and names the op or the "
+        "input that the infinite or NaN numbers come from; None: never",
+        "8",
+    )
+    """The number of updates skipped in a row after which `train_step` raises NonfiniteError, which
+    names the op or the input that the infinite or NaN numbers come from; None: never. Skips by
+    which a dynamic loss scale of 1 or more finds its size do not count."""
 
     strict: bool = option(
         False,

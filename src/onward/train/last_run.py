@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.execute import Executable
+from onward.explanation.nonfinite import NonfiniteOrigin, nonfinite_origin
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
@@ -39,3 +40,8 @@ class LastRun:
     def profile(self) -> dict[str, float]:
         """Seconds per op of one more run; leaves weights and state as they were."""
         return self.prepared.executable.profile_by_op(self.inputs, self.prepared.dims)
+
+    def nonfinite_origin(self) -> NonfiniteOrigin | None:
+        """Where infinite and NaN gradients come from, found by one more run that writes no weights;
+        None where all gradients are finite."""
+        return nonfinite_origin(self.prepared.executable, self.inputs, self.prepared.dims)

@@ -7,7 +7,6 @@ state is described in `torch_optimizer.py`.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.explanation import StepExplanation, explained
+from onward.explanation.nonfinite import NonfiniteOrigin
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.options import TrainerOptions, read_limit, read_names
@@ -56,6 +56,7 @@ from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
+from onward.train.skipped_updates import SkippedUpdates
 from onward.train.snapshot import TrainerSnapshot
 from onward.train.state import model_part, optimizer_part
 from onward.train.state_part import StatePart, restore, saved
@@ -63,8 +64,6 @@ from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import training_mode
 from onward.train.verify import Verification, verify_step
 from onward.train.window import AccumulationWindow
-
-log = logging.getLogger("onward")
 
 FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
 
@@ -106,6 +105,7 @@ class Trainer:
             self.options.gradient_accumulation_steps, self.options.seed
         )
         self._scaling = Scaling(self.options.scaling, self.device)
+        self._skipped = SkippedUpdates(self.options.max_skipped_updates)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
         self._registered: list[Stateful] = []
@@ -171,8 +171,7 @@ class Trainer:
         self._updates.enter(prepared.signature, self._window.is_first)
         inputs, wrote = self._run(prepared, batch.batch_size, last)
         self._last = LastRun(step, batch, request, prepared, inputs)
-        if not wrote:
-            self._tell_skipped()
+        self._note(prepared, last, wrote)
         norm = prepared.signature.grad_norm if last else None
         return StepResult(
             loss=prepared.loss,
@@ -267,6 +266,7 @@ class Trainer:
 
         def write() -> None:
             packed.write(path)
+            self._skipped.checkpoint = path
             if limit is not None:
                 rotate(folder, path, limit)
 
@@ -300,6 +300,7 @@ class Trainer:
         self._optimizer.require_owner()
         restore(self._checkpoint_parts(), state)
         self._run_id = str(found.facts["run"])
+        self._skipped.checkpoint = path
         self.memory.torn = False
         return path
 
@@ -415,6 +416,13 @@ class Trainer:
         return self._last_run().profile()
 
     @exclusive
+    def nonfinite_origin(self) -> NonfiniteOrigin | None:
+        """Finds the op or the input from which infinite or NaN gradients of the last training step
+        come, by one more run of it, launch by launch; None where all gradients were finite. Changes
+        nothing. Raises OnwardError before the first step."""
+        return self._last_run().nonfinite_origin()
+
+    @exclusive
     def export_onnx(self, path: str | Path, batch: Any = None, dtype: str = "float32") -> Path:
         """Writes the model's forward in evaluation mode, without labels and with symbolic sizes,
         and its weights.
@@ -492,9 +500,15 @@ class Trainer:
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
 
-    def _tell_skipped(self) -> None:
-        scale = f"; the loss scale is now {self.loss_scale:g}" if self._scaling.moves else ""
-        log.warning("a gradient is not finite: update %d is skipped%s", self.updates + 1, scale)
+    def _note(self, prepared: PreparedBatch[Executable], last: bool, wrote: bool) -> None:
+        """Counts skipped updates. Raises NonfiniteError where there are too many in a row."""
+        if wrote:
+            if last:
+                self._skipped.applied()
+            return
+        scale = self.loss_scale if self._scaling.moves else None
+        loss, origin = float(prepared.loss), self._last_run().nonfinite_origin
+        self._skipped.skipped(self.updates + 1, loss, scale, origin)
 
     def _lr(self) -> float:
         """The learning rate of the first group."""
