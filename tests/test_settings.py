@@ -40,6 +40,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "nanGB", [1], {}, torch.tensor(0.5),
     ),
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
+    "max_skipped_updates": (
+        "8", [8], {}, object(), True, False, 0, -1, 1.5, math.nan, math.inf, np.int64(0),
+    ),
     "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "mixed_precision": (
         True, 16, "BF16", "bfloat16", "FP16", "float16", "fp32", torch.bfloat16, ["bf16"], "",
@@ -77,6 +80,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         (None, None), (2, 2), (1.0, 1.0), (1e-9, 1e-9), (np.float32(0.5), 0.5), ("2GB", "2GB"),
     ),
     "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
+    "max_skipped_updates": ((None, None), (1, 1), (np.int64(8), 8)),
     "strict": ((True, True), (False, False), (np.bool_(True), True)),
     "mixed_precision": (
         ("no", "no"), ("bf16", "bf16"), ("auto", "auto"), (None, "no"), (False, "no"),
