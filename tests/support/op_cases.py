@@ -12,11 +12,11 @@ from typing import Any
 
 import ctc_calls
 import numpy as np
+from update_operands import sample
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value
 from onward.graph.ops import OWN
-from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import DType, Type, parse_type
 
 
@@ -504,36 +504,16 @@ _QUERY_PLACES = np.array([[0, 0], [0, 3], [1, 1], [3, 0], [3, 2]])
 _KEY_PLACES = np.array([[0, 1], [-1, 0], [0, 2], [2, 0], [3, 0], [3, 1]])
 
 
-# ranges of the optimizers' state tensors that hold squares, sizes or products of shares
-_RANGES = {
-    **dict.fromkeys(
-        ("exp_avg_sq", "max_exp_avg_sq", "sum", "exp_inf", "row_var", "col_var", "variance"),
-        (0.1, 2.0),
-    ),
-    "square_avg": (1.0, 2.0), "grad_avg": (-0.9, 0.9), "mu_product": (0.2, 0.8),
-}  # fmt: skip
-_SETTINGS = {
-    "lr": 0.05, "momentum": 0.9, "weight_decay": 0.02, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
-    "alpha": 0.9, "lr_decay": 0.1, "momentum_decay": 0.04, "ratio_min": 0.1, "ratio_max": 1.5,
-    "beta2_decay": -0.8, "eps1": 1e-3, "eps2": 1e-3, "d": 1.0, "linear": 3.4445, "cubic": -4.775,
-    "quintic": 2.0315,
-}  # fmt: skip
-
-
-def _operand(op: str, i: int) -> str:
-    """The name of an update op's input in its optimizer's record; "" for inputs of other ops."""
-    for record in OPTIMIZERS.values():
-        if record.part is None and record.update.name == op:
-            names = ["", "", *record.slots, *record.hyperparameters, "step", ""]
-            return names[i]
-    return ""
-
-
 def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -> Input:
     type = types[i]
     if type is None:
         return None
+    known = sample(op, i, attrs)
+    if isinstance(known, float):
+        return Double(known)
     shape = tuple(int(n) for n in type.shape if isinstance(n, int))
+    if known is not None:
+        return Given(np.array(known)) if isinstance(known, int) else Real(shape, *known)
     if type.dtype == DType.BOOL:
         bits = np.random.default_rng(i).integers(0, 3, shape) > 0
         bits.reshape(-1, shape[-1])[0] = False  # a row with nothing allowed
@@ -566,8 +546,6 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
                 return Given(ctc_calls.whole(x.shape, attrs, shape, i - (op == "CTCLossGrad")))
             case ("AdamUpdate8Bit", _) | ("AdamUpdateBf16", 9):
                 return Given(np.array(3))
-            case _ if _operand(op, i) == "step":
-                return Given(np.array(3 if op != "RAdamUpdate" or attrs["decoupled"] else 8))
             case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):
                 rows = _QUERY_PLACES if i in (6, 10) else _KEY_PLACES
                 assert rows.shape == shape
@@ -579,8 +557,6 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Real(shape, -0.9, 2.0)
         case ("AdamUpdateBf16", 3) | ("AdamUpdate8Bit", 3 | 5):
             return Real(shape, 0.1, 2.0)
-        case _ if _operand(op, i) in _RANGES:
-            return Real(shape, *_RANGES[_operand(op, i)])
         case ("LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad", 4):
             return Real(shape, 0.1, 2.0)  # 1/std
         case ("FlashAttentionGrad", 8 | 9):  # the highest score, the sum of its exponentials
@@ -595,10 +571,6 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Known(np.linspace(0.25, 2.0, shape[0]))
         case ("AdamUpdateBf16" | "AdamUpdate8Bit", _) if type.dtype == DType.DOUBLE:
             return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - (6 if op == "AdamUpdate8Bit" else 4)])
-        case ("SGDUpdate", _) if _operand(op, i) == "dampening":
-            return Double(0.0 if attrs["nesterov"] else 0.1)
-        case _ if _operand(op, i) in _SETTINGS:
-            return Double(_SETTINGS[_operand(op, i)])
         case _:
             return Real(shape)
 

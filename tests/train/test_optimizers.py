@@ -163,7 +163,7 @@ def test_state_goes_to_eager_and_back(case: UpdateCase) -> None:
         eager(x, y)["loss"].backward()
         theirs.step()
     assert_alike(trainer, eager, theirs)
-    # and from eager's state in mid-run
+    # the Trainer goes on from eager's state in mid-run
     trainer.optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
     with torch.no_grad():
         for p, q in zip(trainer.model.parameters(), eager.parameters(), strict=True):

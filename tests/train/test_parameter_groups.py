@@ -98,7 +98,7 @@ def test_groups_that_cannot_be_meant_are_refused(name: str) -> None:
 
 
 def test_lamb_leaves_the_ratio_out_where_a_group_says_so() -> None:
-    """As in BERT's pre-training; with the ratio's limits both 1 it is the same step."""
+    """BERT's pre-training excludes biases and norms; limits that are both 1 give the same step."""
     plain = [{"params": ["*.bias", "norm.*"], "adapt": False}]
     limited = [{"params": ["*.bias", "norm.*"], "ratio_min": 1.0, "ratio_max": 1.0}]
     ends = []

@@ -56,7 +56,7 @@ class NAdam:
 
 
 def _momentum(b: Builder, beta1: Value, decay: Value, time: Value) -> Value:
-    """`mu` of an update, f64[]; time: its number."""
+    """The share of momentum in an update, f64[]; time: the update's number."""
     fallen = b.Mul(b.Pow(np.array(0.96), b.Mul(time, decay)), np.array(0.5))
     return b.Mul(beta1, one_less(b, fallen))
 
