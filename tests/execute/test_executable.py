@@ -205,7 +205,7 @@ def test_hyperparameters_lie_where_the_host_reads_them() -> None:
         graph.input(name, parse_type("i64[]" if name == "step" else "f64[]"), Role.HYPER)
         for name in numbers
     ]
-    made = b.AdamUpdate(p, g, m, v, *hyper, None, decoupled=0)
+    made = b.AdamUpdate(p, g, m, v, None, *hyper, None, decoupled=0)
     graph.outputs = {f"next.{x.name}": y for x, y in zip((p, m, v), made, strict=True)}
     graph.state.update({f"next.{x.name}": x for x in (p, m, v)})
     plan = make_plan(specialize(graph, {}), {}, target=Target("cuda"))

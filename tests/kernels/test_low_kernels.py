@@ -320,7 +320,7 @@ def test_an_update_takes_a_low_gradient(dtype: DType, n: int) -> None:
     g = torch.randn(n).to(torch_dtype(dtype))
     p, m, v = torch.randn(n), torch.randn(n), torch.rand(n)
     hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.1, 0.9, 0.99, 1e-8, 0.1)]
-    rest = [m, v, *hyper, torch.tensor(3), torch.tensor(0.7)]
+    rest = [m, v, None, *hyper, torch.tensor(3), torch.tensor(0.7)]
     have, want = (
         called("AdamUpdate", {"decoupled": 1}, [p, x, *rest], [torch.empty(n) for _ in range(3)])
         for x in (g, g.float())

@@ -293,7 +293,7 @@ def test_adam_follows_torch(
     g, step, scale = torch.empty(n), torch.tensor(0), torch.empty(())
     hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.0, *betas, eps, decay)]
     launch = bound(
-        "AdamUpdate", [p, g, m, v, *hyper, step, scale], [p, m, v], decoupled=int(decoupled)
+        "AdamUpdate", [p, g, m, v, None, *hyper, step, scale], [p, m, v], decoupled=int(decoupled)
     )
     for i in range(10):
         g.copy_(torch.randn(n))
@@ -315,7 +315,7 @@ def test_an_update_may_lie_elsewhere_than_what_it_updates(build: Library) -> Non
     p, g, m = torch.randn(100), torch.randn(100), torch.randn(100)
     v, step = torch.rand(100), torch.tensor(3)
     hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.1, 0.9, 0.99, 1e-8, 0.1)]
-    inputs = [p, g, m, v, *hyper, step]
+    inputs = [p, g, m, v, None, *hyper, step]
     apart = call("AdamUpdate", inputs, [(100,)] * 3, decoupled=1)
     bound("AdamUpdate", inputs, [p, m, v], decoupled=1)()
     assert all(torch.equal(a, b) for a, b in zip(apart, (p, m, v), strict=True))

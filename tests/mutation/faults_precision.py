@@ -89,7 +89,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "casts: whatever reads a gradient reads the low one", "rewrite/precision/fold_casts.py",
-        "or any(u.node.op_type not in _OF_GRADIENTS for u in uses)", "",
+        "or not all(_reads_gradients(u.node) for u in uses)", "",
         ("train/test_mixed_precision_steps.py",),
     ),
     Fault(

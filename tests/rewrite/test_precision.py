@@ -24,8 +24,8 @@ from onward.rewrite.precision import (
 BF16 = Policy(DType.BFLOAT16)
 NEVER_LOW = {
     "Softmax", "LogSoftmax", "LayerNormalization", "Exp", "Log", "ReduceSum", "ReduceMean",
-    "SoftmaxCrossEntropyLoss", "CrossEntropyLoss", "AdamUpdate", "SGDUpdate", "BatchNormalization",
-    "CTCLoss", "CumSum", "Pow", "Div", "Sqrt",
+    "SoftmaxCrossEntropyLoss", "CrossEntropyLoss", "AdamUpdate", "SGDUpdate", "MuonUpdate",
+    "BatchNormalization", "CTCLoss", "CumSum", "Pow", "Div", "Sqrt",
 }  # fmt: skip
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from onward.graph.ops.optimizers import OPTIMIZERS
+
 UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read from files"
 NO_RULE = "no rule is written yet: refused by name"
 NOTHING_FLOWS = "its result is an integer, a bool or a step function: no gradient flows"
@@ -21,7 +23,7 @@ _BACKWARD = frozenset(
         "RecurrenceGrad", "RegionGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
-_UPDATES = frozenset({"AdamUpdate", "AdamUpdate8Bit", "AdamUpdateBf16", "SGDUpdate"})
+_UPDATES = frozenset(op.name for record in OPTIMIZERS.values() for op in record.updates)
 
 # part -> reason -> ops
 WITHOUT: dict[str, dict[str, frozenset[str]]] = {
@@ -75,6 +77,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
             frozenset({"Rows", "NonZero"})
         ),
         "its body, or FlashAttention in its place, has kernels": frozenset({"Attention"}),
+        "its products and norms have": frozenset({"AdafactorUpdate", "MuonUpdate"}),
         UNWRITTEN: frozenset(
             {
                 "BitShift", "Clip", "ConstantOfShape", "OneHot",

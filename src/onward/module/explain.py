@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +30,8 @@ from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import OutputRequest
 from onward.prepare.session import Session
 from onward.train import Trainer
-
-# the number of state tensors that torch's optimizers keep for each parameter
-_SLOTS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], int]] = {
-    torch.optim.AdamW: lambda g: 3 if g["amsgrad"] else 2,
-    torch.optim.Adam: lambda g: 3 if g["amsgrad"] else 2,
-    torch.optim.SGD: lambda g: 1 if g["momentum"] else 0,
-}
+from onward.train.optim import record_of
+from onward.train.state_form import tensors_of
 
 
 def explain(
@@ -78,17 +73,19 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     ]
     if tensors:
         return sum(t.numel() * t.itemsize for t in tensors)
-    slots = _SLOTS.get(type(optimizer))
-    if slots is None:
+    try:
+        record = record_of(optimizer)
+    except OnwardError:
         raise OnwardError(
             f"{type(optimizer).__name__} has no state yet, since it has not stepped; fix: "
             "explain after the first optimizer.step(), or leave out optimizer="
-        )
+        ) from None
+    trained = ((p, g) for g in optimizer.param_groups for p in g["params"] if p.requires_grad)
     return sum(
-        slots(g) * p.numel() * p.itemsize
-        for g in optimizer.param_groups
-        for p in g["params"]
-        if p.requires_grad
+        tensor.numel() * tensor.itemsize
+        for p, group in trained
+        for slot, tensor in tensors_of(record, "", p).items()
+        if record.kept(group, slot)
     )
 
 

@@ -20,8 +20,19 @@ from onward.errors import OnwardError
 from onward.extend import load_plugins
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
+from onward.graph.ops.optimizers.adafactor import Adafactor
+from onward.graph.ops.optimizers.adagrad import Adagrad
 from onward.graph.ops.optimizers.adam import Adam, AdamW
+from onward.graph.ops.optimizers.adamax import Adamax
+from onward.graph.ops.optimizers.lamb import LAMB
+from onward.graph.ops.optimizers.lion import Lion
+from onward.graph.ops.optimizers.muon import Muon
+from onward.graph.ops.optimizers.muon_adamw import MuonWithAdamW
+from onward.graph.ops.optimizers.nadam import NAdam
+from onward.graph.ops.optimizers.radam import RAdam
+from onward.graph.ops.optimizers.rmsprop import RMSprop
 from onward.graph.ops.optimizers.sgd import SGD
+from onward.train.parameter_groups import param_groups, split
 
 Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: AdamW(lr=1e-3)
 
@@ -43,7 +54,7 @@ def record_of(optimizer: torch.optim.Optimizer) -> Record:
             return record
     raise OnwardError(
         f"optimizer {type(optimizer).__name__} is not supported; fix: one of "
-        f"{', '.join(record.torch for record in OPTIMIZERS.values())}"
+        f"{', '.join(record.said for record in OPTIMIZERS.values())}"
     )
 
 
@@ -71,18 +82,23 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
         raise OnwardError("no parameter requires grad; fix: requires_grad_(True) on those to train")
     record = next((r for r in OPTIMIZERS.values() if type(optimizer) is r.description), None)
     kind = None if record is None else _class(record.torch)
-    if kind is None:
+    if record is None or kind is None:
         raise OnwardError(
             f"optimizer {type(optimizer).__name__} is not supported; fix: "
             f"{', '.join(OPTIMIZERS)}, from torch.optim or onward.optim"
         )
-    return kind(trained, **vars(optimizer))
+    given = vars(optimizer).items()
+    settings = {name: value for name, value in given if name not in record.own_fields}
+    groups = param_groups(model, getattr(optimizer, "groups", ()), settings)
+    settings_of = getattr(optimizer, "settings_of", None)
+    return kind(groups if settings_of is None else split(model, groups, settings_of), **settings)
 
 
 def check_settings(optimizer: torch.optim.Optimizer) -> None:
     """Raises OnwardError for a setting without an update op, in any parameter group."""
+    record = record_of(optimizer)
     for i, group in enumerate(optimizer.param_groups):
-        for name in ("amsgrad", "maximize", "differentiable"):
+        for name in record.refused:
             if group.get(name):
                 raise OnwardError(
                     f"{name}=True in parameter group {i} is not supported; fix: {name}=False"
@@ -119,17 +135,19 @@ def update_group(
     names: tuple[str, ...],
     clock: int = 0,
     form: str = "",
+    slots: tuple[str, ...] = (),
 ) -> UpdateGroup:
     """Describes the update of one `param_group`. names: its parameters, as graph inputs. clock: the
-    count of updates that they share. form: of their state."""
-    record, group = record_of(optimizer), optimizer.param_groups[index]
-    slots = tuple(record.forms[form].tensors) if form else record.slots_of(group)
-    return UpdateGroup(index, names, record, record.attributes(group), slots, clock, form)
+    count of updates that they share. form and slots: of their state."""
+    group = optimizer.param_groups[index]
+    record = record_of(optimizer).of(group)
+    attributes, maximize = record.attributes(group), bool(group.get("maximize"))
+    return UpdateGroup(index, names, record, attributes, slots, clock, form, maximize)
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
     """The hyperparameters of a group that a schedule may change between updates."""
-    return record_of(optimizer).values(group)
+    return record_of(optimizer).of(group).values(group)
 
 
 def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
@@ -137,9 +155,28 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     graph."""
     record = record_of(optimizer)
     return tuple(
-        (tuple(map(id, g["params"])), str(record.attributes(g)), record.slots_of(g))
+        (
+            tuple(map(id, g["params"])),
+            str(record.of(g).attributes(g)),
+            tuple(slot for slot in record.slots if record.kept(g, slot)),
+            bool(g.get("maximize")),
+        )
         for g in optimizer.param_groups
     )
 
 
-__all__ = ["SGD", "Adam", "AdamW"]
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lion",
+    "Muon",
+    "MuonWithAdamW",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+]

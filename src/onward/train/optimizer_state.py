@@ -33,15 +33,15 @@ class ParameterState(NamedTuple):
 class OptimizerState:
     """State tensors by parameter and slot; `counts`: updates of each parameter that has state.
 
-    slots: the optimizer's (`exp_avg`, ...); a parameter's accumulator is kept beside them. A slot
-    in a form other than the parameter's own precision may have two tensors (`exp_avg`,
+    Slots are the optimizer's (`exp_avg`, ...); a parameter's accumulator is kept beside them. A
+    slot in a form other than the parameter's own precision may have two tensors (`exp_avg`,
     `exp_avg_absmax`). sums: the dtype of fp32 parameters' accumulators.
     """
 
     def __init__(
         self, record: Record, forms: StateForms, sums: torch.dtype = torch.float32
     ) -> None:
-        self.record, self.slots = record, record.slots
+        self.record = record
         self._forms, self._sums = forms, sums
         self._form: dict[torch.Tensor, str] = {}
         self.tensors: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -53,29 +53,53 @@ class OptimizerState:
             self._form[parameter] = self._forms.of(parameter)
         return self._form[parameter]
 
+    def counted(self, parameter: torch.Tensor) -> bool:
+        """Whether torch keeps a count of updates for this parameter."""
+        return self._forms.counted(parameter)
+
+    def required(self, parameter: torch.Tensor) -> tuple[str, ...]:
+        """The slots that a parameter's updates read and write, as its group is now."""
+        return self._forms.slots(parameter)
+
+    def slots(self, parameter: torch.Tensor) -> list[str]:
+        """The slots of a parameter: those required, and others that it has had."""
+        held, form = self.tensors.get(parameter, {}), self.form(parameter)
+        if form:
+            return self._slots_in(form)
+        required = self.required(parameter)
+        return [s for s in self.record.slots if s in required or s in held]
+
     def names(self, parameter: torch.Tensor) -> list[str]:
         """The names of the tensors that hold a parameter's slots."""
         form = self.form(parameter)
-        return list(self.record.forms[form].tensors) if form else list(self.slots)
+        return list(self.record.forms[form].tensors) if form else self.slots(parameter)
 
     def tensor(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
-        """The state tensor of that slot, made and zeroed at first use."""
+        """The state tensor of that slot, made and filled at first use."""
         held = self.tensors.setdefault(parameter, {})
-        if slot not in held:
-            form = "" if slot == ACCUMULATOR else self.form(parameter)
-            like = tensors_of(self.record, form, parameter)[slot] if form else parameter
-            low = slot == ACCUMULATOR and like.dtype == torch.float32
-            held[slot] = zeros(like.shape, self._sums if low else like.dtype, parameter.device)
+        if slot == ACCUMULATOR and slot not in held:
+            low = parameter.dtype == torch.float32
+            held[slot] = zeros(
+                parameter.shape, self._sums if low else parameter.dtype, parameter.device
+            )
+        elif slot not in held:
+            like = tensors_of(self.record, self.form(parameter), parameter)[slot]
+            held[slot] = zeros(like.shape, like.dtype, parameter.device)
+            self._start(parameter, slot)
         return held[slot]
+
+    def _start(self, parameter: torch.Tensor, slot: str) -> None:
+        """Fills a state tensor with its numbers before the first update."""
+        self.tensors[parameter][slot].fill_(self._forms.start(parameter, slot))
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's slots in its own precision; copies where they are kept in another form."""
         held, form = self.tensors[parameter], self.form(parameter)
-        return {slot: shown(held, form, slot) for slot in self.slots}
+        return {slot: shown(held, form, slot) for slot in self.slots(parameter)}
 
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the optimizer keeps tensors for."""
-        return [p for p in self.counts if any(s in self.tensors.get(p, {}) for s in self.slots)]
+        return [p for p in self.counts if any(s in self.tensors.get(p, {}) for s in self.names(p))]
 
     def most_updates(self, default: int) -> int:
         """The most updates that any parameter had; `default` where none has state."""
@@ -91,7 +115,7 @@ class OptimizerState:
         return fresh
 
     def adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
-        """Copies found state into these tensors, zeroes the tensors of parameters not found, and
+        """Copies found state into these tensors, resets the tensors of parameters not found, and
         replaces the counts."""
         elsewhere: list[tuple[torch.Tensor, torch.Tensor]] = []
         ours = {t.data_ptr() for held in self.tensors.values() for t in held.values() if t.numel()}
@@ -99,7 +123,8 @@ class OptimizerState:
             for p, item in found.items():
                 tensors, form = item.tensors, self.form(p)
                 if item.form != form:
-                    tensors = converted(tensors, item.form, form, self.slots)
+                    slots = self._slots_in(form or item.form)
+                    tensors = converted(tensors, item.form, form, slots)
                 for slot, tensor in tensors.items():
                     own = self.tensor(p, slot)
                     if tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride():
@@ -109,10 +134,14 @@ class OptimizerState:
             for p, held in self.tensors.items():
                 for slot in self.names(p):
                     if slot in held and (p not in found or not found[p].tensors):
-                        held[slot].zero_()
+                        self._start(p, slot)
             for own, tensor in elsewhere:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}
+
+    def _slots_in(self, form: str) -> list[str]:
+        """The slots of a form in fewer bytes."""
+        return [s for s in self.record.slots if s in self.record.forms[form].tensors]
 
     def drop(self, parameters: Iterable[torch.Tensor]) -> None:
         """Drops the state of these parameters."""

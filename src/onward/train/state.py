@@ -90,9 +90,9 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
         ]
         tensors = {_key(name): tensor for name, tensor in state["optimizer"].items()}
         with signals_wait():  # an interrupt would leave it half restored
-            optimizer.restore(tensors, state["counts"], state["updates"])
             for group, given in zip(optimizer.torch.param_groups, settings, strict=True):
                 group.update(given)
+            optimizer.restore(tensors, state["counts"], state["updates"])
         return lambda: None
 
     def check(state: State) -> None:
@@ -154,6 +154,7 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
     another."""
     parameters, record = dict(optimizer.model.named_parameters()), optimizer.record
     given, counts = state["optimizer"], state["counts"]
+    groups = {path: group for group in state["param_groups"] for path in group["params"]}
     held: dict[str, dict[str, Any]] = {}
     for name, tensor in given.items():
         path, slot = _key(name)
@@ -177,8 +178,9 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
         if path not in parameters:
             raise unfit(f"no parameter here is called {path}")
         check_count(f"counts[{path!r}]", count)
-        slots = [slot for slot in like.get(path, record.slots) if slot != ACCUMULATOR]
-        needed = [_saved_name(StateKey(path, slot)) for slot in slots]
+        slots = like.get(path) or tensors_of(record, "", parameters[path])
+        kept = [s for s in slots if s not in record.slots or record.kept(groups.get(path, {}), s)]
+        needed = [_saved_name(StateKey(path, slot)) for slot in kept if slot != ACCUMULATOR]
         lacking = [name for name in needed if name not in given]
         if lacking:
             raise unfit(f"{lacking[0]} is missing")

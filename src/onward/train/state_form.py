@@ -6,39 +6,51 @@ that precision and round to nearest; a round trip from bf16 or 8-bit codes gives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
-from onward.graph.types import DType, Type
+from onward.graph.ops.optimizers.record import Group
+from onward.graph.types import FLOATING, DType, Type
 from onward.kernels import moments, torch_dtype
 
 SMALL = 4096  # elements; below, 8 bits save nothing (bitsandbytes has the same limit)
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 _OWN = "fp32"  # the option's name of the form ""
+_DTYPES = {torch_dtype(dtype): dtype for dtype in FLOATING}
+
+
+def no_settings(parameter: torch.Tensor) -> Group:
+    """`StateForms.group_of` where no slot depends on settings."""
+    return {}
 
 
 class StateForms:
-    """Chooses the form of each parameter's state, as the option asks.
+    """Chooses the form of each parameter's state, as the option asks, and which slots it has.
 
     bf16: every fp32 parameter. 8bit: every fp32 parameter except those with fewer than 4096
     elements and embeddings, whose rows have gradients of very different sizes; these stay fp32.
     Parameters of other dtypes keep their own. is_table: whether a parameter is an embedding's.
-    Raises OnwardError for a form that the optimizer does not have.
+    group_of: the settings of a parameter. Raises OnwardError for a form that the optimizer does not
+    have.
     """
 
     def __init__(
-        self, optimizer_state: str, record: Record, is_table: Callable[[torch.Tensor], bool]
+        self,
+        optimizer_state: str,
+        record: Record,
+        is_table: Callable[[torch.Tensor], bool],
+        group_of: Callable[[torch.Tensor], Group] = no_settings,
     ) -> None:
-        self._record, self._is_table = record, is_table
+        self._record, self._is_table, self._group_of = record, is_table, group_of
         self._asked = "" if optimizer_state == _OWN else optimizer_state
         if self._asked and self._asked not in record.forms:
-            able = [r.torch for r in OPTIMIZERS.values() if self._asked in r.forms]
+            able = [r.said for r in OPTIMIZERS.values() if self._asked in r.forms]
             raise OnwardError(
-                f"optimizer_state={optimizer_state!r} is not supported for {record.torch}; fix: "
+                f"optimizer_state={optimizer_state!r} is not supported for {record.said}; fix: "
                 f"use {' or '.join(able)}, or optimizer_state={_OWN!r}"
             )
 
@@ -46,6 +58,30 @@ class StateForms:
     def are_own(self) -> bool:
         """Whether all state is kept in the parameters' own precision."""
         return not self._asked
+
+    def check(self, groups: Iterable[Group]) -> None:
+        """Raises OnwardError where a group has a setting that the form asked for does not have."""
+        reasons = (self._record.plain(group) for group in groups) if self._asked else ()
+        for reason in reasons:
+            if reason:
+                raise OnwardError(
+                    f"optimizer_state={self._asked!r} is not supported with {reason}; fix: "
+                    f"optimizer_state={_OWN!r}, or leave out {reason}"
+                )
+
+    def slots(self, parameter: torch.Tensor) -> tuple[str, ...]:
+        """The slots that the updates of this parameter read and write."""
+        group = self._group_of(parameter)
+        types = tensors_of(self._record, "", parameter)
+        return tuple(slot for slot in types if self._record.kept(group, slot))
+
+    def counted(self, parameter: torch.Tensor) -> bool:
+        """Whether torch keeps a count of updates for this parameter."""
+        return self._record.of(self._group_of(parameter)).counted
+
+    def start(self, parameter: torch.Tensor, slot: str) -> float:
+        """The number that fills a slot of this parameter before its first update."""
+        return self._record.start(self._group_of(parameter), slot)
 
     def of(self, parameter: torch.Tensor) -> str:
         """The form of this parameter's state."""
@@ -57,14 +93,17 @@ class StateForms:
 
 
 def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that hold a parameter's state, by name, on the meta device."""
-    if not form:
-        return {slot: torch.empty_like(parameter, device="meta") for slot in record.slots}
-    types = record.tensors(form, Type(DType.FLOAT, tuple(parameter.shape)))
-    return {
-        name: torch.empty(type.shape, dtype=torch_dtype(type.dtype), device="meta")  # type: ignore[arg-type]
-        for name, type in types.items()
-    }
+    """The tensors that may hold a parameter's state, by name, on the meta device."""
+    dtype = DType.FLOAT if form else _DTYPES.get(parameter.dtype, DType.FLOAT)
+    own = Type(dtype, tuple(parameter.shape))
+    found: dict[str, torch.Tensor] = {}
+    for name, type in record.tensors(form, own).items():
+        if type is own:
+            found[name] = torch.empty_like(parameter, device="meta")
+        elif type is not None:
+            shape = [int(size) for size in type.shape]  # type: ignore[arg-type]
+            found[name] = torch.empty(shape, dtype=torch_dtype(type.dtype), device="meta")
+    return found
 
 
 def found_form(record: Record, tensors: Mapping[str, torch.Tensor], parameter: torch.Tensor) -> str:
@@ -98,9 +137,9 @@ def kept(x: torch.Tensor, form: str, slot: str) -> dict[str, torch.Tensor]:
 
 
 def converted(
-    tensors: Mapping[str, torch.Tensor], form: str, into: str, slots: tuple[str, ...]
+    tensors: Mapping[str, torch.Tensor], form: str, into: str, slots: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Converts state from one form to another."""
+    """Converts these slots of a state from one form to another."""
     found: dict[str, torch.Tensor] = {}
     for slot in slots:
         found |= kept(shown(tensors, form, slot), into, slot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,14 @@ from torch import nn
 from onward.differentiate import UpdateGroup
 from onward.graph.signature import Signature
 from onward.graph.types import DType
-from onward.train.optim import check_parameters, check_settings, record_of, rules, update_group
+from onward.train.optim import (
+    check_parameters,
+    check_settings,
+    hyperparameters,
+    record_of,
+    rules,
+    update_group,
+)
 from onward.train.optimizer_owner import check_free, give_back, is_free, require_owner, take
 from onward.train.optimizer_state import ParameterState, StateKey
 from onward.train.state_form import StateForms
@@ -43,11 +51,15 @@ class TorchOptimizer:
         self.model, self.torch = model, optimizer
         self.record = record_of(optimizer)
         paths = paths_of(model)
-        forms = StateForms(optimizer_state, self.record, partial(_is_table, model))
+        self._forms = StateForms(
+            optimizer_state, self.record, partial(_is_table, model), self._group_of
+        )
+        self._forms.check(optimizer.param_groups)
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
-        self.updates = UpdateState(self.record, forms, paths, accumulator)
+        self.updates = UpdateState(self.record, self._forms, paths, accumulator)
         self._tensors = _tensors(model)
         self._rules = rules(optimizer)
+        self._places = _places(optimizer)
         check_parameters(optimizer, paths, type(model).__name__)
         check_free(optimizer)
         release(optimizer)
@@ -94,6 +106,7 @@ class TorchOptimizer:
         """
         self.require_owner()
         check_settings(self.torch)
+        self._forms.check(self.torch.param_groups)
         now = rules(self.torch)
         changed = now != self._rules
         if not changed and self._shared.is_unchanged:
@@ -102,6 +115,7 @@ class TorchOptimizer:
         if changed:
             known = {**self.updates.names, **paths}
             check_parameters(self.torch, known, type(self.model).__name__)
+            self._places = _places(self.torch)
         found, loaded = self._shared.read(paths), self._shared.is_replaced
         if changed:
             self._restart()
@@ -112,7 +126,7 @@ class TorchOptimizer:
 
     def inputs(self, signature: Signature) -> dict[str, float | int]:
         """Hyperparameters and step counts of the next update, by graph input."""
-        groups = [self.record.values(g) for g in self.torch.param_groups]
+        groups = [hyperparameters(self.torch, g) for g in self.torch.param_groups]
         hyper = {name: groups[h.group][h.name] for h, name in signature.hyperparameters.items()}
         return {**hyper, **self.updates.inputs(signature)}
 
@@ -138,16 +152,27 @@ class TorchOptimizer:
         graph = self._joining(parameters, reached)
         clocks, moving = self.updates.clocks(graph), set(graph.moving)
         names = {p: n for n, p in parameters.items()}
-        found: dict[tuple[int, int, str], list[str]] = {}
+        found: dict[tuple[int, int, str, tuple[str, ...]], list[str]] = {}
         for i, group in enumerate(self.torch.param_groups):
             for p in group["params"]:
                 if p in moving:
-                    key = i, clocks.of[p], self.updates.state.form(p)
-                    found.setdefault(key, []).append(names[p])
+                    form = self.updates.state.form(p)
+                    slots = self._slots(p, form)
+                    found.setdefault((i, clocks.of[p], form, slots), []).append(names[p])
         return [
-            update_group(self.torch, i, tuple(inputs), clock, form)
-            for (i, clock, form), inputs in sorted(found.items())
+            update_group(self.torch, i, tuple(inputs), clock, form, slots)
+            for (i, clock, form, slots), inputs in sorted(found.items())
         ]
+
+    def _slots(self, parameter: torch.Tensor, form: str) -> tuple[str, ...]:
+        """The names of the tensors that an update of this parameter reads and writes."""
+        forms = self.record.forms
+        return tuple(forms[form].tensors) if form else self.updates.state.required(parameter)
+
+    def _group_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        """The settings of a parameter: those of its group, or else the optimizer's defaults."""
+        place = self._places.get(parameter)
+        return self.torch.defaults if place is None else self.torch.param_groups[place]
 
     def join(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
         """Registers a new step graph, which may split clocks. `groups` returns the same before and
@@ -211,6 +236,11 @@ class TorchOptimizer:
 def paths_of(model: nn.Module) -> dict[torch.Tensor, str]:
     """The path of each parameter in the model."""
     return {p: n for n, p in model.named_parameters()}
+
+
+def _places(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, int]:
+    """The number of each parameter's group."""
+    return {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
 def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:

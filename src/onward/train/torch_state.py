@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optimizer_state import OptimizerState, ParameterState
+from onward.train.state_form import tensors_of
 
 
 class TorchState:
@@ -62,11 +63,11 @@ class TorchState:
         found: dict[torch.Tensor, ParameterState] = {}
         for p, entry in self._optimizer.state.items():
             path = paths.get(p) if isinstance(p, torch.Tensor) else None
-            if path is None or not entry or self._is_unused(entry):
+            if path is None or not entry or self._is_unused(p, entry):
                 continue
             # SGD counts no steps; a momentum buffer says that there was at least one
             uncounted = max(1, self._own.counts.get(p, 1))
-            count = _count(path, entry.get("step")) if self._record.counted else uncounted
+            count = _count(path, entry.get("step")) if self._own.counted(p) else uncounted
             found[p] = ParameterState(count, *self._tensors(path, p, entry))
         return found
 
@@ -75,19 +76,24 @@ class TorchState:
     ) -> tuple[dict[str, torch.Tensor], str]:
         """The state tensors of an entry, and their form."""
         own, ours = self._own, self._low.get(p) is entry
-        if ours and not any(slot in entry for slot in own.slots):  # unchanged since it was shared
+        if ours and not any(slot in entry for slot in own.slots(p)):  # as it was shared
             return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
         given = {**own.shown(p), **entry} if ours else entry
-        return {slot: _checked(path, p, slot, given.get(slot)) for slot in own.slots}, ""
+        required, types = own.required(p), tensors_of(self._record, "", p)
+        # a slot that the settings have made idle is kept all the same, as torch keeps it
+        slots = [s for s in types if s in required or isinstance(given.get(s), torch.Tensor)]
+        return {slot: _checked(path, types[slot], slot, given.get(slot)) for slot in slots}, ""
 
-    def _is_unused(self, entry: Mapping[str, Any]) -> bool:
+    def _is_unused(self, p: torch.Tensor, entry: Mapping[str, Any]) -> bool:
         """Whether an entry without a count says that no step was taken (SGD without momentum)."""
-        return not self._record.counted and all(entry.get(slot) is None for slot in self._own.slots)
+        slots = self._record.slots
+        return not self._own.counted(p) and all(entry.get(slot) is None for slot in slots)
 
     def share(self) -> None:
         """Puts views of the session's tensors into `optimizer.state[p]`, in torch's own layout."""
         held = self._own.begun()
-        self._places = {p: i for i, p in enumerate(held)} if self._record.counted else {}
+        counted = [p for p in held if self._own.counted(p)]
+        self._places = {p: i for i, p in enumerate(counted)}
         self._steps = torch.tensor([float(self._own.counts[p]) for p in self._places])
         self._written = self._steps.tolist()
         state = self._optimizer.state
@@ -96,12 +102,12 @@ class TorchState:
             entry = state.get(p)
             if entry is None:
                 entry = state[p] = {}
-            if self._record.counted:  # one element for each parameter, since torch adds 1 to each
+            if p in self._places:  # one element for each parameter, since torch adds 1 to each
                 entry["step"] = self._steps[self._places[p]]
             low = bool(self._own.form(p))
             if low:
                 self._low[p] = entry
-            for slot in self._own.slots:
+            for slot in self._own.slots(p):
                 if low:
                     entry.pop(slot, None)
                 else:
@@ -177,19 +183,19 @@ class _Entry:
         )
 
 
-def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:
+def _checked(path: str, like: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:
     """Returns the state tensor. Raises OnwardError where it is none, or has another shape or dtype
-    than the parameter."""
+    than `like`."""
     if not isinstance(tensor, torch.Tensor):
         raise OnwardError(
             f"optimizer.state of the parameter '{path}' has no tensor {slot!r}; fix: add it, "
             "or delete the whole entry"
         )
-    if tensor.shape != p.shape or tensor.dtype != p.dtype or tensor.layout != torch.strided:
+    if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.layout != torch.strided:
         raise OnwardError(
             f"optimizer.state of '{path}': {slot} is {tensor.dtype} {list(tensor.shape)}, but "
-            f"the parameter is {p.dtype} {list(p.shape)}; fix: give it the parameter's shape "
-            "and dtype, or delete the entry"
+            f"the parameter's is {like.dtype} {list(like.shape)}; fix: give it this shape and "
+            "dtype, or delete the entry"
         )
     return tensor
 

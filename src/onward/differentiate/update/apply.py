@@ -34,18 +34,24 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
     parameters = [name for group in recipe.groups for name in group.parameters]
     found = {name: graph.find_input(name) for name in parameters}
     slots: dict[Slot, str] = {}
+    scales: dict[bool, Value | None] = {False: gradients.scale}
     for group in recipe.groups:
         scalars = [*hyper[group.index].values(), clocks[group.clock]]
         if _drawn(group):
             scalars.append(_seed(graph))
-        if gradients.scale is not None:
-            scalars.append(gradients.scale)
+        if group.maximize not in scales:
+            scales[True] = _negative(gradients)
+        scale = scales[group.maximize]
+        if scale is not None:
+            scalars.append(scale)
         for name in group.parameters:
             p, g = found[name], gradients.of[name]
             types = group.optimizer.tensors(group.form, type_of(p))
-            kept = {
-                slot: graph.input(f"{slot}.{name}", types[slot], Role.STATE) for slot in group.slots
-            }
+            kept: dict[str, Value] = {}
+            for slot in group.slots:
+                kind = types[slot]
+                assert kind is not None, f"{name} has no {slot}"
+                kept[slot] = graph.input(f"{slot}.{name}", kind, Role.STATE)
             state = [kept.get(slot) for slot in types]  # None: this group does not keep the slot
             made = _update(gradients, group, name, [p, g, *state, *scalars])
             for value, source in zip(made, [p, *kept.values()], strict=True):
@@ -62,6 +68,12 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
 
 def _drawn(group: UpdateGroup) -> bool:
     return bool(group.form) and group.optimizer.forms[group.form].drawn
+
+
+def _negative(gradients: Gradients) -> Value:
+    """The factor of gradients in a group that maximizes the loss."""
+    b, scale = gradients.builder, gradients.scale
+    return b.scalar(-1.0, DType.FLOAT) if scale is None else b.Neg(scale)
 
 
 def _seed(graph: Graph) -> Value:

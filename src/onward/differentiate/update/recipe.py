@@ -17,6 +17,7 @@ class UpdateGroup:
     index: of the param_group. parameters: graph inputs. attributes: of the optimizer's op. slots:
     names of the state tensors of each parameter. clock: the count of updates; parameters that have
     always been updated together share one. form: of the state, a key of `Optimizer.forms` or "".
+    maximize: whether the loss is to grow.
     """
 
     index: int
@@ -26,6 +27,7 @@ class UpdateGroup:
     slots: tuple[str, ...] = ()
     clock: int = 0
     form: str = ""
+    maximize: bool = False
 
 
 @dataclass(frozen=True)

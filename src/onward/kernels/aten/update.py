@@ -18,7 +18,7 @@ def _scaled_scratch(spec: KernelSpec, scale: int) -> list[Type]:
 
 
 def _adam_scratch(spec: KernelSpec) -> list[Type]:
-    return [Type(DType.FLOAT, ()), *_scaled_scratch(spec, 10)]
+    return [Type(DType.FLOAT, ()), *_scaled_scratch(spec, 11)]
 
 
 def _sgd_scratch(spec: KernelSpec) -> list[Type]:
@@ -59,15 +59,15 @@ def _scaled(
 
 
 aten = torch.ops.aten
-_ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
+_ADAM_PAIRS = ((0, 0), (1, 2), (2, 3), (3, 4))
 
 
 def _bind_adam(args: KernelArguments) -> Launch:
-    p, m, v = args.outputs
-    hyper, step = [args.x(i) for i in range(4, 9)], args.x(9)
-    copies = _in_place(args, _ADAM_PAIRS)
+    p, m, v, *most = args.outputs
+    hyper, step = [args.x(i) for i in range(5, 10)], args.x(10)
+    copies = _in_place(args, _ADAM_PAIRS[: len(args.outputs)])
     count = args.scratch[0]
-    g, scaled = _scaled(args, 10, args.scratch[1:])
+    g, scaled = _scaled(args, 11, args.scratch[1:])
     update = aten._fused_adamw_ if args.attrs["decoupled"] else aten._fused_adam_
 
     def launch() -> None:
@@ -77,8 +77,8 @@ def _bind_adam(args: KernelArguments) -> Launch:
         scaled()
         lr, beta1, beta2, eps, decay = (float(x) for x in hyper)
         update(
-            [p], [g], [m], [v], [], [count], lr=lr, beta1=beta1, beta2=beta2, weight_decay=decay,
-            eps=eps, amsgrad=False, maximize=False,
+            [p], [g], [m], [v], most, [count], lr=lr, beta1=beta1, beta2=beta2, weight_decay=decay,
+            eps=eps, amsgrad=bool(most), maximize=False,
         )  # fmt: skip
 
     return launch
@@ -110,7 +110,7 @@ def _bind_sgd(args: KernelArguments) -> Launch:
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
         "aten.fused_adam", _bind_adam, unsupported=_mixed, inplace=_ADAM_PAIRS, contiguous=None,
-        scratch=_adam_scratch, host=(4, 5, 6, 7, 8, 9),
+        scratch=_adam_scratch, host=(5, 6, 7, 8, 9, 10),
     ),
     "SGDUpdate": Kernel(
         "aten.fused_sgd", _bind_sgd, unsupported=_mixed, inplace=((0, 0), (1, 2)), contiguous=None,

@@ -42,7 +42,7 @@ def _not_f32(spec: KernelSpec, hyper: int, kept: tuple[int, ...]) -> str | None:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    return _not_f32(spec, 4, ())
+    return _not_f32(spec, 5, ())
 
 
 def _unsupported_bf16(spec: KernelSpec) -> str | None:
@@ -63,10 +63,11 @@ def _bind_adam(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
     p, g, m, v = (args.x(i) for i in range(4))
-    new_p, new_m, new_v = args.outputs
+    new_p, new_m, new_v = args.outputs[:3]
+    new_most = args.outputs[3] if len(args.outputs) > 3 else None
     return c.launch(
-        "onward_adam", p=p, g=g, m=m, v=v, new_p=new_p, new_m=new_m, new_v=new_v, n=p.numel(),
-        scale=_scale(args, 10), **_hyper(args, 4),
+        "onward_adam", p=p, g=g, m=m, v=v, most=args.inputs[4], new_p=new_p, new_m=new_m,
+        new_v=new_v, new_most=new_most, n=p.numel(), scale=_scale(args, 11), **_hyper(args, 5),
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ _LEVELS = [torch.from_numpy(codes.levels) for codes in (SIGNED, UNSIGNED)]
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
         "native.adam", _bind_adam, unsupported=_unsupported, where=where,
-        inplace=((0, 0), (1, 2), (2, 3)), contiguous=None,
+        inplace=((0, 0), (1, 2), (2, 3), (3, 4)), contiguous=None,
     ),
     "AdamUpdateBf16": Kernel(
         "native.adam_bf16", _bind_bf16, unsupported=_unsupported_bf16, where=where,

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of
+from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
-_OF_GRADIENTS = ("AdamUpdate", "AdamUpdateBf16", "AdamUpdate8Bit", "AllFinite")
 _BESIDE = "ReduceL2"  # the norm, for clipping
 
 
@@ -77,12 +77,18 @@ def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context
     return 1
 
 
+def _reads_gradients(node: Node) -> bool:
+    """Whether a node is an update, or the finiteness test."""
+    updates = (op for record in OPTIMIZERS.values() for op in record.updates)
+    return node.op_type == "AllFinite" or any(node.op_type == op.name for op in updates)
+
+
 def _of_a_gradient(cast: Node, context: Context) -> int:
     """Removes the cast of a gradient to f32 that only updates, its norm and the finiteness test
     read."""
     source, readers = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
     uses = [u for u in readers if u.node.op_type != _BESIDE]
-    if source is None or not uses or any(u.node.op_type not in _OF_GRADIENTS for u in uses):
+    if source is None or not uses or not all(_reads_gradients(u.node) for u in uses):
         return 0
     for use in uses:
         node, i = use.node, use.idx

@@ -22,10 +22,11 @@ def adam(
     scalars: Sequence[Value],
     scale: Value | None,
     decoupled: bool,
-) -> tuple[Value, Value, Value]:
-    """One update of Adam: `p', m', v'`, all of p's type. moving: p, g, m, v. scalars: lr, beta1,
-    beta2, eps and weight decay f64[], and the update's number i64[]. scale: a factor of the
-    gradient, from clipping."""
+    most: Value | None = None,
+) -> list[Value]:
+    """One update of Adam: `p', m', v'` and `most'`, all of p's type. moving: p, g, m, v. scalars:
+    lr, beta1, beta2, eps and weight decay f64[], and the update's number i64[]. scale: a factor of
+    the gradient, from clipping. most: the largest v so far, by which AMSGrad divides."""
     p, g, m, v = moving
     lr, beta1, beta2, eps, decay, step = scalars
     dtype = type_of(p).dtype
@@ -43,8 +44,9 @@ def adam(
     v = b.Add(b.Mul(v, near(beta2)), b.Mul(b.Mul(g, g), near(one_less(b, beta2))))
     size = near(b.Div(lr, correction(b, beta1, step)))
     root = near(b.Sqrt(correction(b, beta2, step)))
-    denominator = b.Add(b.Div(b.Sqrt(v), root), near(eps))
-    return b.Sub(p, b.Mul(size, b.Div(m, denominator))), m, v
+    kept = [m, v] if most is None else [m, v, b.Max(most, v)]
+    denominator = b.Add(b.Div(b.Sqrt(kept[-1]), root), near(eps))
+    return [b.Sub(p, b.Mul(size, b.Div(m, denominator))), *kept]
 
 
 __all__ = ["adam"]

@@ -22,6 +22,21 @@ def one_less(b: Builder, x: Value) -> Value:
     return b.Sub(np.array(1.0), x)
 
 
+def mixed(b: Builder, x: Value, y: Value, share: Value) -> Value:
+    """`x + share (y - x)`, torch's `lerp`; share: f64[]."""
+    return b.Add(x, b.Mul(b.Sub(y, x), b.cast(share, type_of(x).dtype)))
+
+
+def decayed(b: Builder, p: Value, g: Value, decay: Value) -> Value:
+    """`g + decay p`: weight decay as a part of the gradient."""
+    return b.Add(g, b.Mul(p, b.cast(decay, type_of(p).dtype)))
+
+
+def shrunk(b: Builder, p: Value, lr: Value, decay: Value) -> Value:
+    """`(1 - lr decay) p`: weight decay beside the gradient (arXiv 1711.05101)."""
+    return b.Mul(p, b.cast(one_less(b, b.Mul(lr, decay)), type_of(p).dtype))
+
+
 def correction(b: Builder, beta: Value, step: Value) -> Value:
     """`1 - beta^step` as f64[]: in fp32 `1 - 0.999` is already off by 5e-5."""
     return one_less(b, b.Pow(beta, b.cast(step, DType.DOUBLE)))

@@ -6,7 +6,7 @@ values. Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,11 +15,18 @@ from onward.graph.ops.record import Op
 from onward.graph.types import Type
 
 Group: TypeAlias = Mapping[str, Any]
+# `groups` of a description: settings of parameters, which are named by patterns under "params"
+Groups: TypeAlias = "Sequence[Group]"
 
 
 def no_attributes(group: Group) -> dict[str, Any]:
     """`Optimizer.attributes` of an op without attributes."""
     return {}
+
+
+def every_slot(group: Group, slot: str) -> bool:
+    """`Optimizer.kept` of an optimizer whose groups keep all slots."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,20 @@ class Optimizer:
     optimizer's, also in `onward.optim.<name>`. torch: dotted name of the torch class with the same
     settings. update: the record of its op, `(p, g, slot..., hyperparameter..., step, scale) -> (p',
     slot'...)`. p, g and the slots have the parameter's type, except that g may have less precision
-    than f32. A slot that a group does not keep is absent. Hyperparameters are f64[]; step, i64[],
-    is the update's number from 1; scale, f[], optional, is multiplied into g first (the clipping
-    factor). slots: names of state tensors as in torch, in the op's order. kept: whether a group
-    keeps them. counted: whether torch keeps a step count beside them. hyperparameters: names of the
-    scalars, in the op's order, each with a function that reads it from a group; a schedule may
-    change them between updates. attributes: of the op; a change means a new step graph. forms:
-    forms of the state in fewer bytes, by the option's name.
+    than f32, and slots in `types`. A slot that a group or a parameter does not keep is absent.
+    Hyperparameters are f64[]; step, i64[], is the update's number from 1; scale, f[], optional, is
+    multiplied into g first (the clipping factor; negative in a group that maximizes). slots: names
+    of state tensors as in torch, in the op's order. kept: whether a group keeps a slot. counted:
+    whether torch keeps a step count beside them. hyperparameters: names of the scalars, in the op's
+    order, each with a function that reads it from a group; a schedule may change them between
+    updates. attributes: of the op; a change means a new step graph. forms: forms of the state in
+    fewer bytes, by the option's name; plain: why a group has none of them, "" where it has. types:
+    the type of a slot as a function of the parameter's, where it is another; None: a parameter of
+    this shape has no such slot. starts: a slot's numbers before the first update, where these are
+    not 0. refused: settings of a group that have to be false.
+    part: the record by which a group is updated, of an optimizer whose groups are updated in
+    different ways; its slots are those of all parts. own_fields: fields of the description that
+    say which parameters are in which group, and are no settings of the torch class.
     """
 
     description: type[Any]
@@ -61,23 +75,40 @@ class Optimizer:
     slots: tuple[str, ...]
     hyperparameters: dict[str, Callable[[Group], float]]
     attributes: Callable[[Group], dict[str, Any]] = no_attributes
-    kept: Callable[[Group], bool] = bool
+    kept: Callable[[Group, str], bool] = every_slot
     counted: bool = True
     forms: Mapping[str, StateForm] = field(default_factory=dict)
+    plain: Callable[[Group], str] = lambda group: ""
+    types: Mapping[str, Callable[[Type], Type | None]] = field(default_factory=dict)
+    starts: Mapping[str, Callable[[Group], float]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ("differentiable", "amsgrad")
+    part: Callable[[Group], Optimizer] | None = None
+    own_fields: tuple[str, ...] = ("groups",)
 
     @property
     def name(self) -> str:
         return self.description.__name__
 
-    def slots_of(self, group: Group) -> tuple[str, ...]:
-        """The state tensors of a parameter in this group."""
-        return self.slots if self.kept(group) else ()
+    @property
+    def said(self) -> str:
+        """The name of its class for messages."""
+        return self.torch if not self.torch.startswith("onward.") else f"onward.optim.{self.name}"
 
-    def tensors(self, form: str, parameter: Type) -> dict[str, Type]:
-        """The tensors that hold a parameter's slots in this form; "": a tensor for each slot."""
+    def of(self, group: Group) -> Optimizer:
+        """The record by which a group is updated."""
+        return self if self.part is None else self.part(group)
+
+    def tensors(self, form: str, parameter: Type) -> dict[str, Type | None]:
+        """The tensors that hold a parameter's slots in this form; "": a tensor for each slot, None
+        for one that a parameter of this shape lacks."""
         if not form:
-            return dict.fromkeys(self.slots, parameter)
+            types = self.types
+            return {s: types[s](parameter) if s in types else parameter for s in self.slots}
         return {name: of(parameter) for name, of in self.forms[form].tensors.items()}
+
+    def start(self, group: Group, slot: str) -> float:
+        """The number that fills a state tensor before the first update."""
+        return float(self.starts[slot](group)) if slot in self.starts else 0.0
 
     @property
     def updates(self) -> list[Op]:
@@ -88,6 +119,11 @@ class Optimizer:
         """The hyperparameters of a group. Raises KeyError, TypeError or ValueError where one is
         missing or is not a number."""
         return {name: float(read(group)) for name, read in self.hyperparameters.items()}
+
+
+def beta(i: int) -> Callable[[Group], float]:
+    """A function that reads a group's `betas[i]`."""
+    return lambda group: group["betas"][i]
 
 
 def setting(name: str) -> Callable[[Group], float]:
@@ -105,4 +141,14 @@ def updated_types(slots: int) -> Callable[[Call], list[Type]]:
     return infer
 
 
-__all__ = ["Group", "Optimizer", "StateForm", "no_attributes", "setting", "updated_types"]
+__all__ = [
+    "Group",
+    "Groups",
+    "Optimizer",
+    "StateForm",
+    "beta",
+    "every_slot",
+    "no_attributes",
+    "setting",
+    "updated_types",
+]

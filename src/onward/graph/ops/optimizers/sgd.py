@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.optimizers.arithmetic import one_less, scaled
-from onward.graph.ops.optimizers.record import Group, Optimizer, setting, updated_types
+from onward.graph.ops.optimizers.record import Group, Groups, Optimizer, setting, updated_types
 from onward.graph.ops.record import Op
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class SGD:
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    maximize: bool = False
+    groups: Groups = ()
 
 
 def _sgd(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
@@ -68,8 +70,9 @@ _UPDATE = Op(
 )
 
 
-def _moving(group: Group) -> bool:
-    return bool(group["momentum"])
+def _moving(group: Group, slot: str = "") -> bool:
+    """`Optimizer.kept` of SGD."""
+    return bool(group.get("momentum"))
 
 
 def _attributes(group: Group) -> dict[str, Any]:

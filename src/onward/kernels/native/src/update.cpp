@@ -5,6 +5,7 @@
 #include "annotations.h"
 #include "element.h"
 #include "random.h"
+#include "update.h"
 
 #include <cmath>
 #include <cstdint>
@@ -32,7 +33,7 @@ Scalars scalars(
     const float shrink = decoupled ? float(1.0 - rate * decay) : 1.0f;
     const bool added = !decoupled && decay != 0.0;
     const float weight = float(decay);
-    const float factor = scale ? *scale : 1.0f;
+    const float factor = factor_of(scale);
     return {beta1, beta2, eps, rest1, rest2, size, root, shrink, weight, factor, added};
 }
 
@@ -53,15 +54,24 @@ void update(
     }
 }
 
-constexpr int64_t BLOCK = 2048;  // elements a thread takes at once
-
-// Numbers as f32; of less, copied to `wide`: with them in it the loop above does not vectorise.
-inline const float* widened(const float* x, int64_t, float*) { return x; }
-
-template <class E> inline const float* widened(const E* x, int64_t n, float* wide) {
+// AMSGrad: divides by the largest v so far.
+void update_most(
+    const float* p, const float* g, const float* m, const float* v, const float* most, float* new_p,
+    float* new_m, float* new_v, float* new_most, int64_t n, const Scalars& all)
+{
+    const auto [beta1, beta2, eps, rest1, rest2, size, root, shrink, weight, factor, added] = all;
     #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) wide[i] = x[i];
-    return wide;
+    for (int64_t i = 0; i < n; ++i) {
+        const float scaled = g[i] * factor;
+        const float grad = added ? scaled + weight * p[i] : scaled;
+        const float mi = m[i] * beta1 + grad * rest1;
+        const float vi = v[i] * beta2 + grad * grad * rest2;
+        const float top = larger(most[i], vi);
+        new_m[i] = mi;
+        new_v[i] = vi;
+        new_most[i] = top;
+        new_p[i] = p[i] * shrink - size * (mi / (std::sqrt(top) / root + eps));
+    }
 }
 
 // The upper half of an f32 as it is kept.
@@ -134,22 +144,21 @@ float coded(const float* x, const float* all_levels, int32_t sign, code_t* codes
 
 extern "C" void onward_adam(
     const float* OF(n) p, const T* OF(n) g, const float* OF(n) m, const float* OF(n) v,
-    float* OF(n) new_p, float* OF(n) new_m, float* OF(n) new_v, int64_t n, const double* OF(1) lr,
-    const double* OF(1) first, const double* OF(1) second, const double* OF(1) epsilon,
-    const double* OF(1) weight_decay, const int64_t* OF(1) step, const float* OPTIONAL OF(1) scale,
-    int64_t decoupled, int64_t element_T)
+    const float* OPTIONAL OF(n) most, float* OF(n) new_p, float* OF(n) new_m, float* OF(n) new_v,
+    float* OPTIONAL OF(n) new_most, int64_t n, const double* OF(1) lr, const double* OF(1) first,
+    const double* OF(1) second, const double* OF(1) epsilon, const double* OF(1) weight_decay,
+    const int64_t* OF(1) step, const float* OPTIONAL OF(1) scale, int64_t decoupled,
+    int64_t element_T)
 {
     const Scalars all = scalars(
         *lr, *first, *second, *epsilon, *weight_decay, double(*step), scale, decoupled);
-    with_element(element_T, [&](auto element) {
-        #pragma omp parallel for schedule(static) if (n > 8192)
-        for (int64_t start = 0; start < n; start += BLOCK) {
-            const int64_t some = start + BLOCK < n ? BLOCK : n - start;
-            float wide[BLOCK];
-            const float* gradient = widened(of<decltype(element)>(g) + start, some, wide);
+    in_blocks(g, n, element_T, [&](const float* gradient, int64_t start, int64_t some) {
+        if (most)
+            update_most(p + start, gradient, m + start, v + start, most + start, new_p + start,
+                        new_m + start, new_v + start, new_most + start, some, all);
+        else
             update(p + start, gradient, m + start, v + start, new_p + start, new_m + start,
                    new_v + start, some, all);
-        }
     });
 }
 
