@@ -123,7 +123,8 @@ def _accumulators(plan: Plan) -> set[int]:
 def _gradients(plan: Plan) -> set[int]:
     """The buffers of gradients with respect to parameters: those that halves return, updates read,
     or sums over micro-batches include."""
-    found = {plan.outputs[n].buffer for n in plan.signature.gradients.values() if n in plan.outputs}
+    shown = (*plan.signature.gradients.values(), *plan.signature.left_gradients.values())
+    found = {plan.outputs[n].buffer for n in shown if n in plan.outputs}
     updates = {op.name for record in OPTIMIZERS.values() for op in record.updates}
     sums = _accumulators(plan)
     for launch in plan.launches:
