@@ -59,6 +59,11 @@ class HeldOptimizer(ABC, Generic[Sums]):
                 p.grad = summed if p.grad is None else p.grad + summed
         self.updates.window = frozenset()
 
+    @property
+    def own_state_bytes(self) -> int:
+        """Bytes of the state tensors that no step graph holds."""
+        return 0
+
     # ---- stepping
 
     @abstractmethod

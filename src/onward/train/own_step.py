@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from onward.execute import Executable, Memory
 from onward.execute.signals import signals_wait
@@ -68,6 +69,12 @@ class OwnStep(HeldOptimizer[GradientSums]):
     def take_again(self) -> bool:
         given, self._is_given_back = self._is_given_back, False
         return given
+
+    @property
+    def own_state_bytes(self) -> int:
+        leaves = pytree.tree_leaves(list(self.torch.state.values()))
+        tensors = {id(t): t for t in leaves if isinstance(t, torch.Tensor)}
+        return sum(t.numel() * t.itemsize for t in tensors.values())
 
     # ---- stepping
 

@@ -79,6 +79,11 @@ class PreparedSteps:
         """The evaluations of the current state."""
         return [made.step for made in self._states[0].eval] if self._states else []
 
+    @property
+    def own_state_bytes(self) -> int:
+        """Bytes of the optimizer's state that no step graph holds."""
+        return self._optimizer.own_state_bytes
+
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """Returns the training step for batches like this one, made if there is none. Raises
         CaptureError where there can be none."""
