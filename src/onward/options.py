@@ -342,12 +342,14 @@ class TrainerOptions:
     strict: bool = option(
         False,
         _switch,
-        "raises `CaptureError`, with every reason, where a part of the model cannot be captured; "
-        "otherwise that part runs in PyTorch within the graph, and a warning says which and why",
+        "raises `CaptureError`, with every reason, where a part of the model cannot be captured or "
+        "the optimizer has no update in a graph; otherwise that part or the optimizer's own "
+        "`step()` runs in PyTorch, and a warning says which and why",
         "True",
     )
-    """Raises CaptureError, with every reason, where a part of the model cannot be captured;
-    otherwise that part runs in PyTorch within the graph, and an EagerWarning says which and why."""
+    """Raises CaptureError, with every reason, where a part of the model cannot be captured, and
+    where the optimizer has no update in a graph. Otherwise that part runs in PyTorch within the
+    graph, and an EagerWarning says which and why; and the optimizer makes its own step."""
 
     mixed_precision: str = option(
         "no",

@@ -113,7 +113,11 @@ def with_a_waiting_result(graph: Graph) -> None:
 
 
 def with_a_gradient_of_another_type(graph: Graph) -> None:
-    name = next(iter(graph.signature.gradients.values()))
+    signature = graph.signature
+    name = next(iter(signature.gradients.values()), signature.loss)
+    if name not in signature.gradients.values():  # of a step: nothing is left there yet
+        [first] = graph.inputs_with(Role.PARAM)[:1]
+        graph.signature = signature.but(left_gradients={first.name: name})
     graph.outputs[name] = Builder(graph).unsqueeze(graph.outputs[name], [0])
 
 

@@ -573,8 +573,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "updates: counts of what is gone", "train/torch_optimizer.py",
-        "        if self.updates.restart(kept | paths_of(self.model)):\n",
-        "        if self.updates.restart(kept | paths_of(self.model)) and False:\n", STATE,
+        "        if self.updates.restart(self.names_kept()):\n",
+        "        if self.updates.restart(self.names_kept()) and False:\n", STATE,
     ),
     Fault(
         "specialize: sizes asked for late", "plan/specialize.py",

@@ -82,7 +82,7 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         ' or n.op_type == "RegionGrad")', ")", EFFECTS,
     ),
     Fault(
-        "facts: a window is open before its first micro-batch is done", "train/update_state.py",
+        "facts: a window is open before its first micro-batch is done", "train/gradient_sums.py",
         "            self.window = frozenset()\n            for p in taking:\n",
         "            self.window = window\n            for p in taking:\n", EFFECTS,
     ),

@@ -24,9 +24,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "p for members in self._clocks.by_clock.values() for p in members", STATE,
     ),
     Fault(
-        "state: sums of micro-batches are kept", "train/update_state.py",
-        "self.state.tensor(p, ACCUMULATOR).zero_()",
-        "self.state.tensor(p, ACCUMULATOR)", STATE,
+        "state: sums of micro-batches are kept", "train/gradient_sums.py",
+        "self.total(p).zero_()", "self.total(p)", STATE,
     ),
     Fault(
         "state: a velocity's first step", "train/torch_state.py",

@@ -137,7 +137,7 @@ def replaced(optimizer: torch.optim.Optimizer, where: Any) -> str:
     optimizer = optimizer if where is optimizer else kind(model.parameters(), lr=0.01)
     where.step = lambda *_: None
     try:
-        onward.Trainer(model, optimizer, nn.functional.cross_entropy)
+        onward.Trainer(model, optimizer, nn.functional.cross_entropy, options={"strict": True})
     except onward.OnwardError as error:
         return str(error)
     finally:

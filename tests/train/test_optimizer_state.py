@@ -196,13 +196,17 @@ def test_settings_changed_within_a_window_hold_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("flag", ["differentiable"])
-def test_what_is_not_supported_is_refused_later_too(flag: str) -> None:
-    pair = MicroPair(KINDS["adamw"])
-    before = frozen_copy(pair.model)
-    pair.ours.param_groups[0][flag] = True
+def test_what_no_graph_has_is_refused_later_too_if_strict(flag: str) -> None:
+    """`test_own_steps.py` trains with it."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    trainer = onward.Trainer(model, optimizer, loss_fn=loss_fn, options={"strict": True})
+    trainer.train_step(X, Y)
+    before = frozen_copy(model)
+    optimizer.param_groups[0][flag] = True
     with pytest.raises(OnwardError, match=f"{flag}=True in parameter group 0"):
-        pair.trainer.train_step(X, Y)
-    assert same(pair.model, before)
+        trainer.train_step(X, Y)
+    assert same(model, before)
 
 
 @pytest.mark.parametrize("flag", [{"foreach": True}, {"fused": True}, {"capturable": True}, {}])
@@ -222,15 +226,15 @@ def test_flags_of_torchs_own_loops_are_accepted(flag: dict[str, bool]) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
-def test_hooks_on_the_step_are_refused(hook: str, when: str) -> None:
-    model = net()
+def test_hooks_on_the_step_are_refused_if_strict(hook: str, when: str) -> None:
+    model, options = net(), onward.TrainerOptions(strict=True)
     optimizer = torch.optim.SGD(model.parameters())
     if when == "before":
         getattr(optimizer, hook)(lambda *_: None)
         with pytest.raises(OnwardError, match="hooks"):
-            onward.Trainer(model, optimizer, loss_fn=loss_fn)
+            onward.Trainer(model, optimizer, loss_fn=loss_fn, options=options)
         return
-    trainer = onward.Trainer(model, optimizer, loss_fn=loss_fn)
+    trainer = onward.Trainer(model, optimizer, loss_fn=loss_fn, options=options)
     handle = getattr(optimizer, hook)(lambda *_: None)
     with pytest.raises(OnwardError, match="hooks"):
         trainer.train_step(X, Y)

@@ -70,22 +70,23 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unsupported_optimizers_are_refused_by_name(name: str) -> None:
+def test_optimizers_without_a_graph_are_refused_by_name_if_strict(name: str) -> None:
+    """`test_own_steps.py` trains with them."""
     model = mlp()
     optimizer = REFUSED[name](model)
     step = getattr(optimizer, "step", None)
     with pytest.raises(OnwardError, match=name):
-        onward.Trainer(model, optimizer, loss_fn=loss_fn)
+        onward.Trainer(model, optimizer, loss_fn=loss_fn, options={"strict": True})
     assert getattr(optimizer, "step", None) == step, "left as it was"
 
 
-def test_subclass_with_rules_of_its_own_is_refused() -> None:
+def test_subclass_with_rules_of_its_own_is_refused_if_strict() -> None:
     class Mine(torch.optim.AdamW):
         pass
 
     model = mlp()
-    with pytest.raises(OnwardError, match="Mine"):
-        onward.Trainer(model, Mine(model.parameters()), loss_fn=loss_fn)
+    with pytest.raises(OnwardError, match="Mine has no update in a graph"):
+        onward.Trainer(model, Mine(model.parameters()), loss_fn=loss_fn, options={"strict": True})
 
 
 def test_a_setting_of_one_group_is_refused_with_its_number() -> None:
@@ -95,7 +96,8 @@ def test_a_setting_of_one_group_is_refused_with_its_number() -> None:
         {"params": model.outer.parameters(), "differentiable": True},
     ]
     with pytest.raises(OnwardError, match="differentiable=True in parameter group 1"):
-        onward.Trainer(model, torch.optim.Adam(groups), loss_fn=loss_fn)
+        options = TrainerOptions(strict=True)
+        onward.Trainer(model, torch.optim.Adam(groups), loss_fn=loss_fn, options=options)
 
 
 def test_nothing_to_train_is_refused() -> None:

@@ -103,7 +103,8 @@ class Executable:
                     self._binder.raise_input_errors(range(self.plan.commit))
                 else:
                     self._binder.run(range(self.plan.commit))
-                if self.plan.commit < len(launches):
+                signature = self.plan.signature
+                if self.plan.commit < len(launches) or signature.left_gradients:
                     self._require_reached()
             finite = self.plan.signature.finite
             wrote = finite is None or self._mesh.agreed(bool(self._binder.outputs[finite]))
@@ -165,6 +166,11 @@ class Executable:
     def view(self, name: str) -> torch.Tensor:
         """An output without a copy, valid until the session's next run."""
         return self._binder.outputs[name]
+
+    def holders(self, name: str) -> int:
+        """The number of tensors that share the memory in which an output lies."""
+        storage = self._binder.outputs[name].untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata)
 
     def tensor(self, layout: Layout) -> torch.Tensor:
         """Any operand of the plan without a copy, valid until a launch writes to the same bytes."""

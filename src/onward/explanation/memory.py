@@ -14,6 +14,7 @@ from onward.explanation.facts import (
     NOT_COUNTED,
     OWN_GRADIENTS,
     OWN_OPTIMIZER,
+    OWN_STEP,
     StepMemory,
 )
 from onward.graph.ops.optimizers import OPTIMIZERS
@@ -40,7 +41,7 @@ def step_memory(
     """The memory of a step on this plan.
 
     looks: plans that inspect the batch before it. weights: bytes of the model. optimizer: bytes of
-    the optimizer's state in a loop of the user's own, where they are known.
+    an optimizer's state that is in no plan, where they are known.
     """
     plan = executable.plan
     halves = isinstance(executable, ExecutableHalves)
@@ -67,6 +68,8 @@ def step_memory(
     kinds["row counting"] = _looking(plan, looks, apart=halves)
     shown = {kind: tuple(map(int, alive[kind])) for kind in ARENA}
     more = [OWN_GRADIENTS, *([OWN_OPTIMIZER] if optimizer is None else [])] if halves else []
+    if plan.signature.left_gradients:
+        more.append(OWN_STEP)
     return StepMemory(kinds, fullest, shown, plan.arena_bytes, (*NOT_COUNTED, *more))
 
 
@@ -123,7 +126,8 @@ def _accumulators(plan: Plan) -> set[int]:
 def _gradients(plan: Plan) -> set[int]:
     """The buffers of gradients with respect to parameters: those that halves return, updates read,
     or sums over micro-batches include."""
-    found = {plan.outputs[n].buffer for n in plan.signature.gradients.values() if n in plan.outputs}
+    shown = (*plan.signature.gradients.values(), *plan.signature.left_gradients.values())
+    found = {plan.outputs[n].buffer for n in shown if n in plan.outputs}
     updates = {op.name for record in OPTIMIZERS.values() for op in record.updates}
     sums = _accumulators(plan)
     for launch in plan.launches:

@@ -41,7 +41,9 @@ class Signature:
     f32[], a factor of the cotangents, by which gradients are divided. growth_tracker: i64[], the
     number of updates since the scale last changed.
 
-    Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input. parts:
+    Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input.
+    left_gradients: those that a step leaves for an optimizer outside of the graph, by parameter; no
+    other value shares their memory, so that the optimizer may write to them. parts:
     results of regions that no loss depends on, by the region's path; its code runs in every call
     all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
     all gradients are finite; if not, nothing that outlives the step may be written.
@@ -68,6 +70,7 @@ class Signature:
     loss: str | None = None
     results: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
+    left_gradients: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
     grad_norm: str | None = None
     finite: str | None = None
@@ -109,13 +112,13 @@ class Signature:
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
         """The outputs of a run: the loss, these results, and in any case next values of buffers
         that the forward writes, and results of regions. update: True adds next parameters and
-        state, False the sums of gradients, None neither."""
+        state, or the gradients left in their place, False the sums of gradients, None neither."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
         names += [*self.written.values(), *self.parts.values()]
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
-            names += self.rescaled.values()
+            names += [*self.rescaled.values(), *self.left_gradients.values()]
         elif update is False:
             names += self.accumulated.values()
         return names
@@ -123,7 +126,7 @@ class Signature:
 
 _OUTPUTS = frozenset({
     "loss", "results", "gradients", "parts", "grad_norm", "finite", "updated", "accumulated",
-    "written", "rescaled",
+    "written", "rescaled", "left_gradients",
 })  # fmt: skip
 
 __all__ = ["Hyperparameter", "Signature", "Slot"]

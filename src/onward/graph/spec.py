@@ -64,7 +64,7 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
     **dict.fromkeys(
         (
             "hyperparameters", "clocks", "slots", "accumulators", "loss_scale", "growth_tracker",
-            "grad_norm", "finite", "updated", "accumulated", "rescaled",
+            "grad_norm", "finite", "updated", "accumulated", "rescaled", "left_gradients",
         ),
         (Stage.STEP, Stage.SPECIALIZED),
     ),
@@ -174,13 +174,13 @@ def _pairs(graph: Graph, stage: Stage) -> Iterator[str]:
 
 
 def _updates(graph: Graph, stage: Stage) -> Iterator[str]:
-    if not graph.signature.updated:
-        yield "no parameter has a next value"
+    if not graph.signature.updated and not graph.signature.left_gradients:
+        yield "no parameter has a next value, and no gradient is left"
 
 
 def _gradients(graph: Graph, stage: Stage) -> Iterator[str]:
-    inputs = _inputs(graph)
-    for source, name in graph.signature.gradients.items():
+    inputs, signature = _inputs(graph), graph.signature
+    for source, name in (*signature.gradients.items(), *signature.left_gradients.items()):
         if source in inputs and type_of(graph.outputs[name]) != type_of(inputs[source]):
             yield f"the gradient {name} is not of the type of {source}"
 
@@ -300,10 +300,10 @@ RULES: tuple[Rule, ...] = (
         "they are computed before a cotangent is known",
     ),
     Rule(
-        "gradient types", (Stage.GRADIENTS, Stage.HALVES), _gradients,
+        "gradient types", DIFFERENTIATED, _gradients,
         "a gradient is stored in a tensor like its parameter",
     ),
-    Rule("updates", (Stage.STEP,), _updates, "a step moves at least one parameter"),
+    Rule("updates", (Stage.STEP,), _updates, "a step moves a parameter, or leaves what moves one"),
     Rule("sizes", (Stage.SPECIALIZED,), _sizes, "a plan places every byte"),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ import torch
 from onward.errors import CaptureError, OnwardError
 from onward.prepare.batch import Batch, bind_batch
 from onward.train.exclusive import exclusive
+from onward.train.optimizer_owner import STAND_IN, is_stand_in, original_step
 from onward.train.result import StepResult
 from onward.train.trainer import Trainer
 from onward.train.window import AccumulationWindow
@@ -73,7 +74,6 @@ class LedTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
         self._due = False  # whether there was an update whose `optimizer.step()` is still to come
-        self._lead()
 
     @exclusive
     def step_led(
@@ -119,8 +119,16 @@ class LedTrainer(Trainer):
         self._window.micro_steps = 0
         self._due = False
 
+    def _take_optimizer(self, why: str | None) -> None:
+        super()._take_optimizer(why)
+        self._lead()
+
     def _lead(self) -> None:
-        self.optimizer.step = types.MethodType(_taken(self), self.optimizer)
+        """Puts a stand-in in the place of `optimizer.step`, around what the user has put there."""
+        before = vars(self.optimizer).get("step")
+        if is_stand_in(before):
+            before = getattr(before, "__wrapped__", None)
+        self.optimizer.step = types.MethodType(_taken(self, before), self.optimizer)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         return bind_batch(args, kwargs, self.takes_target and self.loss_fn is not None)
@@ -138,9 +146,10 @@ class VerificationError(OnwardError):
     """Raised if the first step's numbers differ from eager PyTorch's."""
 
 
-def _taken(trainer: LedTrainer) -> Callable[..., Any]:
-    """A replacement of `optimizer.step`: after an update by a graph it does nothing, since the step
-    is done; otherwise it calls torch's own."""
+def _taken(trainer: LedTrainer, before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A replacement of `optimizer.step`: after an update that the Trainer has made it does nothing,
+    since the step is done; otherwise it calls the optimizer's own. before: what the user or a
+    scheduler had set as `step` of the optimizer; None: nothing."""
     held = weakref.ref(trainer)  # weak, since the trainer holds the optimizer
 
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
@@ -151,10 +160,13 @@ def _taken(trainer: LedTrainer) -> Callable[..., Any]:
         if found is not None:
             found.give_back()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
-        return type(optimizer).step(optimizer, closure)
+        return original_step(optimizer)(closure)
 
     # schedulers set this mark on a `step` that they have wrapped
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    setattr(step, STAND_IN, True)
+    if before is not None:
+        step.__wrapped__ = before  # type: ignore[attr-defined]
     return step
 
 

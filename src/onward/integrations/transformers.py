@@ -139,6 +139,9 @@ class Trainer(transformers.Trainer):
             self._show_gradients(why)
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
+        enter = getattr(self.optimizer, "train", None)  # schedule-free optimizers have a mode too
+        if callable(enter):
+            enter()
         inputs = self._prepare_inputs(inputs)
         try:
             return self._whole_step(inputs, num_items_in_batch)

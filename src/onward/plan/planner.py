@@ -56,15 +56,15 @@ class Planner:
         before = [launch for launch, _ in shown.values()]
         at = len(self.nodes) if self.half is None else self.half
         placed = [(position, x) for position, found in made for x in found if position < at]
-        placed += [(at, x) for x in self._written_back()]
-        cuts = () if self.half is None else (len(before) + len(placed),)
-        placed += [(position, x) for position, found in made for x in found if position >= at]
-        launches = [*before, *(launch for _, launch in placed)]
         outputs = {
             name: shown[name][1] if name in shown else self.buffers.layout(value)
             for name, value in self.graph.outputs.items()
             if name not in self.graph.state
         }
+        placed += [(at, x) for x in (*self._left_gradients(outputs), *self._written_back())]
+        cuts = () if self.half is None else (len(before) + len(placed),)
+        placed += [(position, x) for position, found in made for x in found if position >= at]
+        launches = [*before, *(launch for _, launch in placed)]
         sizes, bound = place_buffers(self.buffers.all, self.joint)
         self._number_launches([p for p, _ in placed], len(shown), len(launches))
         names = set(self.graph.symbols)
@@ -121,6 +121,28 @@ class Planner:
             source, text = self.buffers.layout(value), f"{name} before the update"
             found[name] = copy(source, kept, text, "", False), kept
         return dict(reversed(found.items()))
+
+    def _left_gradients(self, outputs: dict[str, Layout]) -> list[PlannedLaunch]:
+        """Gives each gradient that the step leaves memory that no other value shares, since its
+        reader may write to it. Changes `outputs`; returns the copies, at the end, of those that are
+        views, inputs or constants, or the memory of another output."""
+        made: list[PlannedLaunch] = []
+        left = [n for n in self.graph.signature.left_gradients.values() if n in outputs]
+        taken = {layout.buffer for name, layout in outputs.items() if name not in left}
+        taken |= {self.buffers.layout(self.graph.outputs[n]).buffer for n in self.graph.state}
+        for name in left:
+            here, value = outputs[name], self.graph.outputs[name]
+            whole = here.is_contiguous and here.size == self.buffers.all[here.buffer].size
+            given = self.storages.maker[self.storages.layouts[value].buffer] is None
+            if given or not whole or here.buffer in taken:
+                end = len(self.nodes)
+                there = self.buffers.new(name, type_of(value), MemoryRegion.SCRATCH, end, end, "")
+                made.append(copy(here, there, f"{name} in memory of its own", "optimizer", True))
+                here = outputs[name] = there
+            taken.add(here.buffer)
+            buffer = self.buffers.all[here.buffer]
+            buffer.name, buffer.purpose = name, "gradient, for the optimizer's own step"
+        return made
 
     def _written_back(self) -> list[PlannedLaunch]:
         """Copies of next states that no kernel wrote in place, to run at the end, or at the end of

@@ -41,7 +41,6 @@ from typing import Any
 import torch
 
 from onward.capture import ONE_AT_A_TIME, Captured, refuse_surroundings
-from onward.errors import CaptureError
 from onward.model_state import Sweep, Walk, facts
 from onward.model_state.walk import Read
 
@@ -63,26 +62,20 @@ _LIBRARIES = tuple(
 )
 
 
-def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raises CaptureError for hooks around `optimizer.step()`, which may read gradients, and where
-    `optimizer.step` itself has been replaced."""
+def code_around_step(optimizer: torch.optim.Optimizer) -> str | None:
+    """Describes the user's code that a call of `optimizer.step()` runs, and an update in a graph
+    would not: hooks around it, which may read gradients, and a function in its place. None where
+    there is none."""
     for step in (optimizer.step, type(optimizer).step):
         if not _is_its_own(step, type(optimizer)):
-            raise CaptureError(
-                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does "
-                "not call; fix: restore the original, and run your code before or after "
-                "train_step"
-            )
+            return f"optimizer.step has been replaced by {_name_of(step)}"
     held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
     everywhere = sys.modules[torch.optim.Optimizer.__module__]
     held += [(getattr(everywhere, name, {}), kind) for name, kind in _GLOBAL_HOOKS.items()]
     for hooks, kind in held:
         for hook in hooks.values():
-            raise CaptureError(
-                f"the optimizer has the {kind} {_name_of(hook)}, which does not run, since "
-                "backward and update are one graph; fix: remove it, and call its code before "
-                "or after train_step"
-            )
+            return f"the optimizer has the {kind} {_name_of(hook)}"
+    return None
 
 
 def _name_of(function: Any) -> str:

@@ -26,7 +26,8 @@ class Report(dict[str, Any]):
     the last training step, `arithmetic_done` (a share) and the `counts` of rows. no_gradient: paths
     of parameters that require a gradient but that the loss does not depend on; they are not
     updated. frozen: paths of parameters with `requires_grad=False`. notes: remarks of the capture
-    for the user.
+    for the user. own_step: why the optimizer's own `step()` made the update of a Trainer's step;
+    None where the graph did.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,6 +67,8 @@ class Report(dict[str, Any]):
             )
         still = WithoutGradient(tuple(self.get("no_gradient", ())), tuple(self.get("frozen", ())))
         lines += [f"{what:<16}{names}" for what, names in still.lines()]
+        if self.get("own_step"):
+            lines.append(f"{'update':<16}by the optimizer's own step(), since {self['own_step']}")
         for miss in self.get("near_misses", ()):
             first, *more = miss["modules"]
             places = f"{first} and {len(more)} more" if more else first

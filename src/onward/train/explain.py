@@ -70,6 +70,7 @@ def _subject(
         halves=False,
         still=WithoutGradient.of(captured, captured.reached),
         again=again,
+        optimizer=steps.own_state_bytes,
     )
 
 

@@ -18,13 +18,15 @@ from onward.prepare.without_gradient import WithoutGradient
 
 @dataclass(frozen=True)
 class LastRun:
-    """A training step that has run. inputs: the values that it ran with, by graph input."""
+    """A training step that has run. inputs: the values that it ran with, by graph input. own_step:
+    why the optimizer made the update itself; None where the graph did."""
 
     step: PreparedStep[Executable]
     batch: Batch
     request: OutputRequest
     prepared: PreparedBatch[Executable]
     inputs: Mapping[str, Any]
+    own_step: str | None = None
 
     @property
     def plan(self) -> Plan:
@@ -35,7 +37,9 @@ class LastRun:
         """Makes a new report, which the caller may change."""
         journal, captured = self.step.graphs.compiler.journal, self.step.captured
         still = WithoutGradient.of(captured, captured.reached)
-        return report_of(journal, captured.notes, self.prepared, still)
+        report = report_of(journal, captured.notes, self.prepared, still)
+        report["own_step"] = self.own_step
+        return report
 
     def profile(self) -> dict[str, float]:
         """Seconds per op of one more run; leaves weights and state as they were."""

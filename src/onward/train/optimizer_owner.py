@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,8 @@ class OwnerMark(Protocol):
         """Names of the parameters whose gradients its open accumulation window has summed."""
         ...
 
+
+STAND_IN = "_onward_stand_in"  # marks functions that take the place of an optimizer's step
 
 _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OwnerMark]] = (
     weakref.WeakKeyDictionary()
@@ -51,9 +54,36 @@ def take(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
 def give_back(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
     """Restores torch's `step()` where `owner` owns the optimizer; else does nothing."""
     if _owner(optimizer) is owner:
-        del _OWNERS[optimizer]
-        vars(optimizer).pop("step", None)
-        release(optimizer)
+        _set_free(optimizer)
+
+
+def evict(optimizer: torch.optim.Optimizer) -> None:
+    """Takes the optimizer from its owner, if it has one, and restores its own `step()`. Raises
+    OnwardError where a live owner is in the middle of an accumulation window."""
+    check_free(optimizer)
+    if optimizer in _OWNERS:
+        _set_free(optimizer)
+
+
+def _set_free(optimizer: torch.optim.Optimizer) -> None:
+    del _OWNERS[optimizer]
+    if is_stand_in(vars(optimizer).get("step")):  # not a function that the user has put there since
+        del optimizer.step
+    release(optimizer)
+
+
+def is_stand_in(step: Any) -> bool:
+    """Whether this `step` of an optimizer is Onward's, in the place of the optimizer's own."""
+    return getattr(step, STAND_IN, False) is True
+
+
+def original_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The optimizer's own `step`, with what the user or a scheduler has put around it."""
+    step = optimizer.step
+    if not is_stand_in(step):
+        return step
+    before = getattr(step, "__wrapped__", None)
+    return types.MethodType(type(optimizer).step, optimizer) if before is None else before
 
 
 def is_free(optimizer: torch.optim.Optimizer) -> bool:
@@ -99,3 +129,4 @@ def _step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
 # schedulers set this mark on a `step` that they have wrapped; `_step` needs no wrapper, since
 # `_opt_called` is set wherever an update is made
 _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+setattr(_step, STAND_IN, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,12 +20,12 @@ from onward.kernels import host
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
-from onward.prepare.guards import Guards, refuse_optimizer_hooks
+from onward.prepare.guards import Guards
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
+from onward.train.held_optimizer import HeldOptimizer
 from onward.train.precision import policy_of
-from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import sets_more, training_mode
 
 Step = PreparedStep[Executable]
@@ -61,7 +62,7 @@ class PreparedSteps:
     """
 
     def __init__(
-        self, session: Session, optimizer: TorchOptimizer, options: TrainerOptions
+        self, session: Session, optimizer: HeldOptimizer[Any], options: TrainerOptions
     ) -> None:
         self._optimizer, self._updates = optimizer, optimizer.updates
         self._session, self._options = session, options
@@ -78,10 +79,14 @@ class PreparedSteps:
         """The evaluations of the current state."""
         return [made.step for made in self._states[0].eval] if self._states else []
 
+    @property
+    def own_state_bytes(self) -> int:
+        """Bytes of the optimizer's state that no step graph holds."""
+        return self._optimizer.own_state_bytes
+
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """Returns the training step for batches like this one, made if there is none. Raises
         CaptureError where there can be none."""
-        refuse_optimizer_hooks(self._optimizer.torch)
         state = self._now(model, loss_fn, training=True)
         made = _find(state.train, batch)
         if made is None:
@@ -174,7 +179,8 @@ class PreparedSteps:
 
     def recipe(self, captured: CapturedModule) -> Recipe:
         """The recipe of a training step for this capture. Changes nothing."""
-        groups = self._optimizer.groups(captured.parameters, captured.reached)
+        given = captured.parameters, captured.reached
+        groups, left = self._optimizer.groups(*given), self._optimizer.left_gradients(*given)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,
@@ -182,6 +188,7 @@ class PreparedSteps:
             self._options.skip_nonfinite,
             self._options.scaling,
             self._updates.accumulator,
+            tuple(left),
         )
 
 

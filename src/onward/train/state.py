@@ -96,6 +96,11 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
         return lambda: None
 
     def check(state: State) -> None:
+        if "own_state" in state and "param_groups" not in state:
+            raise unfit(
+                f"{state.get('optimizer_class')} made its updates itself, and here step graphs "
+                "make them"
+            )
         require(state, "optimizer", "optimizer_class", "param_groups", "updates", "counts")
         _check_kind(state, "optimizer", Mapping)
         _check_kind(state, "counts", Mapping)

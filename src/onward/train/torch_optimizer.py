@@ -8,7 +8,7 @@ updated together share a count (`clocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from onward.differentiate import UpdateGroup
 from onward.graph.signature import Signature
 from onward.graph.types import DType
+from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import (
     check_parameters,
     check_settings,
@@ -33,7 +34,7 @@ from onward.train.torch_state import TorchState, release
 from onward.train.update_state import Joining, UpdateState
 
 
-class TorchOptimizer:
+class TorchOptimizer(HeldOptimizer[UpdateState]):
     """The optimizer of a Trainer, with the state that its updates read and write (`updates`).
 
     optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of
@@ -48,7 +49,6 @@ class TorchOptimizer:
         optimizer_state: str = "fp32",
         sums: str = "fp32",
     ) -> None:
-        self.model, self.torch = model, optimizer
         self.record = record_of(optimizer)
         paths = paths_of(model)
         self._forms = StateForms(
@@ -56,8 +56,8 @@ class TorchOptimizer:
         )
         self._forms.check(optimizer.param_groups)
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
-        self.updates = UpdateState(self.record, self._forms, paths, accumulator)
-        self._tensors = _tensors(model)
+        updates = UpdateState(self.record, self._forms, paths, accumulator)
+        super().__init__(model, optimizer, updates)
         self._rules = rules(optimizer)
         self._places = _places(optimizer)
         check_parameters(optimizer, paths, type(model).__name__)
@@ -70,11 +70,6 @@ class TorchOptimizer:
 
     # ---- who steps
 
-    @property
-    def window(self) -> frozenset[str]:
-        """Names of the parameters whose gradients the open window has summed."""
-        return self.updates.window
-
     def require_owner(self) -> None:
         """Raises OnwardError where a later Trainer has taken the optimizer."""
         require_owner(self.torch, self)
@@ -83,11 +78,7 @@ class TorchOptimizer:
         """Restores torch's own `step()`. Adds the summed gradients of an open window to `p.grad`,
         as if each micro-batch had been an eager backward."""
         give_back(self.torch, self)
-        with torch.no_grad():
-            for p, total in self.updates.summed().items():
-                summed = total.to(p.dtype, copy=True)
-                p.grad = summed if p.grad is None else p.grad + summed
-        self.updates.window = frozenset()
+        self.show_sums()
 
     def take_again(self) -> bool:
         """Takes ownership again after `give_back`; returns whether the optimizer was free. The next
@@ -185,22 +176,10 @@ class TorchOptimizer:
         held = [p for g in groups for p in g["params"] if p in names and p.requires_grad]
         return Joining(parameters, held, [p for p in held if names[p] in reached])
 
-    def follow(self) -> bool:
-        """Updates the record of the model's parameters and buffers. Returns whether any was
-        replaced, renamed or moved in memory, which makes steps of earlier model states unusable."""
-        found = _tensors(self.model)
-        changed = found != self._tensors
-        if changed:
-            self._tensors = found
-            self._restart()
-        return changed
-
     def _restart(self) -> None:
         """Forgets all step graphs, since the model or the param_groups have changed. Parameters
         that only the optimizer still holds keep their names."""
-        held = {p for g in self.torch.param_groups for p in g["params"]}
-        kept = {p: path for p, path in self.updates.names.items() if p in held}
-        if self.updates.restart(kept | paths_of(self.model)):
+        if self.updates.restart(self.names_kept()):
             self._shared.share()  # share the counts of the remaining parameters
 
     # ---- saved and restored
@@ -212,11 +191,6 @@ class TorchOptimizer:
     def named_counts(self) -> dict[str, int]:
         """Counts of updates, by path, of the parameters that have state tensors."""
         return self.updates.state.named_counts(paths_of(self.model))
-
-    def paths(self, parameters: Iterable[torch.Tensor]) -> list[str]:
-        """The paths of parameters in the model; "" for one that is not in it."""
-        paths = paths_of(self.model)
-        return [paths.get(p, "") for p in parameters]
 
     def restore(
         self, tensors: Mapping[StateKey, torch.Tensor], counts: Mapping[str, int], done: int
@@ -233,11 +207,6 @@ class TorchOptimizer:
         self._shared.share()
 
 
-def paths_of(model: nn.Module) -> dict[torch.Tensor, str]:
-    """The path of each parameter in the model."""
-    return {p: n for n, p in model.named_parameters()}
-
-
 def _places(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, int]:
     """The number of each parameter's group."""
     return {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -247,12 +216,6 @@ def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:
     """Whether a parameter is the weight of an embedding."""
     tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
     return any(m.weight is parameter for m in tables)
-
-
-def _tensors(model: nn.Module) -> dict[torch.Tensor, tuple[str, int]]:
-    """The path and the address of each parameter and buffer."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {t: (n, t.data_ptr() if t.layout is torch.strided else 0) for n, t in named}
 
 
 __all__ = ["TorchOptimizer"]

@@ -7,6 +7,7 @@ state is described in `torch_optimizer.py`.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,6 @@ from onward.kernels import host
 from onward.options import TrainerOptions, read_limit, read_names
 from onward.plan import Plan
 from onward.prepare.batch import Batch, bind_batch
-from onward.prepare.guards import refuse_optimizer_hooks
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.report import Report, as_html
 from onward.prepare.session import Session
@@ -53,15 +53,16 @@ from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
+from onward.train.own_state import part_of
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
 from onward.train.skipped_updates import SkippedUpdates
 from onward.train.snapshot import TrainerSnapshot
-from onward.train.state import model_part, optimizer_part
+from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore, saved
-from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import training_mode
+from onward.train.update_road import check_own_step, held_optimizer, why_own_step
 from onward.train.verify import Verification, verify_step
 from onward.train.window import AccumulationWindow
 
@@ -97,7 +98,6 @@ class Trainer:
         self.options = checked_options(options)
         check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
-        refuse_optimizer_hooks(self.optimizer)
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
@@ -113,15 +113,7 @@ class Trainer:
         self._writer = BackgroundWriter()
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        self._optimizer = TorchOptimizer(
-            model,
-            self.optimizer,
-            optimizer_state=self.options.optimizer_state,
-            sums=self.options.gradient_accumulation_dtype,
-        )
-        self._updates = self._optimizer.updates
-        session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(session, self._optimizer, self.options)
+        self._take_optimizer(why_own_step(self.optimizer))
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
@@ -156,10 +148,12 @@ class Trainer:
         The batch is given as to the model: `train_step(batch)` with a mapping or a tuple, or
         `train_step(*args, **kwargs)`. fetch: outputs to return besides those of `options.fetch`.
         """
+        self._check_idle()
         self._check_whole()
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         check_inputs(batch)
+        self._follow_optimizer()
         self._optimizer.sync()
         self._verify_first(batch)
         names, last = names_to_fetch(self.options, fetch), self._window.is_last
@@ -170,10 +164,11 @@ class Trainer:
         lr = self._lr()
         self._updates.enter(prepared.signature, self._window.is_first)
         inputs, wrote = self._run(prepared, batch.batch_size, last)
-        self._last = LastRun(step, batch, request, prepared, inputs)
+        why = self._optimizer.why
+        self._last = LastRun(step, batch, request, prepared, inputs, why)
         self._note(prepared, last, wrote)
         norm = prepared.signature.grad_norm if last else None
-        return StepResult(
+        result = StepResult(
             loss=prepared.loss,
             grad_norm=None if norm is None else prepared.executable.output(norm),
             lr=lr,
@@ -181,11 +176,15 @@ class Trainer:
             updated=last and wrote,
             outputs={name: prepared.output(name) for name in names},
         )
+        if last and wrote:
+            self._optimizer.step(prepared.executable)
+        return result
 
     @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
         update."""
+        self._check_idle()
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         names = read_names("fetch", fetch)
@@ -209,7 +208,9 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of the whole state for `load_state_dict`: `model` (its own keys),
         `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
-        counters, random state, and in fp16 the loss scale."""
+        counters, random state, and in fp16 the loss scale. Of an optimizer that makes its updates
+        itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer."""
+        self._follow_optimizer()
         self._optimizer.sync()
         return saved(self._state_parts())
 
@@ -218,6 +219,7 @@ class Trainer:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
         optimizer and accumulation window. Nothing has changed after an error, even one raised by a
         hook of the model."""
+        self._follow_optimizer()
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
@@ -254,6 +256,7 @@ class Trainer:
         """
         limit = read_limit("save_total_limit", save_total_limit)
         self._check_whole()
+        self._follow_optimizer()
         self._optimizer.sync()
         folder = Path(output_dir)
         path = folder / folder_name(self.updates, self.micro_steps)
@@ -297,6 +300,7 @@ class Trainer:
         self._writer.wait()
         path, found = read_newest(Path(folder), strict)
         state = {**found.state, "model": found.model.state_dict()}
+        self._follow_optimizer()
         self._optimizer.require_owner()
         restore(self._checkpoint_parts(), state)
         self._run_id = str(found.facts["run"])
@@ -315,7 +319,7 @@ class Trainer:
             self._window.part(),
             self._scaling.part(),
             model_part(self.model),
-            optimizer_part(self._optimizer),
+            part_of(self._optimizer),
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -392,7 +396,9 @@ class Trainer:
         of. profile: times the launches of one more run, on copies."""
         trainer = self.snapshot()
         names = names_to_fetch(self.options, fetch)
+        self._check_idle()
         if given is not None:
+            self._follow_optimizer()
             found = subject_of(trainer, self._steps, self._bind(*given), names)
         elif fetch:
             found = subject_of(trainer, self._steps, trainer.last_run.batch, names)
@@ -413,6 +419,7 @@ class Trainer:
         """Runs the last training step once more, timing each launch. Returns seconds per op,
         largest first. Weights, optimizer state and counters are restored bit for bit; during the
         run it holds a copy of what the step writes."""
+        self._check_idle()
         return self._last_run().profile()
 
     @exclusive
@@ -441,6 +448,42 @@ class Trainer:
             return export_onnx(self.model, example, Path(path), kind)
 
     # ---- the parts of a step
+
+    def _take_optimizer(self, why: str | None) -> None:
+        """Takes the optimizer, and starts anew with steps for it. why: the reason why it makes its
+        updates itself; None: step graphs make them."""
+        held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why)
+        self._optimizer, self._updates = held, held.updates
+        session = Session(self.memory, self._updates, self.options.memory_budget)
+        self._steps = PreparedSteps(session, held, self.options)
+
+    def _follow_optimizer(self) -> None:
+        """Changes who makes the updates, where the optimizer has changed since the last step.
+        Raises OnwardError within an accumulation window."""
+        before, why = self._optimizer, why_own_step(self.optimizer)
+        if (why is None) == (before.why is None):
+            before.why = why
+            return
+        before.require_owner()
+        if why is not None:
+            check_own_step(self.optimizer, why, self.options)
+        if self._updates.window:
+            changed = f"{why} now" if why else f"it is no longer so that {before.why}"
+            raise OnwardError(
+                f"the optimizer has changed in the middle of gradient accumulation: {changed}; "
+                "fix: change it between optimizer updates"
+            )
+        before.give_back()
+        self._take_optimizer(why)
+        self._updates.done = before.updates.done
+
+    def _check_idle(self) -> None:
+        """Raises OnwardError while the optimizer's own step runs on the gradients of a run."""
+        if self._optimizer.is_stepping:
+            raise OnwardError(
+                "a Trainer's method is called within the optimizer's step, whose gradients another "
+                "run would overwrite; fix: call it after train_step"
+            )
 
     def _check_whole(self) -> None:
         """Raises OnwardError if an exception interrupted an update."""
@@ -511,8 +554,10 @@ class Trainer:
         self._skipped.skipped(self.updates + 1, loss, scale, origin)
 
     def _lr(self) -> float:
-        """The learning rate of the first group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """The learning rate of the first group; NaN where an optimizer outside of the graph keeps
+        none there."""
+        lr = self.optimizer.param_groups[0].get("lr")
+        return math.nan if lr is None else float(lr)
 
     def _remember(self, batch: Batch) -> None:
         """Keeps an example batch for exports: the first, or the first without a size of 1."""

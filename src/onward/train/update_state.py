@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.kernels import torch_dtype
 from onward.train.clocks import Clocks
+from onward.train.gradient_sums import GradientSums
 from onward.train.optimizer_state import ACCUMULATOR, OptimizerState, ParameterState, StateKey
 from onward.train.state_form import StateForms, found_form
 
@@ -36,12 +36,10 @@ class Joining(NamedTuple):
     moving: Collection[torch.Tensor]
 
 
-class UpdateState:
-    """The state of one optimizer's updates.
+class UpdateState(GradientSums):
+    """The state of one optimizer's updates: its moments and counts, beside the sums of gradients.
 
-    names: of the parameters, for messages and files. version: grows when step graphs made before
-    become wrong. done: number of updates. window: names of the parameters whose gradients the open
-    accumulation window has summed. accumulator: the type of those sums; None: the parameter's own.
+    names, version, done, window, accumulator: see `GradientSums`.
     """
 
     def __init__(
@@ -51,12 +49,13 @@ class UpdateState:
         names: Mapping[torch.Tensor, str],
         accumulator: DType | None = None,
     ) -> None:
-        self.record, self.names, self.accumulator = record, dict(names), accumulator
+        super().__init__(names, accumulator)
+        self.record = record
         self.state = OptimizerState(record, forms, torch_dtype(accumulator or DType.FLOAT))
-        self.version = self.done = 0
-        self.window: frozenset[str] = frozenset()
         self._clocks = Clocks()
-        self._parameters: dict[str, torch.Tensor] = {}  # by graph input
+
+    def total(self, parameter: torch.Tensor) -> torch.Tensor:
+        return self.state.tensor(parameter, ACCUMULATOR)
 
     # ---- step graphs
 
@@ -70,7 +69,7 @@ class UpdateState:
         A clock counts parameters that every graph updates together. A graph that updates only some
         of them splits the clock, and graphs made before become wrong (`version`).
         """
-        self._parameters.update(graph.inputs)
+        self.register(graph.inputs)
         parameters = graph.inputs.values()
         self._clocks, parted = self._clocks.joined(
             parameters, graph.held, graph.moving, self.counts
@@ -81,21 +80,19 @@ class UpdateState:
     def restart(self, names: Mapping[torch.Tensor, str]) -> bool:
         """Forgets all step graphs, renames the parameters, and drops the state of parameters not in
         `names`. Returns whether any state was dropped."""
-        self.names = dict(names)
-        self._parameters.clear()
-        self._forget_clocks()
+        super().restart(names)
+        self._clocks = Clocks()
         gone = [p for p in self.state.tensors if p not in self.names]
         self.state.drop(gone)
         return bool(gone)
 
     def owned(self, signature: Signature) -> dict[str, torch.Tensor]:
         """The state tensors that a graph reads, by graph input."""
-        slots = {n: (slot.parameter, slot.name) for slot, n in signature.slots.items()}
-        slots |= {n: (parameter, ACCUMULATOR) for parameter, n in signature.accumulators.items()}
-        return {
-            name: self.state.tensor(self._parameters[parameter], slot)
-            for name, (parameter, slot) in slots.items()
+        slots = {
+            name: self.state.tensor(self._parameters[slot.parameter], slot.name)
+            for slot, name in signature.slots.items()
         }
+        return slots | super().owned(signature)
 
     # ---- stepping
 
@@ -111,38 +108,6 @@ class UpdateState:
             for clock, name in signature.clocks.items()
         }
 
-    def enter(self, signature: Signature, first: bool) -> None:
-        """Prepares for a run; `first` of a window: zeroes the accumulators. Raises OnwardError
-        where no parameter would be updated, and where a window's micro-batches train different
-        parameters."""
-        taking = self._summed(signature)
-        if not taking and not signature.clocks:
-            raise OnwardError(
-                "the loss depends on no parameter that requires grad and is in the "
-                "optimizer; fix: requires_grad_(True) on those to train, and make the "
-                "optimizer from model.parameters()"
-            )
-        window = frozenset(self.names[p] for p in taking)
-        if first:
-            self.window = frozenset()
-            for p in taking:
-                self.state.tensor(p, ACCUMULATOR).zero_()
-        elif window != self.window:
-            odd = sorted(window ^ self.window)
-            raise OnwardError(
-                f"{', '.join(odd[:3])} got gradients in some micro-batches of one gradient "
-                "accumulation and not in others; fix: change requires_grad and parameter "
-                "groups only between optimizer updates"
-            )
-
-    def sum(self, signature: Signature) -> None:
-        """Records that a micro-batch has added its gradients to the accumulators, so that a window
-        is open."""
-        self.window = frozenset(self.names[p] for p in self._summed(signature))
-
-    def _summed(self, signature: Signature) -> list[torch.Tensor]:
-        return [self._parameters[name] for name in signature.accumulators]
-
     def advance(self, signature: Signature) -> bool:
         """Counts one update of the parameters that the step updates. Returns whether any of them
         had no count before."""
@@ -151,11 +116,6 @@ class UpdateState:
         return self.state.count(
             p for clock in signature.clocks for p in self._clocks.members(clock)
         )
-
-    def summed(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The summed gradients of the open window, by parameter."""
-        parameters = (p for p, name in self.names.items() if name in self.window)
-        return {p: self.state.tensor(p, ACCUMULATOR) for p in parameters}
 
     # ---- taken over and restored
 
@@ -183,10 +143,8 @@ class UpdateState:
         for path, held in slots.items():
             p = parameters[path]
             found[p] = ParameterState(counts[path], held, found_form(self.record, held, p))
-        for path, tensor in sums.items():
-            self.state.tensor(parameters[path], ACCUMULATOR).copy_(tensor)
         self.adopt(found)
-        self.window, self.done = frozenset(sums), done
+        self.restore_sums(parameters, sums, done)
 
     def _forget_clocks(self) -> None:
         self._clocks = Clocks()

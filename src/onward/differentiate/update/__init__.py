@@ -13,6 +13,7 @@ from onward.differentiate.update.accumulate import accumulate
 from onward.differentiate.update.apply import apply
 from onward.differentiate.update.clip import clip
 from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.leave import leave
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
 from onward.differentiate.update.skip_nonfinite import skip_nonfinite
@@ -24,6 +25,7 @@ UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     clip,  # clips the gradient of the whole window
     skip_nonfinite,  # after clip: a finite norm shows that all gradients are finite
     move_loss_scale,  # needs to know whether gradients are finite
+    leave,  # reads the factor that the passes before have computed
     apply,  # last: reads what all others have left
 )
 

@@ -34,7 +34,8 @@ class UpdateGroup:
 class Recipe:
     """How a step gets from its loss to the next weights.
 
-    groups: what is updated, and how; the loss depends on each of their parameters. max_grad_norm:
+    groups: what is updated, and how; the loss depends on each of their parameters. left_gradients:
+    parameters whose gradients the step leaves to an optimizer outside of the graph. max_grad_norm:
     the 2-norm that all gradients as one vector are clipped to; None: no clipping. accumulate:
     whether several micro-batches make one update. accumulator: the type in which sums of f32
     gradients are kept between them; None: f32. skip_nonfinite: whether an update is skipped if a
@@ -48,8 +49,10 @@ class Recipe:
     skip_nonfinite: bool = False
     loss_scale: float | LossScale | None = None
     accumulator: DType | None = None
+    left_gradients: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> list[str]:
-        """The graph inputs that are trained, group by group."""
-        return [name for group in self.groups for name in group.parameters]
+        """The graph inputs that are trained: group by group, then those of `left_gradients`."""
+        updated = [name for group in self.groups for name in group.parameters]
+        return [*updated, *self.left_gradients]
