@@ -383,6 +383,19 @@ class TrainerOptions:
     once per micro-batch; the last sum, which the update reads, is not rounded. "fp32": like the
     weights."""
 
+    gradient_accumulation_average: str = option(
+        "auto",
+        _one_of("auto", "labels", "micro_batches"),
+        "takes the mean of the micro-batches' losses even where they hold different numbers of "
+        "labels; otherwise a window's loss is the mean over all its labels, as of one big batch",
+        '"micro_batches"',
+    )
+    """"labels" makes a window equal to one big batch: its loss is the mean over all labels that
+    count, however many each micro-batch holds. The loss must be a mean cross entropy, a mean over
+    elements, or `(losses * mask).sum() / mask.sum()`; others raise OnwardError. "micro_batches":
+    the mean of the micro-batches' losses. "auto": "labels" where the loss is such a mean, else
+    "micro_batches", with a line in the log."""
+
     keep_in_fp32: Sequence[str] = option(
         (),
         read_names,

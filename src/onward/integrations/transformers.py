@@ -352,6 +352,11 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
     for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
+    if found.gradient_accumulation_average != plain.gradient_accumulation_average:
+        raise OnwardError(
+            "options has gradient_accumulation_average, but transformers.Trainer says what each "
+            "micro-batch weighs; fix: leave it out"
+        )
     if found.fetch:
         raise OnwardError(
             "options has fetch, whose outputs transformers.Trainer would not read; fix: "

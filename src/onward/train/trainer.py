@@ -181,6 +181,49 @@ class Trainer:
             skipped=not wrote,
             updated=last and wrote,
             outputs={name: prepared.output(name) for name in names},
+            window_loss=self._window.loss if last else None,
+        )
+
+    @exclusive
+    def update(self) -> StepResult | None:
+        """Ends the open accumulation window early, as at the end of an epoch: updates by the mean
+        over the micro-batches that there were, or over their labels.
+
+        Returns a result whose `loss` is the window's. Where no window is open it does nothing and
+        returns None.
+        """
+        self._check_whole()
+        window = self._window
+        if window.is_first:
+            return None
+        self._optimizer.sync()
+        executable, lr = self._steps.update_alone(), self._lr()
+        signature = executable.plan.signature
+        self._updates.enter(signature, first=False)
+
+        def done(wrote: bool) -> None:
+            window.end(wrote)
+            self._end_window(executable, wrote)
+
+        inputs = {
+            **scalars(signature, window.seed, offset=0, weight=1.0),
+            **self._optimizer.inputs(signature),
+            **self._scaling.inputs(signature),
+        }
+        assert signature.window_scale is not None, "an update alone has a scale"
+        inputs[signature.window_scale] = window.scale()
+        wrote = executable.run(inputs, {}, done)
+        if not wrote:
+            self._tell_skipped()
+        assert window.loss is not None, "a window that has ended has a loss"
+        norm = signature.grad_norm
+        return StepResult(
+            loss=window.loss,
+            grad_norm=None if norm is None else executable.output(norm),
+            lr=lr,
+            skipped=not wrote,
+            updated=wrote,
+            window_loss=window.loss,
         )
 
     @exclusive
@@ -473,13 +516,10 @@ class Trainer:
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
+            window.add(prepared.executable, prepared.loss)
             window.advance(batch_size, last and wrote)
             if last:
-                self._scaling.advance(prepared.executable)
-            if last and wrote:
-                self._optimizer.advance(signature)
-            elif last:
-                self._updates.window = frozenset()
+                self._end_window(prepared.executable, wrote)
             else:
                 self._updates.sum(signature)
 
@@ -489,8 +529,17 @@ class Trainer:
                 **scalars(signature, seed, window.offset, weight=window.weight),
                 **self._optimizer.inputs(signature),
                 **self._scaling.inputs(signature),
+                **window.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
+
+    def _end_window(self, executable: Executable, wrote: bool) -> None:
+        """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
+        self._scaling.advance(executable)
+        if wrote:
+            self._optimizer.advance(executable.plan.signature)
+        else:
+            self._updates.window = frozenset()
 
     def _tell_skipped(self) -> None:
         scale = f"; the loss scale is now {self.loss_scale:g}" if self._scaling.moves else ""

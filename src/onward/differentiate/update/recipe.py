@@ -37,7 +37,8 @@ class Recipe:
     whether several micro-batches make one update. accumulator: the type in which sums of f32
     gradients are kept between them; None: f32. skip_nonfinite: whether an update is skipped if a
     gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
-    which it moves, which needs `skip_nonfinite`; None: 1.
+    which it moves, which needs `skip_nonfinite`; None: 1. average: the window's loss is the mean
+    over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -46,6 +47,7 @@ class Recipe:
     skip_nonfinite: bool = False
     loss_scale: float | LossScale | None = None
     accumulator: DType | None = None
+    average: str = "micro_batches"
 
     @property
     def parameters(self) -> list[str]:
