@@ -187,10 +187,11 @@ class PreparedSteps:
         if self._optimizer.follow():
             self._states.clear()
         names = self._updates.window
-        if self._alone is None or self._alone[:2] != (names, self._updates.version):
-            parameters = {
-                parameter_name(path): p for p, path in self._updates.names.items() if path in names
-            }
+        parameters = {
+            parameter_name(path): p for p, path in self._updates.names.items() if path in names
+        }
+        trained = frozenset(path for path, p in parameters.items() if p.requires_grad)
+        if self._alone is None or self._alone[:2] != (trained, self._updates.version):
             self._optimizer.join(parameters, parameters)
             recipe = self._recipe(parameters, parameters)
             compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
@@ -199,7 +200,7 @@ class PreparedSteps:
             plan = compiler.plan(graph, graph.signature.requested((), update=True), {})
             owned = {**parameters, **self._updates.owned(plan.signature)}
             made = compiler.bind(plan, self._session.memory, owned)
-            self._alone = names, self._updates.version, made
+            self._alone = trained, self._updates.version, made
         return self._alone[2]
 
     def _recipe(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> Recipe:

@@ -33,7 +33,7 @@ def average_labels(gradients: Gradients, recipe: Recipe) -> None:
         key: graph.input(f"window.{key}", Type(DType.DOUBLE, ()), Role.HYPER)
         for key in ("unit", "labels", "loss")
     }
-    counted = early.cast(unbounded(divisor), DType.DOUBLE)
+    counted = early.cast(early.reshape(unbounded(divisor), ()), DType.DOUBLE)
     unit = early.Where(early.Greater(held["unit"], 0.0), held["unit"], counted)
     labels = early.Add(held["labels"], counted)
     whole = bounded(early, divisor, labels)
