@@ -281,7 +281,9 @@ def test_the_mean_of_micro_batches(count: int) -> None:
     twin = copy.deepcopy(model)
     trainer: Any = onward.Trainer(
         model, optimizer_of(model),
-        options={"gradient_accumulation_steps": 4, "gradient_accumulation_average": "micro_batches"},
+        options={
+            "gradient_accumulation_steps": 4, "gradient_accumulation_average": "micro_batches",
+        },
     )  # fmt: skip
     for data in batches[:count]:
         result = trainer.train_step(**data)

@@ -213,6 +213,7 @@ class PreparedSteps:
             self._options.scaling,
             self._updates.accumulator,
             self._options.gradient_accumulation_average,
+            self._options.max_grad_value,
         )
 
 

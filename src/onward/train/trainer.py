@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from onward.train.arguments import (
     checked_options,
     names_to_fetch,
 )
+from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,
     check_stateful,
@@ -106,6 +108,7 @@ class Trainer:
             self.options.gradient_accumulation_steps, self.options.seed
         )
         self._scaling = Scaling(self.options.scaling, self.device)
+        self._average = AveragedWeights(model, self.options.ema_decay)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
         self._registered: list[Stateful] = []
@@ -266,6 +269,22 @@ class Trainer:
         restore(self._state_parts(), state)
         self.memory.torn = False
 
+    # ---- averaged weights
+
+    @contextmanager
+    def ema_weights(self) -> Generator[None]:
+        """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
+        evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
+        does it itself without the option."""
+        with self._lock, self._average.swapped_in():
+            yield
+
+    @exclusive
+    def ema_state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
+        that it has now. Raises OnwardError without the option `ema_decay`."""
+        return self._average.state_dict()
+
     # ---- checkpoints
 
     def register_for_checkpointing(self, *objects: Stateful) -> None:
@@ -356,6 +375,7 @@ class Trainer:
         return (
             self._window.part(),
             self._scaling.part(),
+            self._average.part(),
             model_part(self.model),
             optimizer_part(self._optimizer),
         )
@@ -478,7 +498,9 @@ class Trainer:
     # ---- the parts of a step
 
     def _check_whole(self) -> None:
-        """Raises OnwardError if an exception interrupted an update."""
+        """Raises OnwardError if an exception interrupted an update, and where the model has its
+        averaged weights."""
+        self._average.require_own()
         if self.memory.torn:
             raise OnwardError(
                 "an exception interrupted an update, so that only some weights were updated; "
@@ -538,6 +560,7 @@ class Trainer:
         self._scaling.advance(executable)
         if wrote:
             self._optimizer.advance(executable.plan.signature)
+            self._average.update()
         else:
             self._updates.window = frozenset()
 

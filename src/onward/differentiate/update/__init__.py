@@ -15,7 +15,7 @@ from onward.differentiate.loss_sum import obstacle
 from onward.differentiate.update.accumulate import accumulate, taken_up
 from onward.differentiate.update.apply import apply
 from onward.differentiate.update.average_labels import average_labels
-from onward.differentiate.update.clip import clip
+from onward.differentiate.update.clip import clip, clip_value
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
@@ -30,9 +30,11 @@ log = logging.getLogger("onward")
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     accumulate,  # first: later passes see the gradient of the whole window
     scale_loss,  # before clip, which needs the norm of unscaled gradients
-    average_labels,  # before clip too; after scale_loss, which multiplies all that reads a cotangent
+    # before clip too; after scale_loss, which multiplies whatever reads a cotangent
+    average_labels,
     clip,  # clips the gradient of the whole window
     skip_nonfinite,  # after clip: a finite norm shows that all gradients are finite
+    clip_value,  # after skip_nonfinite, from which it would hide infinite gradients
     move_loss_scale,  # needs to know whether gradients are finite
     apply,  # last: reads what all others have left
 )

@@ -39,6 +39,7 @@ class Recipe:
     gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
     which it moves, which needs `skip_nonfinite`; None: 1. average: the window's loss is the mean
     over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
+    max_grad_value: the bound of each element of a gradient, up and down; None: no clipping.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -48,6 +49,7 @@ class Recipe:
     loss_scale: float | LossScale | None = None
     accumulator: DType | None = None
     average: str = "micro_batches"
+    max_grad_value: float | None = None
 
     @property
     def parameters(self) -> list[str]:
