@@ -32,6 +32,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         *NO_NUMBERS, None, 0, -1, 1.5, 2.0, math.nan, math.inf, np.float64(2), np.int64(0),
     ),
     "max_grad_norm": (*NO_NUMBERS, 0, 0.0, -1.0, math.nan, math.inf, -math.inf, np.float32("inf")),
+    "max_grad_value": (*NO_NUMBERS, 0, 0.0, -1.0, math.nan, math.inf, -math.inf),
     "seed": (*NO_NUMBERS, -1, 2**64, 1.0, math.nan, np.int64(-1)),
     "verify": (None, 0, 1, "yes", "false", [], torch.tensor(True)),
     "memory_budget": (
@@ -64,6 +65,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "gradient_accumulation_dtype": (
         None, False, 16, "", "no", "BF16", "fp16", "bfloat16", torch.bfloat16, ["bf16"],
     ),
+    "gradient_accumulation_average": (
+        None, False, True, 1, "", "label", "mean", "tokens", "micro-batches", ["labels"],
+    ),
+    "ema_decay": (*NO_NUMBERS, 0, 1, 0.0, 1.0, -0.5, 1.5, math.nan, math.inf),
     "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
@@ -74,6 +79,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
 RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "gradient_accumulation_steps": ((3, 3), (np.int64(2), 2), (np.uint8(2), 2)),
     "max_grad_norm": ((None, None), (1, 1.0), (np.float32(0.5), 0.5), (np.int32(2), 2.0)),
+    "max_grad_value": ((None, None), (1, 1.0), (np.float32(0.5), 0.5)),
     "seed": ((None, None), (0, 0), (2**64 - 1, 2**64 - 1), (np.int32(5), 5)),
     "verify": ((True, True), (np.False_, False)),
     "memory_budget": (
@@ -92,6 +98,8 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     ),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),
+    "gradient_accumulation_average": (("auto", "auto"), ("labels", "labels")),
+    "ema_decay": ((None, None), (0.5, 0.5), (np.float64(0.25), 0.25)),
     "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),

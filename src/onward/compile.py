@@ -22,13 +22,14 @@ from typing import Any
 
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
-from onward.differentiate import Recipe, add_updates, vjp
+from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
 from onward.distribute import Mesh, distribute
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.graph.spec import Stage
+from onward.graph.types import Type
 from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
@@ -142,7 +143,8 @@ class Compiler:
         OnwardError for a mesh that a step cannot be distributed over."""
 
         def make() -> Graph:
-            graph = self._differentiate(forward, recipe.parameters, recipe.parameters)
+            start = summed(forward) if recipe.average == "labels" else forward
+            graph = self._differentiate(start, recipe.parameters, recipe.parameters)
             with self.journal.timed("updates"):
                 graph = add_updates(graph, recipe)
             self.journal.note("updates", graph)
@@ -150,6 +152,13 @@ class Compiler:
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
+
+    def update(self, parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
+        """Builds the update by the sums of a window's gradients as a graph of its own, for a window
+        that ends early. parameters: those of the recipe, as graph inputs."""
+        with self.journal.timed("updates"):
+            graph = distribute(update_alone(parameters, recipe), self.mesh)
+        return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
         self,

@@ -92,6 +92,15 @@ def _norm(name: str, value: object) -> float | None:
     return number
 
 
+def _decay(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    number = _real(value)
+    if number is None or not 0 < number < 1:
+        raise refused(name, value, "a number above 0 and below 1, or None (no average)")
+    return number
+
+
 def _real(value: object) -> float | None:
     """Reads a finite number, also numpy's, as float; None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -276,6 +285,16 @@ class TrainerOptions:
     )
     """Bound of the gradients' global 2-norm; None does not clip."""
 
+    max_grad_value: float | None = option(
+        None,
+        _norm,
+        "clips each element of the gradients to this value, as `torch.nn.utils.clip_grad_value_`; "
+        "not together with `max_grad_norm`",
+        "0.5",
+    )
+    """Bound of each element of the gradients, up and down; None does not clip. An infinite gradient
+    is not clipped: its update is skipped (`skip_nonfinite`)."""
+
     seed: int | None = option(
         None,
         _seed,
@@ -403,6 +422,30 @@ class TrainerOptions:
     once per micro-batch; the last sum, which the update reads, is not rounded. "fp32": like the
     weights."""
 
+    gradient_accumulation_average: str = option(
+        "auto",
+        _one_of("auto", "labels", "micro_batches"),
+        "takes the mean of the micro-batches' losses even where they hold different numbers of "
+        "labels; otherwise a window's loss is the mean over all its labels, as of one big batch",
+        '"micro_batches"',
+    )
+    """"labels" makes a window equal to one big batch: its loss is the mean over all labels that
+    count, however many each micro-batch holds. The loss must be a mean cross entropy, a mean over
+    elements, or `(losses * mask).sum() / mask.sum()`; others raise OnwardError. "micro_batches":
+    the mean of the micro-batches' losses. "auto": "labels" where the loss is such a mean, else
+    "micro_batches", with a line in the log."""
+
+    ema_decay: float | None = option(
+        None,
+        _decay,
+        "keeps an exponential moving average of the weights, for `ema_weights()` and "
+        "`ema_state_dict()`",
+        "0.999",
+    )
+    """The share of the averaged weights that stays in each update, as `AveragedModel` of
+    `torch.optim.swa_utils` with `get_ema_multi_avg_fn`; None keeps no average. It takes as many
+    bytes as the weights."""
+
     keep_in_fp32: Sequence[str] = option(
         (),
         read_names,
@@ -432,6 +475,11 @@ class TrainerOptions:
             raise OnwardError(
                 f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
                 'fix: leave loss_scale out, or mixed_precision="fp16"'
+            )
+        if self.max_grad_norm is not None and self.max_grad_value is not None:
+            raise OnwardError(
+                "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
+                "leave one of them out"
             )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(

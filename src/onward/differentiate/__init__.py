@@ -5,7 +5,17 @@ Imports: graph.
 """
 
 from onward.differentiate import rules
+from onward.differentiate.loss_sum import summed
 from onward.differentiate.reverse import vjp
-from onward.differentiate.update import Recipe, UpdateGroup, add_updates
+from onward.differentiate.update import Recipe, UpdateGroup, add_updates, settled, update_alone
 
-__all__ = ["Recipe", "UpdateGroup", "add_updates", "rules", "vjp"]
+__all__ = [
+    "Recipe",
+    "UpdateGroup",
+    "add_updates",
+    "rules",
+    "settled",
+    "summed",
+    "update_alone",
+    "vjp",
+]

@@ -29,6 +29,12 @@ class Slot:
     name: str
 
 
+# What an accumulation window adds up. labels: counted so far, or the sum of their weights. divisor:
+# of the window's loss, which is `labels` but for a lower bound. loss: the sum of the losses. unit:
+# the first count above 0, by which sums are divided in backward, so that they are of a mean's size.
+WINDOW = ("unit", "labels", "divisor", "loss")
+
+
 @dataclass(frozen=True)
 class Signature:
     """The inputs and outputs of a graph by meaning; every value below is a name in the graph.
@@ -39,19 +45,23 @@ class Signature:
     clocks: i64[], the number of the update, by clock (parameters that have always moved together
     share one). slots: optimizer state. accumulators: sums of gradients, by parameter. loss_scale:
     f32[], a factor of the cotangents, by which gradients are divided. growth_tracker: i64[], the
-    number of updates since the scale last changed.
+    number of updates since the scale last changed. window: f64[], what an accumulation window whose
+    loss is a mean over its labels has added up so far, by its name in `WINDOW`. window_scale:
+    f64[], a factor of the accumulators, where no forward precedes the update.
 
     Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input.
     left_gradients: those that a step leaves for an optimizer outside of the graph, by parameter; no
     other value shares their memory, so that the optimizer may write to them. parts:
     results of regions that no loss depends on, by the region's path; its code runs in every call
     all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
-    all gradients are finite; if not, nothing that outlives the step may be written.
+    all gradients are finite; if not, nothing that outlives the step may be written. divisor: f64[];
+    the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`).
 
     Both. updated, accumulated: for an input, the output that is its next value: of parameters and
     slots, and of accumulators. written: the same for buffers that the forward writes, such as
     running statistics. rescaled: the same for the loss scale and its tracker; they change even if
-    gradients are not finite, and the caller passes them to the next run.
+    gradients are not finite, and the caller passes them to the next run. windowed: by the names of
+    `WINDOW`, what the window has added up after this micro-batch, for the caller to pass on.
 
     split_halves: whether the model's own outputs are computed first, and gradients later, for
     cotangents that are unknown until then.
@@ -67,6 +77,8 @@ class Signature:
     accumulators: dict[str, str] = field(default_factory=dict)
     loss_scale: str | None = None
     growth_tracker: str | None = None
+    window: dict[str, str] = field(default_factory=dict)
+    window_scale: str | None = None
     loss: str | None = None
     results: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
@@ -74,10 +86,12 @@ class Signature:
     parts: dict[str, str] = field(default_factory=dict)
     grad_norm: str | None = None
     finite: str | None = None
+    divisor: str | None = None
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     rescaled: dict[str, str] = field(default_factory=dict)
+    windowed: dict[str, str] = field(default_factory=dict)
     split_halves: bool = False
 
     @property
@@ -121,12 +135,14 @@ class Signature:
             names += [*self.rescaled.values(), *self.left_gradients.values()]
         elif update is False:
             names += self.accumulated.values()
+        if update is not None:
+            names += self.windowed.values()
         return names
 
 
 _OUTPUTS = frozenset({
     "loss", "results", "gradients", "parts", "grad_norm", "finite", "updated", "accumulated",
-    "written", "rescaled", "left_gradients",
+    "written", "rescaled", "windowed", "divisor", "left_gradients",
 })  # fmt: skip
 
-__all__ = ["Hyperparameter", "Signature", "Slot"]
+__all__ = ["WINDOW", "Hyperparameter", "Signature", "Slot"]

@@ -61,10 +61,12 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
     # the update of a step consumes them
     "gradients": (Stage.GRADIENTS, Stage.HALVES, Stage.SPECIALIZED),
     "split_halves": (Stage.HALVES, Stage.SPECIALIZED),
+    "divisor": (),  # the update consumes it, before the step's graph is whole
     **dict.fromkeys(
         (
             "hyperparameters", "clocks", "slots", "accumulators", "loss_scale", "growth_tracker",
             "grad_norm", "finite", "updated", "accumulated", "rescaled", "left_gradients",
+            "window", "window_scale", "windowed",
         ),
         (Stage.STEP, Stage.SPECIALIZED),
     ),
@@ -77,6 +79,8 @@ ROLE_OF_ENTRY = {
     "cotangents": Role.COTANGENT,
     "hyperparameters": Role.HYPER,
     "clocks": Role.HYPER,
+    "window": Role.HYPER,
+    "window_scale": Role.HYPER,
     "slots": Role.STATE,
     "accumulators": Role.STATE,
 }
@@ -90,6 +94,9 @@ SCALARS: dict[str, tuple[DType | None, tuple[int, ...]]] = {
     "sample_offset": (DType.INT64, ()),
     "loss_scale": (DType.FLOAT, ()),
     "growth_tracker": (DType.INT64, ()),
+    "window": (DType.DOUBLE, ()),
+    "window_scale": (DType.DOUBLE, ()),
+    "windowed": (DType.DOUBLE, ()),
     "loss": (None, ()),
     "grad_norm": (None, ()),
     "finite": (DType.BOOL, ()),

@@ -11,12 +11,14 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from onward.errors import CaptureError, OnwardError
 from onward.prepare.batch import Batch, bind_batch
+from onward.train.arguments import checked_options
 from onward.train.exclusive import exclusive
 from onward.train.optimizer_owner import STAND_IN, is_stand_in, original_step
 from onward.train.result import StepResult
@@ -48,6 +50,9 @@ class LedWindow(AccumulationWindow):
             return super().number(updates)
         return self.led_step, self._since if self.led_step == self._counted else 0
 
+    def _mean_loss(self) -> None:
+        """None: only the loop knows what its micro-batches weigh."""
+
     def advance(self, batch_size: int, updated: bool) -> None:
         super().advance(batch_size, updated)
         if self.led_last:
@@ -70,8 +75,10 @@ class LedTrainer(Trainer):
 
     takes_target = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, options: Any = None, **kwargs: Any) -> None:
+        # the loop says what each micro-batch weighs
+        options = replace(checked_options(options), gradient_accumulation_average="micro_batches")
+        super().__init__(*args, options=options, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
         self._due = False  # whether there was an update whose `optimizer.step()` is still to come
 
@@ -111,6 +118,10 @@ class LedTrainer(Trainer):
             raise NotRunError(str(error)) from error
         self._due = last
         return result
+
+    def update(self) -> None:
+        """Raises OnwardError: the loop says which micro-batch is its window's last."""
+        raise OnwardError("another loop ends the accumulation windows of this Trainer")
 
     @exclusive
     def give_back(self) -> None:

@@ -49,6 +49,11 @@ log = logging.getLogger("onward")
 
 NO_CLIPPING = 3e38  # a norm above any f32 gradient's: the norm is computed, and nothing is scaled
 # options of onward.Trainer that TrainingArguments set
+_DECIDED = {  # options that would contradict what transformers' loop does
+    "gradient_accumulation_average": "says what each micro-batch weighs",
+    "max_grad_value": "clips by norm",
+    "ema_decay": "may update the weights itself, which no average would see",
+}
 _OF_ARGUMENTS = ("gradient_accumulation_steps", "max_grad_norm")
 
 
@@ -355,6 +360,11 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
     for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
+    for name, who in _DECIDED.items():
+        if getattr(found, name) != getattr(plain, name):
+            raise OnwardError(
+                f"options has {name}, but transformers.Trainer {who}; fix: leave it out"
+            )
     if found.fetch:
         raise OnwardError(
             "options has fetch, whose outputs transformers.Trainer would not read; fix: "

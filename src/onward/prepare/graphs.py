@@ -8,7 +8,7 @@ from functools import cached_property
 
 from onward.capture import Captured
 from onward.compile import Compiler
-from onward.differentiate import Recipe
+from onward.differentiate import Recipe, settled
 from onward.graph.graph import Graph
 
 
@@ -43,4 +43,10 @@ class Graphs:
 
     def completed(self, forward: Graph) -> Graph:
         """Adds gradients and updates to a forward graph, as the recipe says."""
-        return forward if self.recipe is None else self.compiler.step(forward, self.recipe)
+        recipe = self._settled
+        return forward if recipe is None else self.compiler.step(forward, recipe)
+
+    @cached_property
+    def _settled(self) -> Recipe | None:
+        """The recipe with what depends on the forward decided, for all of its forms alike."""
+        return None if self.recipe is None else settled(self.recipe, self.forward)

@@ -9,6 +9,7 @@ computes the gradients for a loss of weight 1, and these are scaled later (as in
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         grad = _gradient(loss)
         if grad is None:
             continue
-        if loss.outputs[0].uses():
+        if any(use.node in _before(graph, grad) for use in loss.outputs[0].uses()):
             # the loss moves to its gradient's place, so nothing may read it before
             context.missed(loss, "LinearCrossEntropyStep", "its gradient may depend on the loss")
             continue
@@ -114,6 +115,11 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         graph.remove([loss, grad])
         edits += 1
     return edits
+
+
+def _before(graph: Graph, node: Node) -> set[Node]:
+    """The nodes before this one, in the graph's order."""
+    return set(itertools.takewhile(lambda other: other is not node, graph))
 
 
 def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:

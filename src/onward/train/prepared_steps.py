@@ -6,6 +6,7 @@ finds its steps again, as an accelerated model does (`module/states.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 
 from onward.capture import CapturedModule, CaptureRequest, LossFunction
+from onward.capture.dtypes import to_type
 from onward.compile import Compiler
 from onward.differentiate import Recipe
 from onward.execute import Executable
+from onward.graph.names import parameter_name
 from onward.kernels import host
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
@@ -68,6 +71,8 @@ class PreparedSteps:
         self._session, self._options = session, options
         self._states: list[_State] = []
         self._told = WarnOnce()
+        # the update alone: parameters, `UpdateState.version`, and what runs it
+        self._alone: tuple[frozenset[str], int, Executable] | None = None
 
     @property
     def train(self) -> list[Step]:
@@ -179,8 +184,32 @@ class PreparedSteps:
 
     def recipe(self, captured: CapturedModule) -> Recipe:
         """The recipe of a training step for this capture. Changes nothing."""
-        given = captured.parameters, captured.reached
-        groups, left = self._optimizer.groups(*given), self._optimizer.left_gradients(*given)
+        return self._recipe(captured.parameters, captured.reached)
+
+    def update_alone(self) -> Executable:
+        """The update by the sums of the open window, which ends without another micro-batch."""
+        if self._optimizer.follow():
+            self._states.clear()
+        names = self._updates.window
+        parameters = {
+            parameter_name(path): p for p, path in self._updates.names.items() if path in names
+        }
+        trained = frozenset(path for path, p in parameters.items() if p.requires_grad)
+        if self._alone is None or self._alone[:2] != (trained, self._updates.version):
+            self._optimizer.join(parameters, parameters)
+            recipe = self._recipe(parameters, parameters)
+            compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
+            types = {name: to_type(parameters[name]) for name in recipe.parameters}
+            graph = compiler.update(types, recipe)
+            plan = compiler.plan(graph, graph.signature.requested((), update=True), {})
+            owned = {**parameters, **self._updates.owned(plan.signature)}
+            made = compiler.bind(plan, self._session.memory, owned)
+            self._alone = trained, self._updates.version, made
+        return self._alone[2]
+
+    def _recipe(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> Recipe:
+        groups = self._optimizer.groups(parameters, reached)
+        left = self._optimizer.left_gradients(parameters, reached)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,
@@ -189,6 +218,8 @@ class PreparedSteps:
             self._options.scaling,
             self._updates.accumulator,
             tuple(left),
+            self._options.gradient_accumulation_average,
+            self._options.max_grad_value,
         )
 
 

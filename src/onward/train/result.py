@@ -17,7 +17,8 @@ class StepResult:
     loss: f32[], of this micro-batch. grad_norm: f32[] before clipping; None where gradients are not
     clipped or no update was due. lr: of the first group. skipped: whether the update was left
     out because a gradient was infinite or NaN. outputs: those named by `fetch=`. updated: whether
-    the weights changed.
+    the weights changed. window_loss: f32[], of the accumulation window that this step ended, a mean
+    like that of its gradients; None where the window is open.
     """
 
     loss: torch.Tensor
@@ -26,6 +27,7 @@ class StepResult:
     skipped: bool = False
     updated: bool = True
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    window_loss: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         outputs = ", ".join(f"{n}: {tensor_text(t)}" for n, t in self.outputs.items())

@@ -13,6 +13,7 @@ from onward.explanation.nonfinite import NonfiniteOrigin
 log = logging.getLogger("onward")
 
 LEAST_SCALE_EXCUSED = 1.0
+FindOrigin = Callable[[], NonfiniteOrigin | None]
 
 
 class SkippedUpdates:
@@ -37,7 +38,7 @@ class SkippedUpdates:
         update: int,
         loss: float,
         next_scale: float | None,
-        origin: Callable[[], NonfiniteOrigin | None],
+        origin: FindOrigin,
     ) -> None:
         """Notes and logs a skipped update. Raises NonfiniteError where it is the last one of the
         limit, and then counts from 0 again.
@@ -69,4 +70,4 @@ class SkippedUpdates:
         )
 
 
-__all__ = ["SkippedUpdates"]
+__all__ = ["FindOrigin", "SkippedUpdates"]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.explanation import StepExplanation, explained
-from onward.explanation.nonfinite import NonfiniteOrigin
+from onward.explanation.nonfinite import NonfiniteOrigin, nonfinite_origin
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.options import TrainerOptions, read_limit, read_names
@@ -37,6 +39,7 @@ from onward.train.arguments import (
     checked_options,
     names_to_fetch,
 )
+from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,
     check_stateful,
@@ -57,7 +60,7 @@ from onward.train.own_state import part_of
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
-from onward.train.skipped_updates import SkippedUpdates
+from onward.train.skipped_updates import FindOrigin, SkippedUpdates
 from onward.train.snapshot import TrainerSnapshot
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore, saved
@@ -106,6 +109,7 @@ class Trainer:
         )
         self._scaling = Scaling(self.options.scaling, self.device)
         self._skipped = SkippedUpdates(self.options.max_skipped_updates)
+        self._average = AveragedWeights(model, self.options.ema_decay)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
         self._registered: list[Stateful] = []
@@ -166,7 +170,7 @@ class Trainer:
         inputs, wrote = self._run(prepared, batch.batch_size, last)
         why = self._optimizer.why
         self._last = LastRun(step, batch, request, prepared, inputs, why)
-        self._note(prepared, last, wrote)
+        self._note(prepared.loss, wrote, last, self._last.nonfinite_origin)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
             loss=prepared.loss,
@@ -175,9 +179,56 @@ class Trainer:
             skipped=not wrote,
             updated=last and wrote,
             outputs={name: prepared.output(name) for name in names},
+            window_loss=self._window.loss if last else None,
         )
         if last and wrote:
-            self._optimizer.step(prepared.executable)
+            self._own_step(prepared.executable)
+        return result
+
+    @exclusive
+    def update(self) -> StepResult | None:
+        """Ends the open accumulation window early, as at the end of an epoch: updates by the mean
+        over the micro-batches that there were, or over their labels.
+
+        Returns a result whose `loss` is the window's. Where no window is open it does nothing and
+        returns None.
+        """
+        self._check_idle()
+        self._check_whole()
+        window = self._window
+        if window.is_first:
+            return None
+        self._follow_optimizer()
+        self._optimizer.sync()
+        executable, lr = self._steps.update_alone(), self._lr()
+        signature = executable.plan.signature
+        self._updates.enter(signature, first=False)
+
+        def done(wrote: bool) -> None:
+            window.end(wrote)
+            self._end_window(executable, wrote)
+
+        inputs = {
+            **scalars(signature, window.seed, offset=0, weight=1.0),
+            **self._optimizer.inputs(signature),
+            **self._scaling.inputs(signature),
+        }
+        assert signature.window_scale is not None, "an update alone has a scale"
+        inputs[signature.window_scale] = window.scale()
+        wrote = executable.run(inputs, {}, done)
+        assert window.loss is not None, "a window that has ended has a loss"
+        self._note(window.loss, wrote, True, partial(nonfinite_origin, executable, inputs, {}))
+        norm = signature.grad_norm
+        result = StepResult(
+            loss=window.loss,
+            grad_norm=None if norm is None else executable.output(norm),
+            lr=lr,
+            skipped=not wrote,
+            updated=wrote,
+            window_loss=window.loss,
+        )
+        if wrote:
+            self._own_step(executable)
         return result
 
     @exclusive
@@ -223,6 +274,22 @@ class Trainer:
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
+
+    # ---- averaged weights
+
+    @contextmanager
+    def ema_weights(self) -> Generator[None]:
+        """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
+        evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
+        does it itself without the option."""
+        with self._lock, self._average.swapped_in():
+            yield
+
+    @exclusive
+    def ema_state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
+        that it has now. Raises OnwardError without the option `ema_decay`."""
+        return self._average.state_dict()
 
     # ---- checkpoints
 
@@ -318,6 +385,7 @@ class Trainer:
         return (
             self._window.part(),
             self._scaling.part(),
+            self._average.part(),
             model_part(self.model),
             part_of(self._optimizer),
         )
@@ -486,7 +554,9 @@ class Trainer:
             )
 
     def _check_whole(self) -> None:
-        """Raises OnwardError if an exception interrupted an update."""
+        """Raises OnwardError if an exception interrupted an update, and where the model has its
+        averaged weights."""
+        self._average.require_own()
         if self.memory.torn:
             raise OnwardError(
                 "an exception interrupted an update, so that only some weights were updated; "
@@ -524,13 +594,10 @@ class Trainer:
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
+            window.add(prepared.executable, prepared.loss)
             window.advance(batch_size, last and wrote)
             if last:
-                self._scaling.advance(prepared.executable)
-            if last and wrote:
-                self._optimizer.advance(signature)
-            elif last:
-                self._updates.window = frozenset()
+                self._end_window(prepared.executable, wrote)
             else:
                 self._updates.sum(signature)
 
@@ -540,18 +607,34 @@ class Trainer:
                 **scalars(signature, seed, window.offset, weight=window.weight),
                 **self._optimizer.inputs(signature),
                 **self._scaling.inputs(signature),
+                **window.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
 
-    def _note(self, prepared: PreparedBatch[Executable], last: bool, wrote: bool) -> None:
-        """Counts skipped updates. Raises NonfiniteError where there are too many in a row."""
+    def _end_window(self, executable: Executable, wrote: bool) -> None:
+        """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
+        self._scaling.advance(executable)
         if wrote:
-            if last:
-                self._skipped.applied()
-            return
-        scale = self.loss_scale if self._scaling.moves else None
-        loss, origin = float(prepared.loss), self._last_run().nonfinite_origin
-        self._skipped.skipped(self.updates + 1, loss, scale, origin)
+            self._optimizer.advance(executable.plan.signature)
+            if self._optimizer.why is None:
+                self._average.update()
+        else:
+            self._updates.window = frozenset()
+
+    def _own_step(self, executable: Executable) -> None:
+        """Makes the update of an optimizer that no graph has, on the gradients of a run."""
+        if self._optimizer.why is not None:
+            self._optimizer.step(executable)
+            self._average.update()
+
+    def _note(self, loss: torch.Tensor, wrote: bool, ended: bool, origin: FindOrigin) -> None:
+        """Counts skipped updates. ended: the run has ended a window. Raises NonfiniteError where
+        there are too many in a row."""
+        if not wrote:
+            scale = self.loss_scale if self._scaling.moves else None
+            self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
+        elif ended:
+            self._skipped.applied()
 
     def _lr(self) -> float:
         """The learning rate of the first group; NaN where an optimizer outside of the graph keeps

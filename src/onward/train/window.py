@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from onward.errors import OnwardError
+from onward.execute import Executable
+from onward.graph.signature import WINDOW, Signature
 from onward.prepare.seed_stream import WORD, SeedStream
 from onward.train.state_part import State, StatePart, check_count, check_like, require, unfit
 
@@ -18,7 +21,9 @@ class AccumulationWindow:
 
     size: micro-batches of a window. micro_steps: those done in the open window. samples: seen in
     it. steps: all micro-batches of the session. left_out: windows without an update since the last
-    update. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits.
+    update. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits. sums: what
+    the open window has added up, by the names of `WINDOW`, f64[]. by_labels: whether it counts
+    labels; otherwise each micro-batch counts as one. loss: f64[], of the window that ended last.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
@@ -29,6 +34,10 @@ class AccumulationWindow:
         self.left_out = 0
         self.evaluations = 0
         self.seed = torch.zeros(2, dtype=torch.int64)
+        self.sums = _zeros()
+        self.by_labels = False
+        self.loss: torch.Tensor | None = None
+        self._kind = torch.float32  # of a loss
         self._stream = SeedStream(seed)
 
     @property
@@ -56,14 +65,62 @@ class AccumulationWindow:
         since."""
         return updates, self.left_out
 
+    def inputs(self, signature: Signature) -> dict[str, torch.Tensor]:
+        """What the window has added up, by graph input. Raises OnwardError where the micro-batches
+        before counted labels and this one does not, or the other way round."""
+        by_labels = bool(signature.windowed)
+        if not self.is_first and by_labels != self.by_labels:
+            ways = ["over its labels", "of the micro-batches' losses"]
+            before, now = ways if self.by_labels else reversed(ways)
+            raise OnwardError(
+                f"the loss of the open accumulation window is the mean {before}, but this "
+                f"micro-batch's graph takes the mean {now}; fix: "
+                'gradient_accumulation_average="micro_batches", or one kind of loss in a window'
+            )
+        return {name: self.sums[key] for key, name in signature.window.items()}
+
+    def add(self, executable: Executable, loss: torch.Tensor) -> None:
+        """Adds up a micro-batch that has run, with this loss f[]."""
+        self._kind = loss.dtype
+        named = executable.plan.signature.windowed
+        self.by_labels = bool(named)
+        if named:
+            self.sums = {key: executable.output(name) for key, name in named.items()}
+        elif self.size > 1:
+            count, total = self.sums["labels"] + 1, self.sums["loss"] + loss.double()
+            made = (torch.ones_like(count), count, count, total)
+            self.sums = dict(zip(WINDOW, made, strict=True))
+        else:
+            self.sums["loss"] = loss
+
+    def scale(self) -> float:
+        """The factor of the sums of gradients in an update without another micro-batch, so that the
+        window's loss is the mean over what there was."""
+        weight = float(torch.tensor(self.weight, dtype=torch.float32))  # as the graphs had it
+        unit, divisor = (float(self.sums[key]) or 1.0 for key in ("unit", "divisor"))
+        return unit / (weight * divisor)
+
     def advance(self, batch_size: int, updated: bool) -> None:
         """Counts one micro-batch; `updated`: it ended with an update."""
         self.samples = self.offset + batch_size
-        self.evaluations = 0
-        if self.is_last:
-            self.left_out = 0 if updated else self.left_out + 1
-        self.micro_steps = 0 if self.is_last else self.micro_steps + 1
         self.steps += 1
+        if self.is_last:
+            self.end(updated)
+        else:
+            self.micro_steps += 1
+            self.evaluations = 0
+
+    def end(self, updated: bool) -> None:
+        """Ends the window, by an update or, where it was left out, without."""
+        self.evaluations = self.micro_steps = 0
+        self.left_out = 0 if updated else self.left_out + 1
+        self.loss = self._mean_loss()
+        self.sums = _zeros()
+
+    def _mean_loss(self) -> torch.Tensor | None:
+        """The loss of the window, f[]."""
+        total = self.sums["loss"]
+        return (total / self.sums["divisor"]).to(self._kind) if self.size > 1 else total
 
     @contextmanager
     def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
@@ -103,6 +160,8 @@ class AccumulationWindow:
             "left_out": self.left_out,
             "evaluations": self.evaluations,
             "seed": self.seed,
+            "window_sums": torch.stack([self.sums[key].double().cpu() for key in WINDOW]),
+            "window_by_labels": self.by_labels,
             **self._stream.state(),
         }
 
@@ -119,6 +178,10 @@ class AccumulationWindow:
             )
         if state["micro_steps"] >= self.size:
             raise unfit(f"micro_steps is {state['micro_steps']} in a window of {self.size}")
+        sums = state.get("window_sums", torch.zeros(len(WINDOW), dtype=torch.float64))
+        check_like("window_sums", sums, torch.zeros(len(WINDOW), dtype=torch.float64))
+        if not isinstance(state.get("window_by_labels", False), bool):
+            raise unfit(f"window_by_labels is {state['window_by_labels']!r}, not a bool")
         _check_random(state)
 
     def _restore(self, state: State) -> Callable[[], None]:
@@ -130,10 +193,26 @@ class AccumulationWindow:
             "left_out": state.get("left_out", 0),
             "evaluations": state.get("evaluations", 0),
             "seed": state["seed"].clone(),
+            "sums": _restored(state),
+            "by_labels": bool(state.get("window_by_labels", False)),
             "_stream": stream,
         }
         vars(self).update(after)
         return lambda: vars(self).update(before)
+
+
+def _zeros() -> dict[str, torch.Tensor]:
+    return {key: torch.zeros((), dtype=torch.float64) for key in WINDOW}
+
+
+def _restored(state: State) -> dict[str, torch.Tensor]:
+    """The sums of a saved window. Older versions saved none: each micro-batch counted as one, and
+    the sum of their losses is unknown."""
+    held = state.get("window_sums")
+    if held is None:
+        n = float(state["micro_steps"])
+        held = torch.tensor([1.0, n, n, torch.nan if n else 0.0], dtype=torch.float64)
+    return dict(zip(WINDOW, held.clone(), strict=True))
 
 
 def _check_random(state: State) -> None:

@@ -7,23 +7,35 @@ in `graph/ops/optimizers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from onward.differentiate.update.accumulate import accumulate
+from onward.differentiate.loss_sum import obstacle
+from onward.differentiate.update.accumulate import accumulate, taken_up
 from onward.differentiate.update.apply import apply
-from onward.differentiate.update.clip import clip
+from onward.differentiate.update.average_labels import average_labels
+from onward.differentiate.update.clip import clip, clip_value
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.leave import leave
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
 from onward.differentiate.update.skip_nonfinite import skip_nonfinite
-from onward.graph.graph import Graph
+from onward.errors import OnwardError
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role
+from onward.graph.types import DType, Type
+
+log = logging.getLogger("onward")
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     accumulate,  # first: later passes see the gradient of the whole window
     scale_loss,  # before clip, which needs the norm of unscaled gradients
+    # before clip too; after scale_loss, which multiplies whatever reads a cotangent
+    average_labels,
     clip,  # clips the gradient of the whole window
     skip_nonfinite,  # after clip: a finite norm shows that all gradients are finite
+    clip_value,  # after skip_nonfinite, from which it would hide infinite gradients
     move_loss_scale,  # needs to know whether gradients are finite
     leave,  # reads the factor that the passes before have computed
     apply,  # last: reads what all others have left
@@ -43,4 +55,42 @@ def add_updates(graph: Graph, recipe: Recipe) -> Graph:
     return graph
 
 
-__all__ = ["UPDATE", "Gradients", "Recipe", "UpdateGroup", "add_updates"]
+def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
+    """Builds the update of a window that ends without another micro-batch: a graph whose gradients
+    are the accumulators times `Signature.window_scale`. parameters: those of the recipe, as graph
+    inputs."""
+    graph = Graph("update")
+    for name, kind in parameters.items():
+        graph.input(name, kind, Role.PARAM)
+    gradients = Gradients(graph, Builder(graph, module="optimizer", backward=True), {})
+    taken_up(gradients, recipe)
+    scale = graph.input("window_scale", Type(DType.DOUBLE, ()), Role.HYPER)
+    graph.signature = graph.signature.but(window_scale=scale.name)
+    gradients.scale_update(scale)
+    for item in UPDATE:
+        if item not in (average_labels, accumulate):
+            item(gradients, recipe)
+    return graph
+
+
+def settled(recipe: Recipe, forward: Graph) -> Recipe:
+    """Returns the recipe for this forward with its `average` decided, on "labels" only where the
+    loss is a mean over labels. Raises OnwardError where it must be and is not."""
+    if recipe.average == "micro_batches" or not recipe.accumulate:
+        return replace(recipe, average="micro_batches")
+    reason = obstacle(forward)
+    if reason is None:
+        return replace(recipe, average="labels")
+    if recipe.average == "labels":
+        raise OnwardError(
+            f'gradient_accumulation_average="labels" needs a loss that is a mean: {reason}; fix: '
+            'write it as (losses * mask).sum() / mask.sum(), or choose "micro_batches"'
+        )
+    log.warning(
+        "gradient accumulation takes the mean of the micro-batches' losses, not over all labels of "
+        'the window (gradient_accumulation_average="auto"): %s', reason,
+    )  # fmt: skip
+    return replace(recipe, average="micro_batches")
+
+
+__all__ = ["UPDATE", "Gradients", "Recipe", "UpdateGroup", "add_updates", "settled", "update_alone"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.graph import Role, Value, type_of
-from onward.graph.types import DType
+from onward.graph.types import DType, Type
 
 
 def accumulate(gradients: Gradients, recipe: Recipe) -> None:
@@ -21,13 +21,32 @@ def accumulate(gradients: Gradients, recipe: Recipe) -> None:
     sources: dict[str, str] = {}
     totals: dict[str, str] = {}
     for name, g in gradients.of.items():
-        own = type_of(g)
-        low = recipe.accumulator if own.dtype == DType.FLOAT else None
-        kind = own if low is None else own.with_dtype(low)
-        held: Value = graph.input(f"accumulator.{name}", kind, Role.STATE)
-        before = held if low is None else b.Cast(held, to=own.dtype)
+        held, before = _accumulator(gradients, recipe, name, type_of(g))
         total = gradients.of[name] = b.Add(before, g)
-        after = total if low is None else b.Cast(total, to=low)
+        after = b.cast(total, type_of(held).dtype)
         sources[name] = held.name or ""
         totals[name] = graph.output(f"accumulated.{name}", after, held)
     graph.signature = graph.signature.but(accumulators=sources, accumulated=totals)
+
+
+def taken_up(gradients: Gradients, recipe: Recipe) -> None:
+    """Takes the accumulators of the recipe's parameters as the gradients, where no micro-batch
+    comes before the update."""
+    graph, sources = gradients.graph, dict[str, str]()
+    for name in recipe.parameters:
+        kind = type_of(graph.find_input(name))
+        held, gradients.of[name] = _accumulator(gradients, recipe, name, kind)
+        sources[name] = held.name or ""
+    graph.signature = graph.signature.but(accumulators=sources)
+
+
+def _accumulator(gradients: Gradients, recipe: Recipe, name: str, own: Type) -> tuple[Value, Value]:
+    """A new input, the accumulator of a parameter whose gradient is of type `own`, and its value in
+    that type."""
+    low = recipe.accumulator if own.dtype == DType.FLOAT else None
+    kind = own if low is None else own.with_dtype(low)
+    held = gradients.graph.input(f"accumulator.{name}", kind, Role.STATE)
+    return held, gradients.builder.cast(held, own.dtype)
+
+
+__all__ = ["accumulate", "taken_up"]

@@ -1,9 +1,14 @@
-"""`g <- g min(1, max / norm)`, norm of all gradients as one vector: torch's `clip_grad_norm_`."""
+"""Clipping as torch does it: all gradients by the norm of them as one vector, or each element.
+
+clip_grad_norm_     g <- g min(1, max / norm)
+clip_grad_value_    g <- min(max(g, -most), most)
+"""
 
 from __future__ import annotations
 
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe
+from onward.graph.graph import type_of
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before dividing
 
@@ -24,3 +29,19 @@ def clip(gradients: Gradients, recipe: Recipe) -> None:
     gradients.norm = norm
     factor = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)
     gradients.scale = factor if before is None else b.Mul(factor, before)
+
+
+def clip_value(gradients: Gradients, recipe: Recipe) -> None:
+    """Limits every element of the gradients, as they are after any factor that the update still has
+    to multiply them by."""
+    if recipe.max_grad_value is None:
+        return
+    b = gradients.builder
+    for name, g in gradients.of.items():
+        most = b.scalar(recipe.max_grad_value, type_of(g).dtype)
+        if gradients.scale is not None:  # which is positive
+            most = b.Div(most, gradients.scale)
+        gradients.of[name] = b.Min(b.Max(g, b.Neg(most)), most)
+
+
+__all__ = ["clip", "clip_value"]

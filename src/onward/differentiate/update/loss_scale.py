@@ -13,8 +13,7 @@ import numpy as np
 
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe
-from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.graph import Role
 from onward.graph.types import DType, Type
 from onward.options import LEAST_SCALE, LossScale
 
@@ -28,26 +27,12 @@ def scale_loss(gradients: Gradients, recipe: Recipe) -> None:
     if isinstance(recipe.loss_scale, LossScale):
         scale = graph.input("loss_scale", Type(DType.FLOAT, ()), Role.HYPER)
         graph.signature = graph.signature.but(loss_scale=scale.name)
-        gradients.scale = b.Reciprocal(scale)
+        divided = b.Reciprocal(scale)
     else:
         scale = b.scalar(recipe.loss_scale, DType.FLOAT)
-        gradients.scale = b.scalar(1.0 / recipe.loss_scale, DType.FLOAT)
-    for name in graph.signature.cotangents.values():
-        given = graph.find_input(name)
-        seed = _scaled(graph, given, scale)
-        gradients.of = {n: seed if g is given else g for n, g in gradients.of.items()}
-
-
-def _scaled(graph: Graph, given: Value, scale: Value) -> Value:
-    """Multiplies a cotangent by the scale, in the cotangent's type, and replaces it."""
-    uses = list(given.uses())
-    readers = {use.node for use in uses}
-    first = next((node for node in graph if node in readers), None)
-    b = Builder(graph, first, "optimizer", backward=True)
-    seed = b.cast(b.Mul(b.cast(given, DType.FLOAT), scale), type_of(given).dtype)
-    for use in uses:
-        use.node.replace_input_with(use.idx, seed)
-    return seed
+        divided = b.scalar(1.0 / recipe.loss_scale, DType.FLOAT)
+    gradients.scale_cotangents(scale)
+    gradients.scale_update(divided)
 
 
 def move_loss_scale(gradients: Gradients, recipe: Recipe) -> None:

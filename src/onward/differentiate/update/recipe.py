@@ -40,7 +40,9 @@ class Recipe:
     whether several micro-batches make one update. accumulator: the type in which sums of f32
     gradients are kept between them; None: f32. skip_nonfinite: whether an update is skipped if a
     gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
-    which it moves, which needs `skip_nonfinite`; None: 1.
+    which it moves, which needs `skip_nonfinite`; None: 1. average: the window's loss is the mean
+    over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
+    max_grad_value: the bound of each element of a gradient, up and down; None: no clipping.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -50,6 +52,8 @@ class Recipe:
     loss_scale: float | LossScale | None = None
     accumulator: DType | None = None
     left_gradients: tuple[str, ...] = ()
+    average: str = "micro_batches"
+    max_grad_value: float | None = None
 
     @property
     def parameters(self) -> list[str]:
