@@ -113,7 +113,7 @@ def started(words: list[str], said: Path, prepare: Callable[[], None] = lambda: 
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # later processes read what the first one has compiled
-        os.environ.update(ONWARD_CACHE=str(said.parent / "cache"), ONWARD_GRAPH_CACHE="1")
+        os.environ["ONWARD_GRAPH_CACHE"] = "1"
         prepare()
         status = main(words)
         sys.stdout.flush()

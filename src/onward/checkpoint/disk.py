@@ -72,7 +72,7 @@ class StagedFiles(_Staged):
         for file in files:
             _sync(file, os.O_RDONLY)
         for file in files:
-            file.replace(self.folder / file.name)
+            rename(file, self.folder / file.name)
         sync_folder(self.folder)
 
 
@@ -113,7 +113,8 @@ def hidden_name(name: str) -> str:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file or folder within one folder, at once."""
+    """Renames a file or folder within one file system, at once; a file takes the place of
+    another."""
     source.rename(target)
 
 

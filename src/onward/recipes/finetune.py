@@ -364,6 +364,7 @@ def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: Stop
     if told := other_numbers(read_record(output.path), record):
         print(f"note: {told}", file=sys.stderr)
     if config.compare:
+        signals.status = lambda: "compares the engines, each in a process of its own"
         with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
             both = run_both(job, Path(job_folder), output.path)
         name, results = COMPARISON, comparison(both["onward"], both["torch"])
