@@ -18,14 +18,15 @@ import onward
 from onward.errors import OnwardError
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status: 2 for bad input, 130 when interrupted, 141 if
-    the reader of a pipe is gone."""
+    """Runs one command line; returns its exit status: 2 for bad input, 130 when interrupted, 143
+    when terminated in training, 141 if the reader of a pipe is gone."""
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -56,6 +57,9 @@ def _run(arguments: list[str]) -> int:
     except OnwardError as error:
         print(f"{prog}: error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"{prog}: {stopped}", file=sys.stderr)
+        return stopped.status
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
@@ -272,7 +276,7 @@ def _suggestion(name: str, known: list[str], prefix: str) -> str:
 
 def _words(hint: Any) -> str:
     """The values that a type hint allows, in words."""
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(typing.get_args(hint))

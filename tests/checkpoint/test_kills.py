@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from checkpoint_faults import PowerLoss, calls_of, checkpoint, is_whole, killed_at, watching
 
-from onward.checkpoint import checkpoints, read_checkpoint, rotate, rotation
+from onward.checkpoint import (
+    StagedFiles,
+    checkpoints,
+    read_checkpoint,
+    remove_unpublished,
+    rotate,
+    rotation,
+)
 from onward.train.checkpointing import read_newest
 
 Save = Callable[[Path], None]
@@ -130,6 +137,44 @@ def test_a_disk_that_fails(call: str, number: int, tmp_path: Path) -> None:
         assert found
         assert all(is_whole(read_checkpoint(each.path)) for each in found)
         assert {p.name for p in folder.iterdir()} == {each.path.name for each in found}
+
+
+def published(folder: Path, number: int) -> None:
+    """Two files with a number in them."""
+    with StagedFiles(folder) as staged:
+        for name in ("a.txt", "b.txt"):
+            handle = os.open(staged.path / name, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.write(handle, str(number).encode() * 1000)
+            os.close(handle)
+        staged.publish()
+
+
+@pytest.mark.parametrize("loss", ["kill", "power"])
+def test_files_that_are_published_are_whole(loss: str, tmp_path: Path) -> None:
+    """Whenever a process is killed or the power goes, each file is the one before or the new one,
+    and the last by name is the first to be new."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    published(folder, 1)
+    states: list[Path] = []
+    if loss == "kill":
+        for number in range(calls_of(lambda: published(tmp_path, 2)) + 1):
+            states.append(shutil.copytree(folder, tmp_path / str(number)))
+            killed_at(number, lambda: published(states[-1], 2))
+    else:
+        before = shutil.copytree(folder, tmp_path / "before")
+        disk = PowerLoss(folder)
+        with disk.recording():
+            published(folder, 2)
+        states += disk.states(before, tmp_path / "states")
+    found = []
+    for state in states:
+        remove_unpublished(state)
+        texts = {path.name: path.read_text() for path in state.iterdir()}
+        assert set(texts) == {"a.txt", "b.txt"}
+        assert all(text in ("1" * 1000, "2" * 1000) for text in texts.values())
+        found.append((texts["a.txt"][0], texts["b.txt"][0]))
+    assert set(found) == {("1", "1"), ("1", "2"), ("2", "2")}
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

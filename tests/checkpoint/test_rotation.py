@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onward
-from onward.checkpoint import checkpoints, read_checkpoint, rotate
+from onward.checkpoint import checkpoints, read_checkpoint, rotate, settle
 from onward.errors import OnwardError
 
 Saved = tuple[str, int, int]  # a run, its updates, micro-batches of the open window
@@ -75,3 +75,15 @@ def test_limits_that_are_none(limit: object, tmp_path: Path) -> None:
     with pytest.raises(OnwardError, match=r"save_total_limit=.* is invalid; fix: a whole number"):
         trainer.save(tmp_path, save_total_limit=limit)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_hidden_checkpoints_of_killed_processes_are_settled(tmp_path: Path) -> None:
+    """One that is whole gets its name, unless another has it; what is half written goes."""
+    hidden = {number: f".checkpoint-{number}.5-0000000{number}" for number in (1, 2, 3)}
+    for number, name in [(1, "checkpoint-1"), *hidden.items()]:
+        checkpoint(number).packed().write(tmp_path / name)
+    (tmp_path / hidden[3] / "manifest.json").unlink()
+    (tmp_path / ".other").mkdir()
+    settle(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-1", "checkpoint-2", ".other"}
+    assert is_whole(read_checkpoint(tmp_path / "checkpoint-2"))

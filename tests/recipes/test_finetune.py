@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 from onward.cli import main
-from onward.recipes.engines import TorchEngine, adamw
+from onward.recipes.engines import EagerTrainer, adamw
 from onward.recipes.finetune import describe
-from onward.recipes.loop import block_order, evaluate, train
+from onward.recipes.loop import evaluate, train, update_batches
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 
@@ -190,13 +191,21 @@ def test_dropout_reaches_every_place(model_folder: Path, text_file: Path) -> Non
 
 
 def test_epochs_visit_every_block_once() -> None:
-    order = list(block_order(10, 3, 7, seed=0))
-    assert [len(indices) for indices in order] == [3] * 7
-    for epoch in (order[:3], order[3:6]):
-        assert len(set(np.concatenate(epoch).tolist())) == 9
-    assert not np.array_equal(order[0], order[3])
-    again = list(block_order(10, 3, 7, seed=0))
-    assert all(np.array_equal(a, b) for a, b in zip(order, again, strict=True))
+    numbers = np.arange(10, dtype=np.int32)[:, None]
+
+    def first(count: int) -> list[list[int]]:
+        batches = update_batches(numbers, 3, seed=0)
+        taken = [batch for _ in range(3) for batch in batches][:count]
+        assert all(batch.dtype == torch.int64 and batch.shape == (3, 1) for batch in taken)
+        return [batch.flatten().tolist() for batch in taken]
+
+    order = first(7)
+    for number, epoch in enumerate((order[:3], order[3:6])):
+        found = list(chain.from_iterable(epoch))
+        assert len(set(found)) == 9
+        # the order that NumPy gives for (seed, epoch)
+        assert found == np.random.default_rng((0, number)).permutation(10)[:9].tolist()
+    assert order == first(7)
 
 
 def test_evaluation_is_exact_whatever_the_batch(model_folder: Path) -> None:
@@ -204,9 +213,9 @@ def test_evaluation_is_exact_whatever_the_batch(model_folder: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     config = FinetuneConfig(learning_rate=0.0)
-    engine = TorchEngine(model, adamw(model, config), config)
+    trainer = EagerTrainer(model, adamw(model, config), config)
     rows = np.random.default_rng(0).integers(0, 320, (7, 16)).astype(np.int32)
-    losses = [evaluate(engine, rows, batch_size) for batch_size in (1, 3, 7, 16)]
+    losses = [evaluate(trainer, rows, batch_size) for batch_size in (1, 3, 7, 16)]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
@@ -267,9 +276,8 @@ def test_verify_gives_the_report_and_its_status(
         def __str__(self) -> str:
             return "the report"
 
-    class Engine:
-        def __init__(self, *_: object) -> None:
-            self.trainer = self
+    class Verifying:
+        def __init__(self, *_: object) -> None: ...
 
         def verify(self, batch: dict[str, torch.Tensor], bisect: bool) -> Report:
             assert bisect and batch["input_ids"].shape == (8, 32)
@@ -277,7 +285,7 @@ def test_verify_gives_the_report_and_its_status(
             return Report(ok)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onward.recipes.engines.OnwardEngine", Engine)
+    monkeypatch.setattr("onward.recipes.engines.onward_trainer", Verifying)
     options = ["--train_file", str(text_file), "--vocab_size", "300", "--block_size", "32"]
     assert main(["verify", *options, "--bisect"]) == (0 if ok else 1)
     assert capsys.readouterr().out == "the report\n"

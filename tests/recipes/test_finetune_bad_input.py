@@ -89,7 +89,9 @@ def test_ids_over_the_vocabulary(
 def test_output_folder(refused, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    assert "output folder 'full' is not empty" in refused("--output_dir", "full")
+    for more in ([], ["--overwrite_output_dir"]):
+        line = refused("--output_dir", "full", *more)
+        assert "output folder 'full' is not empty, and holds no run" in line
     assert "is a file, not a folder" in refused("--output-dir", "full/x/y")
 
 
@@ -126,6 +128,12 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["--memory_budget", "half"], "memory_budget is 'half', in --memory_budget; fix: give"),
         (["--dropout", "1"], "from 0 to below 1"),
         (["--logging_steps", "0"], "logging_steps is 0"),
+        (["--save_steps", "0"], "save_steps is 0"),
+        (["--save_total_limit", "0"], "save_total_limit is 0"),
+        (["--save_strategy", "best"], "give one of steps, epoch, no"),
+        (["--compare", "--save_steps", "5"], "in --compare with --save_steps"),
+        (["--resume_from_checkpoint", "nope"], "no such checkpoint 'nope'"),
+        (["--resume_from_checkpoint", "false"], "or start afresh with --overwrite_output_dir"),
         (["--vocab_size", "20"], "at least 257"),
         (["--corpus_bytes", "100"], "0 eval files"),
     ],
@@ -161,6 +169,35 @@ def test_model_folders(refused, tmp_path: Path, text_file: Path, model_folder: P
     )
     (tmp_path / "tokenless" / "tokenizer.json").write_text("{")
     assert "cannot load a tokenizer from 'tokenless'" in refused("--model", "tokenless", *text)
+
+
+def test_a_pickle_is_refused_unless_it_is_asked_for(
+    refused, tmp_path: Path, text_file: Path, model_folder: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = tmp_path / "pickled"
+    shutil.copytree(model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weights["lm_head.weight"] = weights["transformer.wte.weight"]
+    torch.save(weights, folder / "pytorch_model.bin")
+    options = ["--train_file", str(text_file), "--block_size", "32", "--max_steps", "1"]
+    options += ["--engine", "torch", "--model", "pickled", "--save_strategy", "no"]
+    line = refused(*options)
+    assert "are a pickle (pytorch_model.bin)" in line and "--allow_pickle" in line
+    assert main(["finetune", *options, "--output_dir", "out", "--allow_pickle"]) == 0
+    # of a pickle, too, only tensors are read: code in it is not run
+    ran = tmp_path / "ran"
+
+    class Runs:
+        def __reduce__(self) -> tuple[object, ...]:
+            return ran.touch, ()
+
+    torch.save({**weights, "lm_head.weight": Runs()}, folder / "pytorch_model.bin")
+    assert "a pickle that holds more than tensors" in refused(*options, "--allow_pickle")
+    assert not ran.exists()
 
 
 def test_weights_of_another_shape(

@@ -57,9 +57,10 @@ def test_the_old_command_line_is_understood(capsys: pytest.CaptureFixture[str]) 
         weight_decay=0.01,
         logging_steps=100,
         num_train_epochs=5.0,
+        overwrite_output_dir=True,
     )
     notes = capsys.readouterr().err.splitlines()
-    told = {"ort_trainer", "model_type", "do_eval", "do_train", "overwrite_output_dir"}
+    told = {"ort_trainer", "model_type", "do_eval", "do_train"}
     assert len(notes) == len(told) + 1
     for name in told:
         assert any(f"note: --{name} changes nothing: " in note for note in notes)
@@ -105,7 +106,14 @@ def test_what_would_change_the_run_is_refused_in_one_line(
         assert capsys.readouterr().err.count("changes nothing") == 1
 
 
-@pytest.mark.parametrize(("name", "fix"), [("do_train", "onward verify"), ("ort_trainer", "torch")])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("do_train", "onward verify"),
+        ("ort_trainer", "torch"),
+        ("should_continue", "--overwrite_output_dir"),
+    ],
+)
 def test_what_cannot_be_left_out_is_refused_when_it_is_switched_off(
     name: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ Imports: errors alone; the Trainer says what its state is (train/checkpointing.p
 
 from onward.checkpoint.background import BackgroundWriter, unwritten
 from onward.checkpoint.checkpoint import Checkpoint, PackedCheckpoint, read_checkpoint
+from onward.checkpoint.disk import StagedFiles, remove, remove_unpublished
 from onward.checkpoint.model_files import ModelState, config_files
 from onward.checkpoint.rotation import (
     Found,
@@ -15,6 +16,7 @@ from onward.checkpoint.rotation import (
     folder_name,
     is_checkpoint,
     rotate,
+    settle,
 )
 
 __all__ = [
@@ -23,12 +25,16 @@ __all__ = [
     "Found",
     "ModelState",
     "PackedCheckpoint",
+    "StagedFiles",
     "checkpoints",
     "config_files",
     "damaged",
     "folder_name",
     "is_checkpoint",
     "read_checkpoint",
+    "remove",
+    "remove_unpublished",
     "rotate",
+    "settle",
     "unwritten",
 ]

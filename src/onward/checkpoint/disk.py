@@ -4,6 +4,10 @@
         staged.write("model.safetensors", chunks)
         staged.commit({"updates": 7})
 
+    with StagedFiles(folder) as staged:  # each file appears in a folder that is there already
+        model.save_pretrained(staged.path)
+        staged.publish()
+
 All system calls that change the disk are in this module. Their order is: write each file beside the
 final folder, fsync it, write the manifest with the sizes and digests of all, fsync it and the
 folder, rename, fsync the parent (Pillai et al., "All File Systems Are Not Created Equal", OSDI'14).
@@ -19,28 +23,24 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from onward.checkpoint.manifest import MANIFEST, FileRecord, manifest_bytes
 
 _CHUNK = 16 << 20  # bytes that are hashed and written at once
+_FILES = "files"  # begins the hidden names of StagedFiles
 
 
-class StagedFolder:
-    """A folder that is written under a hidden name and appears at `final` by `commit`.
+class _Staged:
+    """A hidden folder that is gone at the end of the block, unless it was committed."""
 
-    Without a commit nothing is left of it. Raises OSError where the disk fails.
-    """
-
-    def __init__(self, final: Path) -> None:
-        self.final = final
-        self._staged = final.with_name(hidden_name(final.name))
-        self._files: dict[str, FileRecord] = {}
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._committed = False
 
-    def __enter__(self) -> StagedFolder:
-        self.final.parent.mkdir(parents=True, exist_ok=True)
-        self._staged.mkdir(mode=0o755)
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o755)
         return self
 
     def __exit__(
@@ -50,23 +50,58 @@ class StagedFolder:
         traceback: TracebackType | None,
     ) -> None:
         if not self._committed:
-            shutil.rmtree(self._staged, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+class StagedFiles(_Staged):
+    """Files that are written into the hidden folder `path`, by whatever writes files, and appear in
+    `folder` by `publish`.
+
+    What is not published is removed. Raises OSError where the disk fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / hidden_name(_FILES))
+        self.folder = folder
+
+    def publish(self) -> None:
+        """Fsyncs the files and moves each into its place, where it replaces one of its name. The
+        order is that of the names from the last to the first, so that `model.onnx.data` is there
+        before `model.onnx`."""
+        files = sorted(self.path.iterdir(), reverse=True)
+        for file in files:
+            _sync(file, os.O_RDONLY)
+        for file in files:
+            rename(file, self.folder / file.name)
+        sync_folder(self.folder)
+
+
+class StagedFolder(_Staged):
+    """A folder that is written under a hidden name and appears at `final` by `commit`.
+
+    Without a commit nothing is left of it. Raises OSError where the disk fails.
+    """
+
+    def __init__(self, final: Path) -> None:
+        super().__init__(final.with_name(hidden_name(final.name)))
+        self.final = final
+        self._files: dict[str, FileRecord] = {}
 
     def write(self, name: str, chunks: Iterable[Any]) -> None:
         """Writes a file from buffers and fsyncs it."""
-        self._files[name] = _write(self._staged / name, chunks)
+        self._files[name] = _write(self.path / name, chunks)
 
     def commit(self, facts: Mapping[str, Any]) -> None:
         """Writes the manifest, and renames the folder into its final place. A folder that is there
         already is replaced; until then both are on the disk, each whole."""
-        _write(self._staged / MANIFEST, [manifest_bytes(self._files, facts)])
-        sync_folder(self._staged)
+        _write(self.path / MANIFEST, [manifest_bytes(self._files, facts)])
+        sync_folder(self.path)
         self._committed = True  # whole from here on: readers find it under its hidden name too
         replaced = None
         if self.final.exists():
             replaced = self.final.with_name(hidden_name(self.final.name))
             rename(self.final, replaced)
-        rename(self._staged, self.final)
+        rename(self.path, self.final)
         sync_folder(self.final.parent)
         if replaced is not None:
             remove(replaced)
@@ -78,17 +113,29 @@ def hidden_name(name: str) -> str:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file or folder within one folder, at once."""
+    """Renames a file or folder within one file system, at once; a file takes the place of
+    another."""
     source.rename(target)
 
 
 def sync_folder(folder: Path) -> None:
     """Waits until the entries of a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_unpublished(folder: Path) -> None:
+    """Removes what processes that were killed have left in a folder of their `StagedFiles`. No
+    other process may be publishing into it."""
+    for path in folder.glob(f".{_FILES}.*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:
@@ -123,4 +170,12 @@ def _write(path: Path, chunks: Iterable[Any]) -> FileRecord:
     return FileRecord(total, digest.hexdigest())
 
 
-__all__ = ["StagedFolder", "hidden_name", "remove", "rename", "sync_folder"]
+__all__ = [
+    "StagedFiles",
+    "StagedFolder",
+    "hidden_name",
+    "remove",
+    "remove_unpublished",
+    "rename",
+    "sync_folder",
+]

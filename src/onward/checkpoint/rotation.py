@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from onward.checkpoint.disk import remove, sync_folder
+from onward.checkpoint.disk import remove, rename, sync_folder
 from onward.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from onward.errors import CheckpointError
 
@@ -81,6 +81,21 @@ def rotate(output_dir: Path, written: Path, limit: int) -> list[Path]:
     return gone
 
 
+def settle(output_dir: Path) -> None:
+    """Gives a checkpoint that was whole when its process was killed its name, and removes what else
+    is hidden. No other process may be saving into the folder."""
+    for path in sorted(output_dir.iterdir()):
+        named = _HIDDEN.fullmatch(path.name)
+        if named is None:
+            continue
+        target = output_dir / named[1]
+        if any(found.path == path for found in _all(output_dir)) and not target.exists():
+            rename(path, target)
+            sync_folder(output_dir)
+        else:
+            remove(path)
+
+
 def _all(output_dir: Path) -> Iterator[Found]:
     try:
         paths = list(output_dir.iterdir())
@@ -114,4 +129,4 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-__all__ = ["Found", "checkpoints", "damaged", "folder_name", "is_checkpoint", "rotate"]
+__all__ = ["Found", "checkpoints", "damaged", "folder_name", "is_checkpoint", "rotate", "settle"]

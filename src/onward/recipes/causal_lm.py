@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251 - the error alone
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
@@ -61,6 +62,14 @@ def check_model_name(config: FinetuneConfig) -> None:
                 f"model folder {name!r} has no config.json",
                 where,
                 "name a folder that save_pretrained wrote",
+            )
+        pickles = sorted(path.glob("*.bin"))
+        if pickles and not config.allow_pickle and not any(path.glob("*.safetensors")):
+            raise InputError(
+                f"the weights of model {name!r} are a pickle ({pickles[0].name}), which can run "
+                "code when it is read",
+                where,
+                "store them with save_pretrained, or add --allow_pickle if you trust the file",
             )
     elif path.exists():
         raise InputError(f"{name!r} is a file", where, "name the model's folder")
@@ -183,14 +192,24 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             config=model_config,
             dtype=torch.float32,
             output_loading_info=True,
+            use_safetensors=None if config.allow_pickle else True,
+            weights_only=True,
         )
         model, info = loaded
+    except UnpicklingError as error:
+        raise InputError(
+            f"the weights of model {config.model_name_or_path!r} are a pickle that holds more than "
+            "tensors",
+            "in --model_name_or_path",
+            "store them with save_pretrained",
+        ) from error
     except LOAD_ERRORS as error:
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "
             f"({_first_line(error)})",
             "in --model_name_or_path",
-            "name a folder with config.json and model.safetensors",
+            "name a folder with config.json and model.safetensors"
+            + ("" if config.allow_pickle else ", or add --allow_pickle for trusted .bin files"),
         ) from error
     if missing := sorted(info["missing_keys"]):
         print(

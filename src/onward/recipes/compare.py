@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onward
-from onward.recipes.loop import EngineResult, Job, TrainingError, train
-from onward.recipes.rundir import write_json
+from onward.recipes.loop import EngineResult, Job, TrainingError, eval_results, train
+from onward.recipes.run_folder import OF_TORCH, RESULTS, publish_json, write_json
 
 # Onward first, so that a failing capture shows before time is spent on the other engine.
 ENGINE_ORDER = ("onward", "torch")
@@ -47,11 +47,9 @@ def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
 
 def run_job(job_folder: Path, engine: str, folder: Path) -> None:
     """Runs an engine's job in the process that `run_engine` started."""
-    # import the same libraries in both processes before base_rss_mib is read
-    import onward
-
-    _ = onward.Trainer
-    result = train(Job.load(job_folder), engine, folder, save_model=engine == "onward")
+    job = Job.load(job_folder)
+    result = train(job, engine, folder, save_model=engine == "onward")
+    publish_json(folder, RESULTS, eval_results(job, result))
     write_json(_result_file(job_folder, engine), asdict(result))
 
 
@@ -63,12 +61,11 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
     """Runs both engines: Onward writes into `folder`, where its model is saved, torch into
     `folder/torch`. Raises TrainingError if their start weights differ."""
     job.save(job_folder)
-    (folder / "torch").mkdir()
-    folders = {"onward": folder, "torch": folder / "torch"}
+    (folder / OF_TORCH).mkdir()
+    folders = {"onward": folder, "torch": folder / OF_TORCH}
     results = {name: run_engine(job_folder, name, folders[name]) for name in ENGINE_ORDER}
     if len({result.start_weights_sha256 for result in results.values()}) != 1:
         raise TrainingError("the engines had different start weights, in --compare; fix: report it")
-    write_json(folder / "compare.json", comparison(results["onward"], results["torch"]))
     return results
 
 

@@ -1,15 +1,27 @@
-"""The two engines that compute a training step, with one interface."""
+"""The trainer of each engine: Onward's, and eager PyTorch beside it with the same methods."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+from onward.checkpoint import folder_name, rotate, unwritten
+from onward.options import TrainerOptions
 from onward.recipes.options import FinetuneConfig
+from onward.train import StepResult, Trainer
+from onward.train.checkpointing import (
+    Stateful,
+    random_part,
+    read_newest,
+    registered_part,
+    take_checkpoint,
+)
+from onward.train.state import model_part
+from onward.train.state_part import StatePart, restore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,114 +35,117 @@ def precision(config: FinetuneConfig) -> str:
     return "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
 
 
-def _finite(norm: float | None) -> float | None:
-    return norm if norm is not None and math.isfinite(norm) else None
+class EagerTrainer:
+    """Eager PyTorch in a typical training loop, with those methods of `onward.Trainer` that the
+    loop of a run calls.
 
-
-class StepEngine(Protocol):
-    """Trains a model in place. skipped: whether the last update was skipped because a gradient was
-    infinite or NaN."""
-
-    skipped: bool
-
-    def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
-        """Makes one optimizer update from micro-batches `i64[B,T]`.
-
-        Returns the mean of their losses (nats per token) and the gradient's global 2-norm before
-        clipping, None where it is not computed or not finite.
-        """
-        ...
-
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        """The mean loss, without dropout, over labels `i64[B,T]` that are not -100."""
-        ...
-
-
-class TorchEngine:
-    """Eager PyTorch, in a typical training loop."""
+    updates: optimizer updates done.
+    """
 
     def __init__(
         self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.updates = 0
+        self.accumulate = config.gradient_accumulation_steps
         self.max_grad_norm, self.low = config.max_grad_norm, _LOW.get(precision(config))
         self.scaler = torch.amp.GradScaler("cpu", enabled=self.low == torch.float16)
-        self.skipped = False
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._micro_steps = 0
+        self._registered: list[Stateful] = []
+        self._run_id = secrets.token_hex(8)
 
-    def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
-        self.model.train()
-        total = 0.0
-        for input_ids in micro_batches:
-            with self._precision():
-                loss = self.model(input_ids=input_ids, labels=input_ids).loss / len(micro_batches)
-            self.scaler.scale(loss).backward()  # type: ignore[union-attr]
-            total += float(loss.detach())
+    def train_step(self, input_ids: torch.Tensor, labels: torch.Tensor) -> StepResult:
+        """Runs one micro-batch `i64[B,T]`; the last of a window makes the update. See
+        `onward.Trainer.train_step`."""
+        if not self._micro_steps:
+            self.model.train()
+        with self._precision():
+            loss = self.model(input_ids=input_ids, labels=labels).loss
+        self.scaler.scale(loss / self.accumulate).backward()  # type: ignore[union-attr]
+        self._micro_steps += 1
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        if self._micro_steps < self.accumulate:
+            return StepResult(loss.detach(), lr=lr, updated=False)
+        self._micro_steps = 0
         norm = None
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.skipped = self.scaler.get_scale() < before
+        skipped = self.scaler.get_scale() < before
+        self.updates += not skipped
         self.optimizer.zero_grad(set_to_none=True)
-        return total, _finite(norm)
+        return StepResult(loss.detach(), norm, lr, skipped=skipped, updated=not skipped)
 
     @torch.no_grad()
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+    def eval_step(self, input_ids: torch.Tensor, labels: torch.Tensor) -> StepResult:
+        """Computes the mean loss, without dropout, over labels `i64[B,T]` that are not -100."""
         self.model.eval()
         with self._precision():
-            return float(self.model(input_ids=input_ids, labels=labels).loss)
+            return StepResult(
+                self.model(input_ids=input_ids, labels=labels).loss.detach(), updated=False
+            )
+
+    def register_for_checkpointing(self, *objects: Stateful) -> None:
+        """Adds objects whose `state_dict` goes into checkpoints."""
+        self._registered += objects
+
+    def save(self, output_dir: Path, *, save_total_limit: int | None = None) -> Path:
+        """Writes a checkpoint, between two updates; returns its folder. Raises CheckpointError
+        where the disk fails."""
+        path = output_dir / folder_name(self.updates, 0)
+        packed = take_checkpoint(self.model, self._parts(), self._run_id, self.updates, 0).packed()
+        try:
+            packed.write(path)
+            if save_total_limit is not None:
+                rotate(output_dir, path, save_total_limit)
+        except OSError as error:
+            raise unwritten(path, error) from error
+        return path
+
+    def resume(self, folder: Path) -> Path:
+        """Goes on from a checkpoint, or from the newest in a folder that is whole; returns it.
+        Raises CheckpointError where there is none, and OnwardError where it does not fit."""
+        path, found = read_newest(folder, strict=False)
+        restore(self._parts(), {**found.state, "model": found.model.state_dict()})
+        self._run_id, self.updates = str(found.facts["run"]), int(found.facts["updates"])
+        return path
+
+    def _parts(self) -> tuple[StatePart, ...]:
+        objects = [*self._registered, self.optimizer, self.scaler]
+        return random_part(), registered_part(objects), model_part(self.model)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast("cpu", self.low or torch.bfloat16, enabled=self.low is not None)
 
 
-class OnwardEngine:
-    """Onward's Trainer: the whole step is one graph, captured at the first update."""
-
-    def __init__(
-        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig
-    ) -> None:
-        import onward
-
-        model.train()
-        self.trainer: Any = onward.Trainer(
-            model,
-            optimizer=optimizer,
-            options=onward.TrainerOptions(
-                gradient_accumulation_steps=config.gradient_accumulation_steps,
-                max_grad_norm=config.max_grad_norm,
-                seed=config.seed,
-                memory_budget=config.memory_budget,
-                mixed_precision=precision(config),
-            ),
-        )
-        self.skipped = False
-
-    def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
-        total = 0.0
-        norm = None
-        for input_ids in micro_batches:
-            step = self.trainer.train_step(input_ids=input_ids, labels=input_ids)
-            total += float(step.loss)
-            norm, self.skipped = step.grad_norm, step.skipped
-        return total / len(micro_batches), _finite(None if norm is None else float(norm))
-
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        return float(self.trainer.eval_step(input_ids=input_ids, labels=labels).loss)
-
-    def export_onnx(self, path: Path, dtype: str) -> None:
-        """Writes the trained model for ONNX runtimes."""
-        self.trainer.export_onnx(path, dtype=dtype)
+LoopTrainer = Trainer | EagerTrainer
 
 
-ENGINES: dict[str, type[OnwardEngine] | type[TorchEngine]] = {
-    "onward": OnwardEngine,
-    "torch": TorchEngine,
-}
+def onward_trainer(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig
+) -> Trainer:
+    """The Trainer of a run: the whole step is one graph, captured at the first update."""
+    model.train()
+    return Trainer(
+        model,
+        optimizer=optimizer,
+        options=TrainerOptions(
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+            max_grad_norm=config.max_grad_norm,
+            seed=config.seed,
+            memory_budget=config.memory_budget,
+            mixed_precision=precision(config),
+        ),
+    )
+
+
+TrainerFactory = Callable[["PreTrainedModel", torch.optim.Optimizer, FinetuneConfig], LoopTrainer]
+ENGINES: dict[str, TrainerFactory] = {"onward": onward_trainer, "torch": EagerTrainer}
 
 
 def adamw(model: PreTrainedModel, config: FinetuneConfig) -> torch.optim.AdamW:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
 import platform
+import shlex
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onward
+from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
 from onward.recipes.causal_lm import (
     build_model,
@@ -45,7 +49,14 @@ from onward.recipes.corpus import (
 )
 from onward.recipes.gpt2 import PRESETS
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
-from onward.recipes.rundir import RunDirectory, write_json
+from onward.recipes.run_folder import (
+    COMPARISON,
+    RESULTS,
+    RunFolder,
+    publish_json,
+    read_record,
+)
+from onward.recipes.stop_signals import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -278,6 +289,9 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
             {"source": text.source, "sha256": text.sha256, "characters": len(text)}
             for text in run.texts
         ],
+        "blocks_sha256": _sha256(run.job.train_blocks, run.job.eval_blocks),
+        "model_config_sha256": _sha256(run.job.model_config.to_json_string().encode()),
+        "random_start": from_scratch(run.job.config),
         "train_tokens": run.train_tokens,
         "eval_tokens": run.eval_tokens,
         "train_blocks": len(run.job.train_blocks),
@@ -287,51 +301,122 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
     }
 
 
+def _sha256(*parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def finetune(config: FinetuneConfig, command: list[str]) -> int:
-    """Runs the whole job; progress goes to stderr, results to stdout. Returns the exit status.
+    """Runs the whole job, or what an earlier call has left of it; progress goes to stderr, results
+    to stdout. Returns the exit status.
 
     command: the command line, to be recorded.
     """
-    run = describe(config)
-    job, config = run.job, run.job.config
-    if config.dry_run:
-        print(summary(run))
-        print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
-        return 0
-    print(summary(run), flush=True)
-    from onward.recipes.compare import EngineFailed, run_both, table
-    from onward.recipes.loop import train
+    with StopSignals() as signals:
+        run = describe(config)
+        config = run.job.config
+        print(summary(run), flush=True)
+        if config.dry_run:
+            print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
+            return 0
+        from onward.recipes.compare import EngineFailed
 
-    output = RunDirectory(Path(config.output_dir or ""))
-    try:
-        with output as folder:
-            write_json(folder / "run_config.json", run_config(run, command))
-            if config.compare:
-                with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
-                    results = run_both(job, Path(job_folder), folder)
-                report = table(results["onward"], results["torch"], run.unigram)
-            else:
-                report = single_report(train(job, config.engine, folder), run.unigram)
-            run.tokenizer.save_pretrained(folder)
-    except EngineFailed as error:
-        if error.status < 0:
+        output = RunFolder(Path(config.output_dir or ""))
+        try:
+            with output:
+                return _finetune(run, output, run_config(run, command), signals)
+        except Stopped as stopped:
+            print(_how_to_go_on(stopped, output, command), file=sys.stderr)
+            output.kept = None  # that line has said it
+            return stopped.status
+        except EngineFailed as error:
+            if error.status < 0:
+                raise OnwardError(
+                    f"engine {error.engine} was killed by signal {-error.status}, in --compare; "
+                    "fix: where memory ran out, lower --per_device_train_batch_size"
+                ) from error
+            return error.status
+        except OSError as error:
+            if error.errno not in WRITE_ERRORS:
+                raise
             raise OnwardError(
-                f"engine {error.engine} was killed by signal {-error.status}, in --compare; "
-                "fix: where memory ran out, lower --per_device_train_batch_size"
+                f"cannot write ({error}), in output folder {str(output.path)!r}; "
+                "fix: name another --output_dir"
             ) from error
-        return error.status
-    except OSError as error:
-        if error.errno not in WRITE_ERRORS:
-            raise
-        raise OnwardError(
-            f"cannot write ({error}), in output folder {str(output.final)!r}; "
-            "fix: name another --output_dir"
-        ) from error
-    finally:
-        if output.kept is not None:
-            print(f"the trained model is kept in {output.kept}", file=sys.stderr)
-    print(f"\n{report}\n\nwritten to {output.final}")
+        finally:
+            if output.kept is not None:
+                print(f"what was saved is kept in {output.kept}", file=sys.stderr)
+
+
+def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: StopSignals) -> int:
+    """Runs a described job in its output folder. Returns the exit status."""
+    job, config = run.job, run.job.config
+    from onward.recipes.compare import comparison, run_both, table
+    from onward.recipes.loop import eval_results, train
+    from onward.recipes.run_checkpoints import RunCheckpoints
+
+    output.begin(record, config.overwrite_output_dir)
+    if output.is_complete:
+        print(f"\nthe run in {output.path} is complete: nothing is left to do")
+        return 0
+    if told := other_numbers(read_record(output.path), record):
+        print(f"note: {told}", file=sys.stderr)
+    if config.compare:
+        signals.status = lambda: "compares the engines, each in a process of its own"
+        with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
+            both = run_both(job, Path(job_folder), output.path)
+        name, results = COMPARISON, comparison(both["onward"], both["torch"])
+        report = table(both["onward"], both["torch"], run.unigram)
+    else:
+        checkpoints = RunCheckpoints(output.path, config, record)
+        result = train(job, config.engine, output.path, checkpoints=checkpoints, signals=signals)
+        name, results = RESULTS, eval_results(job, result)
+        report = single_report(result, run.unigram)
+    with StagedFiles(output.path) as staged:
+        run.tokenizer.save_pretrained(staged.path)
+        staged.publish()
+    publish_json(output.path, name, results)  # last: the run is complete
+    print(f"\n{report}\n\nwritten to {output.path}")
     return 0
+
+
+def other_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Says what of the environment has changed since a run began, so that its numbers may differ
+    in their last digits; "" where nothing has."""
+    changed = [
+        f"{name} {before['versions'].get(name)} then, {version} now"
+        for name, version in now["versions"].items()
+        if before["versions"].get(name) != version
+    ]
+    threads = [each["machine"]["threads"] for each in (before, now)]
+    if threads[0] != threads[1]:
+        changed.append(f"{threads[0]} threads then, {threads[1]} now")
+    if not changed:
+        return ""
+    return f"the run began otherwise ({'; '.join(changed)}): numbers may differ in the last digits"
+
+
+def _how_to_go_on(stopped: Stopped, output: RunFolder, command: list[str]) -> str:
+    """The line about a run that a signal has ended."""
+    newest = output.newest
+    if newest is None:
+        return f"onward finetune: {stopped}; nothing is saved"
+    words = same_again(command, output.path)
+    return f"onward finetune: {stopped}, saved in {newest}; to go on: {shlex.join(words)}"
+
+
+def same_again(command: Sequence[str], folder: Path) -> list[str]:
+    """The command line that goes on with a run in its output folder."""
+    words, dropped = list[str](), False
+    for word in command:
+        name = word.partition("=")[0].lstrip("-").replace("-", "_")
+        if word.startswith("--"):
+            dropped = name in ("overwrite_output_dir", "resume_from_checkpoint", "output_dir")
+        if not dropped:
+            words.append(word)
+    return [*words, "--output_dir", str(folder)]
 
 
 def single_report(result: EngineResult, unigram: float) -> str:
@@ -355,17 +440,17 @@ def verify(config: VerifyConfig) -> int:
     run = describe(config)
     import torch
 
-    from onward.recipes.engines import OnwardEngine, adamw
+    from onward.recipes.engines import adamw, onward_trainer
     from onward.recipes.stages import StageLine
 
     job = run.job
     model = build_model(job.config, job.model_config)
     model.config.use_cache = False
-    engine = OnwardEngine(model, adamw(model, job.config), job.config)
+    trainer = onward_trainer(model, adamw(model, job.config), job.config)
     rows = job.train_blocks[: job.config.per_device_train_batch_size]
     input_ids = torch.from_numpy(rows).to(torch.int64)
     batch = {"input_ids": input_ids, "labels": input_ids}
     with StageLine("verify"):
-        report = engine.trainer.verify(batch, bisect=config.bisect)
+        report = trainer.verify(batch, bisect=config.bisect)
     print(report)
     return 0 if report.ok else 1

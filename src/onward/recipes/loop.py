@@ -5,25 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 from transformers import AutoConfig, get_scheduler
 
+from onward.checkpoint import StagedFiles
+from onward.data import ResumableDataLoader
 from onward.errors import OnwardError
 from onward.recipes.causal_lm import build_model
 from onward.recipes.corpus import Ids
-from onward.recipes.engines import ENGINES, OnwardEngine, StepEngine, adamw
+from onward.recipes.engines import ENGINES, LoopTrainer, adamw
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
-from onward.recipes.rundir import write_json
+from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
+from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.stages import StageLine
+from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.train import Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -107,95 +116,146 @@ class EngineResult:
         return self.train_s + self.eval_s
 
 
-def block_order(
-    count: int, per_update: int, updates: int, seed: int
-) -> Iterator[NDArray[np.int64]]:
-    """Indices `i64[per_update]` of each update's blocks, in a new permutation for each epoch.
+class Blocks(Dataset[NDArray[np.int32]]):
+    """Blocks `i32[blocks, block_size]` as a dataset of rows."""
 
-    Blocks that do not fill a whole update are left out of that epoch.
+    def __init__(self, blocks: Ids) -> None:
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: int) -> NDArray[np.int32]:
+        return self._blocks[index]
+
+
+def update_batches(blocks: Ids, per_update: int, seed: int) -> ResumableDataLoader:
+    """Batches `i64[per_update, block_size]`, one for each update, in a new permutation for each
+    epoch. Blocks that do not fill a whole update are left out of that epoch."""
+    return ResumableDataLoader(
+        Blocks(blocks), per_update, seed=seed, drop_last=True, collate_fn=_stacked
+    )
+
+
+def _stacked(rows: list[NDArray[np.int32]]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def train(
+    job: Job,
+    engine_name: str,
+    folder: Path,
+    *,
+    save_model: bool = True,
+    checkpoints: RunCheckpoints | None = None,
+    signals: StopSignals | None = None,
+) -> EngineResult:
+    """Runs the job with one engine; writes metrics and the model into `folder`.
+
+    checkpoints: those of the run, from which it goes on; None saves none. signals: those that may
+    end the run, by raising Stopped.
     """
-    done = epoch = 0
-    while done < updates:
-        order = np.random.default_rng((seed, epoch)).permutation(count)
-        for start in range(0, count - per_update + 1, per_update):
-            if done == updates:
-                return
-            yield order[start : start + per_update]
-            done += 1
-        epoch += 1
-
-
-def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) -> EngineResult:
-    """Runs the job with one engine; writes metrics, results and the model into `folder`."""
     config = job.config
     base_rss = rss_mib()
+    if checkpoints is None:
+        unsaved = replace(config, save_strategy="no", resume_from_checkpoint=None)
+        checkpoints = RunCheckpoints(folder, unsaved, {})
+    signals = signals or StopSignals()
     model = build_model(config, job.model_config)
-    start_weights = weights_sha256(model)
+    history = RunHistory(checkpoints.record, weights_sha256(model))
     # the key/value cache serves generation; in training it only costs memory
-    use_cache = getattr(model.config, "use_cache", None)
-    model.config.use_cache = False
-    losses, engine, first_step_s, train_s = _updates(job, engine_name, model, folder)
-    peak_rss = peak_rss_mib()
-    started = time.perf_counter()
-    with StageLine(f"{engine_name}: evaluation"):
-        eval_loss = evaluate(engine, job.eval_blocks, config.per_device_eval_batch_size)
+    as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
+    with _use_cache(model, False):
+        trainer = _updates(job, engine_name, model, history, checkpoints, signals, as_loaded)
+        peak_rss = peak_rss_mib()
+        started = time.perf_counter()
+        with StageLine(f"{engine_name}: evaluation"):
+            eval_loss = evaluate(trainer, job.eval_blocks, config.per_device_eval_batch_size)
     result = EngineResult(
         engine=engine_name,
-        step_losses=tuple(losses),
-        first_step_s=first_step_s,
-        train_s=train_s,
+        step_losses=tuple(history.step_losses),
+        first_step_s=history.first_steps_s[0],
+        train_s=history.train_s,
         eval_s=time.perf_counter() - started,
-        tokens_per_second=_tokens_per_second(config, len(losses), train_s, first_step_s),
+        tokens_per_second=_tokens_per_second(config, history),
         base_rss_mib=base_rss,
         peak_rss_mib=peak_rss,
         eval_loss=eval_loss,
-        start_weights_sha256=start_weights,
+        start_weights_sha256=history.start_weights_sha256,
     )
-    write_json(folder / "eval_results.json", eval_results(job, result))
-    model.config.use_cache = use_cache
     if save_model:
-        model.save_pretrained(folder)
-        if isinstance(engine, OnwardEngine):
-            engine.export_onnx(folder / "model.onnx", config.export_dtype)
+        with StagedFiles(folder) as staged:
+            model.save_pretrained(staged.path)
+            staged.publish()
+        if isinstance(trainer, Trainer):
+            with StagedFiles(folder) as staged:
+                trainer.export_onnx(staged.path / "model.onnx", dtype=config.export_dtype)
+                staged.publish()
     return result
 
 
+@contextmanager
+def _use_cache(model: PreTrainedModel, value: bool | None) -> Generator[None]:
+    """A context in which the model's configuration has this `use_cache`."""
+    before = getattr(model.config, "use_cache", None)
+    model.config.use_cache = value
+    try:
+        yield
+    finally:
+        model.config.use_cache = before
+
+
 def _updates(
-    job: Job, engine_name: str, model: PreTrainedModel, folder: Path
-) -> tuple[list[float], StepEngine, float, float]:
-    """Runs all updates. Returns the losses, the engine, and the seconds until the first and the
-    last update were done. Raises TrainingError for a loss that is not finite."""
+    job: Job,
+    engine_name: str,
+    model: PreTrainedModel,
+    history: RunHistory,
+    checkpoints: RunCheckpoints,
+    signals: StopSignals,
+    as_loaded: Callable[[], AbstractContextManager[None]],
+) -> LoopTrainer:
+    """Runs the updates that are left to do, and adds them to `history`. Returns the trainer.
+
+    as_loaded: makes a context in which the model's configuration is that of the user. Raises
+    TrainingError for a loss that is not finite, and Stopped where a signal asked for it: then a
+    checkpoint was written, unless none ever is.
+    """
     config = job.config
     updates = config.max_steps or 1
     micro, accumulate = config.per_device_train_batch_size, config.gradient_accumulation_steps
     torch.manual_seed(config.seed)
     optimizer = adamw(model, config)
-    losses: list[float] = []
-    progress = Progress(
-        engine_name,
-        folder / "metrics.jsonl",
-        updates,
-        len(job.train_blocks) // (micro * accumulate),
-        micro * accumulate * config.block_size,
-        config.logging_steps,
-    )
     reset_peak_rss()
     started = time.perf_counter()
-    first_step_s = 0.0
-    with progress:
-        engine: StepEngine = ENGINES[engine_name](model, optimizer, config)
-        scheduler = get_scheduler(
-            config.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=config.warmup_steps,
-            num_training_steps=updates,
-        )
-        order = block_order(len(job.train_blocks), micro * accumulate, updates, config.seed)
-        for step, indices in enumerate(order, 1):
-            batch = torch.from_numpy(job.train_blocks[indices].astype(np.int64))
+    trainer = ENGINES[engine_name](model, optimizer, config)
+    scheduler = get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.warmup_steps,
+        num_training_steps=updates,
+    )
+    batches = update_batches(job.train_blocks, micro * accumulate, config.seed)
+    trainer.register_for_checkpointing(history, scheduler, batches)
+    found = checkpoints.resume(trainer, history)
+    if found is not None:
+        print(f"{engine_name}: goes on from {found}", file=sys.stderr, flush=True)
+    before, first = history.train_s, history.steps + 1
+    progress = Progress(
+        engine_name,
+        checkpoints.folder / METRICS,
+        updates,
+        len(batches),
+        micro * accumulate * config.block_size,
+        config.logging_steps,
+        history.step_losses,
+        before + time.perf_counter() - started,
+    )
+    signals.status = progress.status
+    with progress, signals.deferred():
+        for step, batch in zip(range(first, updates + 1), _endless(batches), strict=False):
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            loss, grad_norm = engine.update(batch.split(micro))
-            if not engine.skipped:
+            loss, grad_norm, skipped = _update(trainer, batch.split(micro))
+            if not skipped:
                 scheduler.step()
             if not math.isfinite(loss):
                 raise TrainingError(
@@ -203,15 +263,45 @@ def _updates(
                     f"fix: lower --learning_rate (it was {learning_rate:.2e}) or raise "
                     "--warmup_steps"
                 )
-            losses.append(loss)
-            if step == 1:
-                first_step_s = time.perf_counter() - started
+            history.train_s = before + time.perf_counter() - started
+            if step == first:
+                history.first_steps_s.append(history.train_s - before)
             progress.update(step, loss, grad_norm, learning_rate)
-        train_s = time.perf_counter() - started
-    return losses, engine, first_step_s, train_s
+            stopping = signals.stopping  # read once: what comes later is for the next update
+            if checkpoints.is_due(step, not batches.samples, step == updates, stopping is not None):
+                with progress.paused(), as_loaded():
+                    checkpoints.save(trainer, step)
+            if stopping is not None:
+                raise Stopped(stopping)
+    signals.status = lambda: f"{engine_name}: {updates} updates are done; evaluates and saves"
+    return trainer
 
 
-def evaluate(engine: StepEngine, eval_blocks: Ids, batch_size: int) -> float:
+def _endless(batches: ResumableDataLoader) -> Iterator[torch.Tensor]:
+    """The batches that are left of the epoch, and those of the epochs after it."""
+    while True:
+        yield from batches
+
+
+def _update(
+    trainer: LoopTrainer, micro_batches: Sequence[torch.Tensor]
+) -> tuple[float, float | None, bool]:
+    """Makes one optimizer update from micro-batches `i64[B,T]`.
+
+    Returns the mean of their losses (nats per token), the gradient's global 2-norm before clipping
+    (None where it is not computed or not finite), and whether the update was skipped because a
+    gradient was infinite or NaN.
+    """
+    total, norm, skipped = 0.0, None, False
+    for input_ids in micro_batches:
+        step = trainer.train_step(input_ids=input_ids, labels=input_ids)
+        total += float(step.loss)
+        norm, skipped = step.grad_norm, step.skipped
+    found = None if norm is None or not math.isfinite(float(norm)) else float(norm)
+    return total / len(micro_batches), found, skipped
+
+
+def evaluate(trainer: LoopTrainer, eval_blocks: Ids, batch_size: int) -> float:
     """Mean loss over all predicted tokens of the blocks `i32[blocks,T]`, nats per token.
 
     The last batch is padded with ignored rows, so that one shape serves all batches.
@@ -225,7 +315,7 @@ def evaluate(engine: StepEngine, eval_blocks: Ids, batch_size: int) -> float:
             rows = torch.cat([rows, filler])
         labels = rows.clone()
         labels[real:] = IGNORED_LABEL
-        total += real * engine.evaluate(rows, labels)
+        total += real * float(trainer.eval_step(input_ids=rows, labels=labels).loss)
     return total / len(eval_blocks)
 
 
@@ -257,12 +347,12 @@ def weights_sha256(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _tokens_per_second(
-    config: FinetuneConfig, updates: int, train_s: float, first_step_s: float
-) -> float:
+def _tokens_per_second(config: FinetuneConfig, history: RunHistory) -> float:
+    """Tokens per second over all updates but the first of each process."""
     tokens = (
         config.per_device_train_batch_size * config.gradient_accumulation_steps * config.block_size
     )
-    if updates == 1:
-        return tokens / first_step_s
-    return tokens * (updates - 1) / (train_s - first_step_s)
+    firsts = history.first_steps_s
+    if history.steps == len(firsts):
+        return tokens * len(firsts) / sum(firsts)
+    return tokens * (history.steps - len(firsts)) / (history.train_s - sum(firsts))

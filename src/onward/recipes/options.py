@@ -97,7 +97,23 @@ class FinetuneConfig:
     seed: int = of_trainer("seed", 42)
     logging_steps: int = option(10, "updates per progress line and per line of metrics.jsonl")
     output_dir: str | None = option(
-        None, "folder for model, tokenizer and results; null: runs/finetune-<date>-<time>"
+        None,
+        "folder for model, tokenizer, results and checkpoints; a run that was stopped goes on "
+        "there; null: runs/finetune-<date>-<time>",
+    )
+    overwrite_output_dir: bool = option(
+        False, "start afresh: remove what a run has written into output_dir, its checkpoints too"
+    )
+    save_strategy: Literal["steps", "epoch", "no"] | None = option(
+        None, "when checkpoints are written; null: steps, or no with --compare"
+    )
+    save_steps: int | None = option(None, "updates between checkpoints; null: 500")
+    save_total_limit: int | None = option(None, "newest checkpoints that are kept; null: all")
+    resume_from_checkpoint: str | None = option(
+        None, "checkpoint to go on from; null: the newest in output_dir that is whole, if any"
+    )
+    allow_pickle: bool = option(
+        False, "load weights from .bin files too, which are pickles, with weights_only"
     )
     dry_run: bool = option(False, "print options, token counts and steps; write nothing")
 
@@ -108,6 +124,9 @@ class VerifyConfig(FinetuneConfig):
 
     bisect: bool = option(False, "on a difference, find the first value in the graph that is wrong")
 
+
+RECORD = "run_config.json"  # of an output folder: what its run is
+_SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 
 # (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -128,6 +147,8 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
     ("logging_steps", lambda v: v > 0, "more than 0"),
+    ("save_steps", lambda v: v > 0, "more than 0"),
+    ("save_total_limit", lambda v: v > 0, "more than 0"),
 )
 
 
@@ -145,8 +166,33 @@ def check_options(config: FinetuneConfig) -> None:
         raise InputError(
             "a validation file without a train file", "in --validation_file", "add --train_file"
         )
+    _check_saving(config)
     if config.output_dir is not None and not config.dry_run:
         check_output_dir(Path(config.output_dir))
+
+
+def _check_saving(config: FinetuneConfig) -> None:
+    """Raises InputError for a comparison with checkpoints, and where a named one is missing."""
+    given = [name for name in _SAVING if getattr(config, name) not in (None, "no")]
+    if config.compare and given:
+        raise InputError(
+            "a comparison is one measurement, and has no checkpoints",
+            f"in --compare with --{given[0]}",
+            "leave one of them out",
+        )
+    named = config.resume_from_checkpoint
+    if named is None or named.lower() == "true":
+        return
+    if named.lower() == "false":
+        raise InputError(
+            f"resume_from_checkpoint is {named!r}",
+            "in --resume_from_checkpoint",
+            "leave it out, or start afresh with --overwrite_output_dir",
+        )
+    if not Path(named).is_dir():
+        raise InputError(
+            f"no such checkpoint {named!r}", "in --resume_from_checkpoint", "name a folder"
+        )
 
 
 def check_text_file(path: str | None, name: str) -> None:
@@ -162,18 +208,28 @@ def check_text_file(path: str | None, name: str) -> None:
 
 
 def check_output_dir(path: Path) -> None:
-    """Raises InputError unless the output folder is absent or empty, and its parents are
+    """Raises InputError unless the output folder is absent, empty or of a run, and its parents are
     folders."""
     if path.is_dir():
-        if any(path.iterdir()):
-            raise InputError(
-                f"output folder {str(path)!r} is not empty",
-                "in --output_dir",
-                "name a new folder, or empty this one",
-            )
+        if any(path.iterdir()) and not is_run(path):
+            raise not_a_run(path)
         return
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
             raise InputError(
                 f"{str(part)!r} is a file, not a folder", "in --output_dir", "name a new folder"
             )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is the output of a run, finished or not."""
+    return (folder / RECORD).is_file()
+
+
+def not_a_run(path: Path) -> InputError:
+    """The error for a folder with files that no run has written."""
+    return InputError(
+        f"output folder {str(path)!r} is not empty, and holds no run of onward finetune",
+        "in --output_dir",
+        "name a new folder, or empty this one",
+    )

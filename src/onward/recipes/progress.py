@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,7 +73,11 @@ class Metrics:
 
 
 class Progress:
-    """Collects one entry per update, and shows the mean of every `logging_steps` of them."""
+    """Collects one entry per update, and shows the mean of every `logging_steps` of them.
+
+    losses: of the updates that the run has done before, to which the new ones are added; the lines
+    of the metrics file are those up to there. elapsed_s: the seconds that those took.
+    """
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class Progress:
         steps_per_epoch: int,
         tokens_per_step: int,
         logging_steps: int,
+        losses: list[float] | None = None,
+        elapsed_s: float = 0.0,
     ) -> None:
         self.engine = engine
         self.total_steps = total_steps
@@ -87,15 +96,25 @@ class Progress:
         self.tokens_per_step = tokens_per_step
         self.logging_steps = logging_steps
         self._metrics_file = metrics_file
-        self._losses: list[float] = []
-        self._started = self._window_started = time.perf_counter()
+        self._losses = [] if losses is None else losses
+        self._first = len(self._losses) + 1  # the first update of this process
+        self._logged = (self._first - 1) // logging_steps * logging_steps
+        self._window_started = time.perf_counter()
+        self._began = self._window_started
+        self._started = self._began - elapsed_s
         self._window_steps = 0
         self._stages = Stages(self._compiling)
 
     def __enter__(self) -> Progress:
-        self._stream = self._metrics_file.open("w", encoding="utf-8")
+        self._stream = self._metrics_file.open("a", encoding="utf-8")
         self._bar = (
-            tqdm(total=self.total_steps, desc=self.engine, unit="step", file=sys.stderr)
+            tqdm(
+                total=self.total_steps,
+                initial=self._first - 1,
+                desc=self.engine,
+                unit="step",
+                file=sys.stderr,
+            )
             if sys.stderr.isatty()
             else None
         )
@@ -129,18 +148,41 @@ class Progress:
             print(f"{self.engine}: {compiled}", file=sys.stderr, flush=True)
         if step % self.logging_steps == 0 or step == self.total_steps:
             self._log(step, grad_norm, learning_rate)
-        elif step == 1:
+        elif step == self._first:
             # the first step prepares the engine; its time would distort the first line's rate
             self._window_started, self._window_steps = time.perf_counter(), 0
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """A context whose seconds count for no update. All lines are on the disk at its start, so
+        that a checkpoint which is written within it is never ahead of them."""
+        os.fsync(self._stream.fileno())
+        started = time.perf_counter()
+        yield
+        self._window_started += time.perf_counter() - started
+
+    def status(self) -> str:
+        """How far the run is, in one line."""
+        done = len(self._losses)
+        if done < self._first:
+            return f"{self.engine}: step {done}/{self.total_steps}, preparing the next one"
+        seconds = (time.perf_counter() - self._began) / (done - self._first + 1)
+        left = tqdm.format_interval((self.total_steps - done) * seconds)
+        return (
+            f"{self.engine}: step {done}/{self.total_steps}  "
+            f"epoch {done / self.steps_per_epoch:.2f}  loss {self._losses[-1]:.4f}  "
+            f"{rss_mib():.0f} MiB  ETA {left}"
+        )
 
     def _log(self, step: int, grad_norm: float | None, learning_rate: float) -> None:
         now = time.perf_counter()
         seconds = (now - self._window_started) / self._window_steps
+        losses = self._losses[self._logged :]
         line = Metrics(
             engine=self.engine,
             step=step,
             epoch=round(step / self.steps_per_epoch, 4),
-            loss=sum(self._losses) / len(self._losses),
+            loss=sum(losses) / len(losses),
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             tokens_per_second=round(self.tokens_per_step / seconds, 1),
@@ -163,5 +205,5 @@ class Progress:
                 file=sys.stderr,
                 flush=True,
             )
-        self._losses.clear()
+        self._logged = step
         self._window_started, self._window_steps = now, 0

@@ -41,7 +41,6 @@ def _flag(told: str, fix: str = "", off: str = "") -> Switch:
     return Switch(told, fix, (), True, off)
 
 
-_SAVED = Switch("the model is saved once, at the end")
 _EVALUATED = Switch("the model is evaluated once, at the end")
 _METRICS = Switch("progress goes to stderr and to metrics.jsonl")
 _ONE_PROCESS = Switch("training is one process on the CPU", "leave it out", ("-1", "0", "1"))
@@ -51,9 +50,11 @@ SWITCHES: dict[str, Switch] = {
     # accepted: they ask for what is done anyway, or what does not matter here
     "do_train": _flag("finetune always trains", off="onward verify compares without training"),
     "do_eval": _flag("finetune always evaluates, once, at the end"),
-    "overwrite_output_dir": _flag("a folder that holds files is refused, never overwritten"),
     "overwrite_cache": _flag("tokens are not cached"),
     "ort_trainer": _flag("Onward computes the step by default", off="--engine torch"),
+    "should_continue": _flag(
+        "a run goes on from the newest checkpoint in --output_dir", off="--overwrite_output_dir"
+    ),
     "no_cuda": _flag("training is on the CPU"),
     "use_cpu": _flag("training is on the CPU"),
     "logging_first_step": _flag("the first line comes after --logging_steps updates"),
@@ -62,9 +63,6 @@ SWITCHES: dict[str, Switch] = {
     "eval_all_checkpoints": _flag(_EVALUATED.told),
     "dataloader_drop_last": _flag("blocks that fill no whole update are left out of an epoch"),
     "model_type": Switch("the model's own configuration says it"),
-    "save_steps": _SAVED,
-    "save_total_limit": _SAVED,
-    "save_strategy": _SAVED,
     "eval_steps": _EVALUATED,
     "eval_strategy": _EVALUATED,
     "evaluation_strategy": _EVALUATED,
@@ -91,12 +89,6 @@ SWITCHES: dict[str, Switch] = {
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
     "gradient_checkpointing": _flag("recomputing follows --memory_budget", "--memory_budget 0.5"),
-    "should_continue": _flag(
-        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
-    ),
-    "resume_from_checkpoint": Switch(
-        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
-    ),
     "deepspeed": _ONE_PROCESS,
     "tpu_num_cores": _ONE_PROCESS,
     "dataset_name": _TEXT_FILES,

@@ -1,0 +1,285 @@
+"""The output folder of a run, from the first line of its metrics to the model.
+
+runs/wiki/
+    run_config.json      what the run is, written first; by it the same command is known again
+    metrics.jsonl        grows while the run trains
+    checkpoint-500/      see `onward.checkpoint`
+    config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
+    eval_results.json    last of all (compare.json in a comparison): nothing is left to do
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from onward.checkpoint import (
+    StagedFiles,
+    checkpoints,
+    damaged,
+    is_checkpoint,
+    remove,
+    remove_unpublished,
+    settle,
+)
+from onward.recipes.options import RECORD, FinetuneConfig, InputError, is_run, not_a_run
+
+METRICS = "metrics.jsonl"
+RESULTS = "eval_results.json"
+COMPARISON = "compare.json"
+OF_TORCH = "torch"  # the folder of the other engine in a comparison
+
+# What a run writes beside these and its checkpoints, as patterns.
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "model.onnx",
+    "model.onnx.data",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+)
+# Options that change neither the numbers of a run nor what it writes at the end. Text files and
+# tokens count by their content, epochs by the updates that they make.
+FREE_OPTIONS = frozenset(
+    {
+        "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "save_strategy",
+        "save_steps", "save_total_limit", "memory_budget", "allow_pickle", "train_file",
+        "validation_file", "num_train_epochs",
+    }
+)  # fmt: skip
+_CONTENTS = (
+    ("blocks_sha256", "another tokenizer in --model_name_or_path or --tokenizer_name"),
+    ("model_config_sha256", "another config.json in --model_name_or_path"),
+)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes strict JSON (a NaN raises), indented, ending in a line feed."""
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def publish_json(folder: Path, name: str, value: Any) -> None:
+    """Writes JSON as `write_json` does; the file appears whole or not at all."""
+    with StagedFiles(folder) as staged:
+        write_json(staged.path / name, value)
+        staged.publish()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What makes two runs different ones, by the content of their `run_config.json`, in words."""
+    defaults = FinetuneConfig()
+    found: list[str] = []
+    for name, value in now["options"].items():
+        old = before["options"].get(name, getattr(defaults, name, None))
+        if name not in FREE_OPTIONS and old != value:
+            switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")
+            found.append(f"{switch} {_shown(old)} there, {_shown(value)} here")
+    if before["options"].get("corpus_bytes") == now["options"].get("corpus_bytes"):
+        for number, name in enumerate(("train_file", "validation_file")):
+            texts = [[t["sha256"] for t in each["texts"][number:][:1]] for each in (before, now)]
+            if texts[0] != texts[1]:
+                found.append(f"another text in --{name}")
+    # what follows from the options above, or else from what a folder holds
+    for name, words in _CONTENTS:
+        if before[name] != now[name] and not found:
+            found.append(words)
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+def check_same_run(before: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
+    """Raises InputError, which names the switches that differ, where `before` is another run's
+    `run_config.json`."""
+    found = differences(before, now)
+    if found:
+        raise InputError(
+            f"{str(where)!r} is of another run ({'; '.join(found)})",
+            "in --output_dir",
+            "give the same switches to go on, name another folder, or start afresh with "
+            "--overwrite_output_dir",
+        )
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Reads a run's `run_config.json`. Raises InputError where it is damaged."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_bytes())
+        differences(record, record)  # reads all that it needs
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error!r})",
+            "in --output_dir",
+            "name another folder, or start afresh with --overwrite_output_dir",
+        ) from error
+    return record
+
+
+class RunFolder:
+    """The output folder of one run, held by this process alone.
+
+    `with RunFolder(path) as folder:` makes the folder; `begin` then finds out whether it is this
+    run's. After an error the folder stays if a model or a checkpoint is in it; else what the run
+    has written is removed, with the folder and any parents that were made for it.
+
+    kept: the folder, where it stayed after an error of a run that had begun in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.kept: Path | None = None
+        self._made: list[Path] = []
+        self._begun = False
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None and self.is_kept:
+            self.kept = self.path if self._begun else None
+        elif kind is not None:
+            if self._begun:
+                self._clear()
+                (self.path / RECORD).unlink(missing_ok=True)
+            for path in self._made:
+                try:
+                    path.rmdir()
+                except OSError:
+                    break
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def begin(self, record: Mapping[str, Any], overwrite: bool) -> None:
+        """Takes the folder for the run that `record`, its `run_config.json`, describes. Raises
+        InputError where it holds another run or other files.
+
+        overwrite: removes first what a run has written there; other files stay.
+        """
+        if is_run(self.path):
+            if not overwrite:
+                check_same_run(read_record(self.path), record, self.path)
+        elif any(self.path.iterdir()):
+            raise not_a_run(self.path)
+        self._begun = True
+        remove_unpublished(self.path)
+        settle(self.path)
+        if overwrite or not (self.is_complete or self._has_checkpoints):
+            self._clear()
+        if overwrite or not is_run(self.path):
+            publish_json(self.path, RECORD, record)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run in the folder has nothing left to do."""
+        options = read_record(self.path)["options"] if is_run(self.path) else {}
+        return (self.path / (COMPARISON if options.get("compare") else RESULTS)).is_file()
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint, by its manifest; None where there is none."""
+        found = checkpoints(self.path)
+        return found[0].path if found else None
+
+    @property
+    def _has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint, be it damaged."""
+        return bool(checkpoints(self.path) or damaged(self.path))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a checkpoint or a model in the folder."""
+        return self._has_checkpoints or any(self.path.glob("*.safetensors"))
+
+    def _clear(self) -> None:
+        """Removes what a run has written but its record, first what says that it is complete."""
+        for name in (COMPARISON, RESULTS):
+            (self.path / name).unlink(missing_ok=True)
+        for path in self.path.glob("checkpoint-*"):
+            if is_checkpoint(path):
+                remove(path)
+        shutil.rmtree(self.path / OF_TORCH, ignore_errors=True)
+        for pattern in (METRICS, *_MODEL_FILES):
+            for path in self.path.glob(pattern):
+                path.unlink()
+
+
+def _locked(folder: Path) -> int | None:
+    """A handle that locks the folder until it is closed, or its process ends in any way; None where
+    the system has no such locks. Raises InputError where another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(
+            f"another process trains in {str(folder)!r}",
+            "in --output_dir",
+            "wait for it, or name another folder",
+        ) from None
+    except OSError:  # some network file systems
+        os.close(handle)
+        return None
+
+
+def cut_metrics(source: Path, target: Path, step: int) -> None:
+    """Makes `target` the lines of `source` up to update number `step`, which come before the first
+    line that is later, or that a kill has cut. The two may be one file, which may be missing."""
+    kept = bytearray()
+    with contextlib.suppress(FileNotFoundError):
+        for line in source.read_bytes().splitlines(keepends=True):
+            try:
+                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= step
+            except (ValueError, KeyError, TypeError):
+                is_kept = False
+            if not is_kept:
+                break
+            kept += line
+    with StagedFiles(target.parent) as staged:
+        (staged.path / target.name).write_bytes(kept)
+        staged.publish()
+
+
+__all__ = [
+    "RunFolder",
+    "check_same_run",
+    "cut_metrics",
+    "differences",
+    "publish_json",
+    "read_record",
+    "write_json",
+]

@@ -1,0 +1,196 @@
+"""The output folder of a run: one run's alone, known again, and removed where nothing is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.run_folder import (
+    FREE_OPTIONS,
+    RunFolder,
+    cut_metrics,
+    differences,
+    publish_json,
+    read_record,
+    write_json,
+)
+
+OTHER: dict[str, Any] = {
+    "model_name_or_path": "gpt2-small", "tokenizer_name": "t", "vocab_size": 300, "corpus_bytes": 9,
+    "block_size": 16, "max_eval_samples": 3, "engine": "torch", "compare": True,
+    "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 3, "max_steps": 7, "learning_rate": 0.5,
+    "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.5, "max_grad_norm": None,
+    "bf16": True, "fp16": True, "export_dtype": "float16", "dropout": 0.5, "seed": 1,
+    "logging_steps": 3,
+}  # fmt: skip
+
+
+def record(**options: Any) -> dict[str, Any]:
+    return {
+        "options": dataclasses.asdict(FinetuneConfig(**options)),
+        "texts": [{"sha256": "a"}],
+        "blocks_sha256": "b",
+        "model_config_sha256": "c",
+    }
+
+
+def checkpoint(folder: Path, updates: int = 1) -> Path:
+    from checkpoint_faults import checkpoint as made
+
+    path = folder / f"checkpoint-{updates}"
+    made(updates).packed().write(path)
+    return path
+
+
+def test_every_option_is_free_or_makes_another_run() -> None:
+    names = {field.name for field in dataclasses.fields(FinetuneConfig)}
+    assert set(OTHER) | FREE_OPTIONS == names and not set(OTHER) & FREE_OPTIONS
+    for name, value in OTHER.items():
+        [line] = differences(record(), record(**{name: value}))
+        assert line.startswith(f"--{name} ") and line.endswith(" here")
+
+
+def test_contents_make_another_run() -> None:
+    texts = {"texts": [{"sha256": "x"}], "blocks_sha256": "y", "model_config_sha256": "z"}
+    assert differences(record(), {**record(), **texts}) == ["another text in --train_file"]
+    more = [{"sha256": "a"}, {"sha256": "b"}]
+    assert differences(record(), {**record(), "texts": more}) == [
+        "another text in --validation_file"
+    ]
+    [tokens] = differences(record(), {**record(), "blocks_sha256": "x"})
+    assert "another tokenizer" in tokens
+    [config] = differences(record(), {**record(), "model_config_sha256": "x"})
+    assert "another config.json" in config
+    moved = record(train_file="elsewhere.txt", memory_budget=0.5, save_steps=3)
+    assert differences(record(), moved) == []
+    older = record()
+    del older["options"]["seed"]  # of a version without that option
+    assert differences(older, record()) == []
+
+
+def test_the_same_run_is_known_again_and_another_is_refused(tmp_path: Path) -> None:
+    final = tmp_path / "a" / "b"
+    with RunFolder(final) as folder:
+        folder.begin(record(), overwrite=False)
+        (final / "metrics.jsonl").write_text('{"step": 1}\n')
+        checkpoint(final)
+        assert not folder.is_complete
+    with RunFolder(final) as folder:
+        folder.begin(record(save_steps=2), overwrite=False)
+        assert (final / "metrics.jsonl").read_text() and folder.newest == final / "checkpoint-1"
+    before = sorted(final.rglob("*"))
+    with pytest.raises(InputError, match="--seed 42 there, 1 here"), RunFolder(final) as folder:
+        folder.begin(record(seed=1), overwrite=False)
+    assert sorted(final.rglob("*")) == before and folder.kept is None
+    publish_json(final, "eval_results.json", {})
+    with RunFolder(final) as folder:
+        folder.begin(record(), overwrite=False)
+        assert folder.is_complete
+
+
+def test_a_damaged_record_and_another_process_are_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "a") as folder:
+        folder.begin(record(), overwrite=False)
+        with (
+            pytest.raises(InputError, match="another process trains in"),
+            RunFolder(tmp_path / "a"),
+        ):
+            pass
+    (tmp_path / "a" / "run_config.json").write_text('{"options": {}')
+    with pytest.raises(InputError, match="cannot be read"):
+        read_record(tmp_path / "a")
+
+
+def test_what_a_run_wrote_is_replaced_on_request_and_nothing_else(tmp_path: Path) -> None:
+    final = tmp_path / "a"
+    with RunFolder(final) as folder:
+        folder.begin(record(), overwrite=False)
+        checkpoint(final, 1)
+        damaged = checkpoint(final, 2) / "manifest.json"
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+        (final / "torch").mkdir()
+        for name in ("metrics.jsonl", "model.safetensors", "model.onnx", "torch/metrics.jsonl"):
+            (final / name).write_text("x")
+        publish_json(final, "eval_results.json", {})
+        (final / "mine.txt").touch()
+    with RunFolder(final) as folder:
+        folder.begin(record(seed=1), overwrite=True)
+        assert not folder.is_complete
+    assert {path.name for path in final.iterdir()} == {"run_config.json", "mine.txt"}
+    assert read_record(final)["options"]["seed"] == 1
+
+
+def test_leaves_nothing_after_an_error_and_keeps_older_folders(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for path in (tmp_path / "old" / "a" / "b", tmp_path / "old"):
+        with pytest.raises(ZeroDivisionError), RunFolder(path) as folder:
+            folder.begin(record(), overwrite=False)
+            (path / "metrics.jsonl").touch()
+            raise ZeroDivisionError
+        assert list(tmp_path.rglob("*")) == [tmp_path / "old"]
+
+
+@pytest.mark.parametrize("kept", ["model.safetensors", "checkpoint-1"])
+def test_keeps_what_was_saved_before_an_error(kept: str, tmp_path: Path) -> None:
+    output = RunFolder(tmp_path / "a")
+    with pytest.raises(ZeroDivisionError), output as folder:
+        folder.begin(record(), overwrite=False)
+        if kept.startswith("model"):
+            (folder.path / kept).touch()
+        else:
+            checkpoint(folder.path)
+        raise ZeroDivisionError
+    assert output.kept == tmp_path / "a" and (output.kept / kept).exists()
+
+
+def test_never_takes_a_folder_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "theirs").touch()
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="not empty"), RunFolder(tmp_path / "a") as folder:
+            folder.begin(record(), overwrite)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"step": 2}\n{"step": 4}\n{"step": 6}\n', 2),
+        ('{"step": 2}\n{"step": 4}', 1),  # cut within its last line
+        ('{"step": 2}\n{"st\n{"step": 4}\n', 1),
+        ('{"step": 9}\n', 0),
+        ("", 0),
+    ],
+)
+def test_metrics_end_at_the_step_that_a_run_goes_on_from(
+    text: str, kept: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    for target in (tmp_path / "other.jsonl", path):
+        cut_metrics(path, target, 5)
+        assert target.read_text() == "".join(text.splitlines(keepends=True)[:kept])
+    cut_metrics(tmp_path / "missing", tmp_path / "new", 5)
+    assert (tmp_path / "new").read_bytes() == b""
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"loss": float("nan")})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        publish_json(tmp_path, "y.json", {"loss": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_published_replaces_a_file_whole(tmp_path: Path) -> None:
+    publish_json(tmp_path, "x.json", {"a": 1})
+    publish_json(tmp_path, "x.json", {"a": 2})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
