@@ -56,6 +56,12 @@ class AccumulationWindow:
         since."""
         return updates, self.left_out
 
+    def seed_key(self) -> tuple[int, bool]:
+        """The number that seeds of windows follow from (`SeedStream.aside`), and whether the
+        Trainer's own do; a window with a seed of its own draws them from a generator."""
+        state = self._stream.state()
+        return state["stream"][0], state["generator"] is None
+
     def advance(self, batch_size: int, updated: bool) -> None:
         """Counts one micro-batch; `updated`: it ended with an update."""
         self.samples = self.offset + batch_size
