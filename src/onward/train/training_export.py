@@ -228,14 +228,13 @@ def _description(
 ) -> dict[str, Any]:
     """The content of `training.json`, but for conditions on sizes."""
     signature, key = step.signature, source.window.seed_key()
-    given = source.optimizer.inputs(signature)
-    rates = {name: float(given[name]) for name in sorted(signature.hyperparameters.values())}
+    given = source.optimizer.hyperparameters(signature)
     return {
         "format": FORMAT,
         "opset": opset,
         "state": STATE,
         "micro_batches": source.options.gradient_accumulation_steps,
-        "rates": rates,
+        "rates": {name: float(given[name]) for name in sorted(given)},
         "lr": [name for h, name in signature.hyperparameters.items() if h.name == "lr"],
         "seed": {"input": signature.seed, "key": key[0], "as_trainer": key[1]},
         "graphs": {name: _described(name, closed) for name, closed in graphs.items()},
