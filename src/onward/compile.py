@@ -9,9 +9,9 @@ Each stage is a method of `Compiler` that takes a value and returns one:
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-`compiler.portable(captured)` makes a Graph for other engines. The compiler's journal records the
-seconds, reports and dumps of each method by its name. Captures are cached on disk
-(capture_cache.py), and so are the graphs of methods that use `self.cache` (graph_cache.py).
+`compiler.portable(captured)` and `portable_step` make Graphs for other engines. The compiler's
+journal records the seconds, reports and dumps of each method by its name. Captures are cached on
+disk (capture_cache.py), and so are the graphs of methods that use `self.cache` (graph_cache.py).
 """
 
 from __future__ import annotations
@@ -97,10 +97,16 @@ class Compiler:
     def portable(self, captured: Captured) -> Graph:
         """Rewrites the captured graph for any ONNX engine: no fusions, which need Onward's kernels,
         but with the policy's casts."""
-        passes = [*rewrite.FORWARD]
-        if self.policy is not None:
-            passes += rewrite.in_precision(self.policy)
-        return self._rewrite(captured.graph, rewrite.without_fusions(passes), "portable")
+        return self._settled(self._unfused(captured), "portable")
+
+    def portable_step(self, captured: Captured, recipe: Recipe) -> Graph:
+        """Builds the whole training step as one graph for any ONNX engine, as `portable` does."""
+        forward = self._unfused(captured)
+        graph = add_updates(
+            self._differentiate(forward, recipe.parameters, recipe.parameters), recipe
+        )
+        passes = rewrite.without_fusions(rewrite.STEP)
+        return self._settled(self._rewrite(graph, passes, "step"), "step")
 
     def pack(
         self, forward: Graph, outputs: Sequence[str], watch: bool = False
@@ -197,6 +203,17 @@ class Compiler:
     ) -> ExecutableHalves:
         """Returns a plan that runs in two halves; each run binds it to a block of memory."""
         return ExecutableHalves(plan, memory, owned, parts)
+
+    def _unfused(self, captured: Captured) -> Graph:
+        passes = [*rewrite.FORWARD]
+        if self.policy is not None:
+            passes += rewrite.in_precision(self.policy)
+        return self._rewrite(captured.graph, rewrite.without_fusions(passes), "portable")
+
+    def _settled(self, graph: Graph, stage: str) -> Graph:
+        """Replaces what other engines compute wrong."""
+        last = rewrite.Pass(rewrite.scatter_elements, exact=False)
+        return self._rewrite(graph, [last], stage)
 
     def _differentiate(
         self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()

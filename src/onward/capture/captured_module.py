@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
@@ -23,6 +24,9 @@ from onward.model_state.effects import Effects
 
 # strides (True for a contiguous tensor), and the storage offset in elements
 Layout: TypeAlias = tuple[bool | tuple[int, ...], int]
+
+# a size of the batch in a condition of torch.export
+_SIZE = re.compile(r"L\[['\"]leaves['\"]\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 
 
 @dataclass
@@ -76,6 +80,31 @@ class CapturedModule:
     def owned(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by graph input name."""
         return {**self.parameters, **self.buffers}
+
+    @property
+    def branches(self) -> int:
+        """The number of branches on a batch's numbers that the graph holds one side of."""
+        return len(self._pinned)
+
+    @property
+    def presumes(self) -> list[str]:
+        """What the graph presumes of a batch besides its sizes and branches, as text."""
+        shown = any(isinstance(fact, Shown) for fact in self._presumed)
+        unchanged = any(isinstance(fact, Unchanged) for fact in self._presumed)
+        return ["no row of an attention mask hides every key"] * shown + [
+            "what the forward writes into the batch in place is there already"
+        ] * unchanged
+
+    @property
+    def size_conditions(self) -> list[str]:
+        """The conditions on a batch's sizes, as Python expressions over their symbols."""
+        sizes = {(leaf, dim): size for leaf, dim, size in self._sizes}
+
+        def symbol(found: re.Match[str]) -> str:
+            size = sizes.get((int(found[1]), int(found[2])))
+            return found[0] if size is None else f"({size})"
+
+        return [_SIZE.sub(symbol, text) for text in self._conditions]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Parameters and buffers as numpy arrays; on the CPU they share the tensors' memory."""

@@ -28,6 +28,8 @@ class CaptureRequest:
     gradients: whether gradients are asked for; None means as in `model.training`.
     whole: whether the structure of the model's return value is kept, so that results can be
     returned as the model returns them (`CapturedModule.tree`).
+    presumes: whether the graph may be for batches whose attention masks show every query a key,
+    which the caller checks on each; otherwise it is for all masks, where PyTorch is right for all.
     regions: whether parts that cannot be captured run in PyTorch, as ops of the graph
     (`CapturedModule.regions`); otherwise they are refused.
     autocast: bfloat16 or float16, to which `torch.autocast` casts around the call; None where it is
@@ -45,6 +47,7 @@ class CaptureRequest:
     want_loss: bool = True
     gradients: bool | None = None
     whole: bool = False
+    presumes: bool = True
     regions: bool = False
     autocast: torch.dtype | None = None
 

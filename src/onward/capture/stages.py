@@ -120,7 +120,7 @@ def take_presumptions(traced: Traced) -> None:
     answers, and chooses the form of each attention mask. Raises CaptureError."""
     program, tensors, flat = traced.program, traced.leaves.tensors, traced.flat
     traced.result._pinned = take(program, flat.noted.asked, tensors, flat.model)
-    traced.shown = choose(program, tensors)
+    traced.shown = choose(program, tensors, traced.request.presumes)
 
 
 def fill_graph(traced: Traced) -> None:

@@ -2,7 +2,8 @@
 
 Each call of an `onward` op becomes a call of an ONNX function for its attributes and types, with
 the op's body. Attributes and types are part of the function's *name*, since engines disagree about
-overloads. The file says nothing about the machine or the source files.
+overloads. The file says nothing about the machine or the source files, and equal graphs and weights
+give equal bytes.
 """
 
 from __future__ import annotations
@@ -16,26 +17,23 @@ import onnx
 import onnx_ir as ir
 
 from onward.graph.build import Builder, write_body
-from onward.graph.graph import (
-    IR_VERSION,
-    ONWARD,
-    OPSET,
-    Graph,
-    Node,
-    Role,
-    Value,
-    attributes,
-    type_of,
-)
+from onward.graph.graph import ONWARD, OPSET, Graph, Node, Role, Value, attributes, type_of
+from onward.graph.opset import ir_version, settle_opset
+
+LARGEST = 1_500_000_000  # bytes of tensors in one file; protobuf allows 2 GiB
 
 
-def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir.Model:
+def to_onnx(
+    graph: Graph, weights: Mapping[str, np.ndarray] | None = None, opset: int = OPSET
+) -> ir.Model:
     """Converts a graph to an ONNX model. weights: arrays for inputs that become initializers, by
-    name.
+    name. opset: one of `OPSETS`.
 
-    The arrays are not copied until the model is serialized.
+    The arrays are not copied until the model is serialized. Raises OnwardError for an op that the
+    opset lacks.
     """
     copy = graph.clone()
+    settle_opset(copy, opset)  # before outputs get their names
     for value in list(copy.ir.inputs):
         array = (weights or {}).get(value.name or "")
         if array is not None:
@@ -44,7 +42,7 @@ def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir
             copy.ir.register_initializer(value)
     _name_outputs(copy)
     functions: dict[str, ir.Function] = {}
-    _call_functions(copy, functions)
+    _call_functions(copy, functions, opset)
     for value in [*copy.ir.inputs, *copy.ir.initializers.values()]:
         _write_type(value)
     for node in copy:
@@ -52,17 +50,24 @@ def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir
             _write_type(value)
     return ir.Model(
         copy.ir,
-        ir_version=IR_VERSION,
+        ir_version=ir_version(opset),
         producer_name="onward",
         functions=list(functions.values()),
     )
 
 
-def save(graph: Graph, path: Path, weights: Mapping[str, np.ndarray] | None = None) -> None:
-    """Writes the graph to `path`, and to `path.data` beside it where the weights exceed 1.5 GB."""
-    model = to_onnx(graph, weights)
-    nbytes = sum(a.nbytes for a in (weights or {}).values())
-    ir.save(model, path, external_data=f"{path.name}.data" if nbytes > 1_500_000_000 else None)
+def save(
+    graph: Graph,
+    path: Path,
+    weights: Mapping[str, np.ndarray] | None = None,
+    opset: int = OPSET,
+) -> None:
+    """Writes the graph to `path`, and to `path.data` beside it where weights and constants exceed
+    `LARGEST`."""
+    model = to_onnx(graph, weights, opset)
+    held = (value.const_value for value in model.graph.initializers.values())
+    nbytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+    ir.save(model, path, external_data=f"{path.name}.data" if nbytes > LARGEST else None)
 
 
 def to_proto(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
@@ -96,13 +101,13 @@ def variant(node: Node) -> str:
     return f"{node.op_type}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _call_functions(graph: Graph, functions: dict[str, ir.Function]) -> None:
+def _call_functions(graph: Graph, functions: dict[str, ir.Function], opset: int) -> None:
     for node in list(graph):
         if node.domain != ONWARD:
             continue
         name = variant(node)
         if name not in functions:
-            functions[name] = _function(name, node, functions)
+            functions[name] = _function(name, node, functions, opset)
         call = Node(
             ONWARD,
             name,
@@ -118,7 +123,7 @@ def _call_functions(graph: Graph, functions: dict[str, ir.Function]) -> None:
         graph.ir.remove([node], safe=True)
 
 
-def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Function:
+def _function(name: str, node: Node, functions: dict[str, ir.Function], opset: int) -> ir.Function:
     body = Graph(name)
     inputs = [
         None if v is None else body.input(f"x{i}", type_of(v), Role.BATCH)
@@ -130,7 +135,8 @@ def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Fu
         out = b.Identity(value) if value.producer() is None or value in results[:i] else value
         body.outputs[f"y{i}"] = out
         body.ir.outputs.append(out)
-    _call_functions(body, functions)
+    _call_functions(body, functions, opset)
+    settle_opset(body, opset)
     # a function holds no initializers: constants become nodes at its head
     first = next(iter(body.ir))
     for value in list(body.ir.initializers.values()):
@@ -141,5 +147,5 @@ def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Fu
         body.ir.insert_before(first, constant)
         body.replace(value, constant.outputs[0])
         del body.ir.initializers[value.name]  # type: ignore[arg-type]
-    body.ir.opset_imports.update({"": OPSET, ONWARD: 1})
+    body.ir.opset_imports.update({ONWARD: 1})
     return ir.Function(ONWARD, name, graph=body.ir, attributes=[])

@@ -34,6 +34,7 @@ from onward.rewrite.rows import (
     with_rows_given,
 )
 from onward.rewrite.run import AnyPass, FusionPass, Pass, PassReport, measured, prune, run
+from onward.rewrite.scatter_elements import scatter_elements
 
 __all__ = [
     "FORWARD",
@@ -64,6 +65,7 @@ __all__ = [
     "row_conditions",
     "row_demand",
     "run",
+    "scatter_elements",
     "split_counting",
     "summary",
     "switched_off",

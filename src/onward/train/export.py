@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import CaptureRequest
+from onward.capture import CapturedModule, CaptureRequest
 from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.graph.file import save
-from onward.graph.graph import Graph, Role
+from onward.graph.graph import OPSET, Graph, Role
 from onward.graph.names import distinct, user_name
 from onward.graph.types import DType
 from onward.journal import Journal
@@ -31,33 +31,34 @@ _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
 def export_onnx(
-    model: torch.nn.Module, batch: Batch, path: Path, dtype: DType = DType.FLOAT
+    model: torch.nn.Module,
+    batch: Batch,
+    path: Path,
+    dtype: DType = DType.FLOAT,
+    opset: int = OPSET,
 ) -> Path:
     """Writes the forward of `model`, which the caller has put in evaluation mode, with symbolic
-    sizes. dtype: f32, or f16 or bf16 for lower precision (`low_export.py`).
+    sizes. dtype: f32, or f16 or bf16 for lower precision (`low_export.py`). opset: one of
+    `graph.opset.OPSETS`.
 
-    The file appears whole or not at all. Raises OnwardError where the folder does not exist, and
-    for a model with parts that run in PyTorch.
+    The file appears whole or not at all. Raises OnwardError where the folder does not exist, for a
+    model with parts that run in PyTorch, and for an op that the opset lacks.
     """
     if not path.parent.is_dir():
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
-    args, kwargs = without_ones(model, batch.args, kwargs)
+    args, kwargs = without_ones(lambda given: model(*given[0], **given[1]), (batch.args, kwargs))
     policy = None if dtype == DType.FLOAT else Policy(dtype)
     device = next((p.device.type for p in model.parameters()), "cpu")
     compiler = Compiler(host(device), journal=Journal(quiet=True), policy=policy)
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
-    if captured.regions:
-        raise OnwardError(
-            "the model cannot be exported, since parts of it run in eager PyTorch: "
-            + "; ".join(table(captured.regions))
-        )
+    refuse_regions(captured)
     graph, arrays = compiler.portable(captured), captured.arrays()
     if dtype != DType.FLOAT:
         graph, arrays = lowered(graph, arrays, dtype)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
-        save(graph, made, _plain_names(graph, arrays))
+        save(graph, made, _plain_names(graph, arrays), opset)
         # the weights' file first, so that the model's file appears last
         for file in sorted(Path(folder).iterdir(), reverse=True):
             file.replace(path.parent / file.name)
@@ -89,15 +90,23 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
     return weights
 
 
-def without_ones(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments with a size of 2 for each 1 that the model also takes in other sizes.
+def refuse_regions(captured: CapturedModule) -> None:
+    """Raises OnwardError for a capture with parts that run in PyTorch."""
+    if captured.regions:
+        raise OnwardError(
+            "the model cannot be exported, since parts of it run in eager PyTorch: "
+            + "; ".join(table(captured.regions))
+        )
+
+
+def without_ones(run: Callable[[Any], object], given: Any) -> Any:
+    """Returns the arguments of a call with a size of 2 for each 1 that the model also takes in
+    other sizes. run: makes the call with such arguments. given: a tree of them.
 
     A capture fixes sizes of 1: made of a batch with one row, or one token, the file would serve no
     other. A 1 that the model requires (a single feature, a mask for all heads) stays.
     """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(given)
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     for dim in range(max((t.dim() for t in tensors), default=0)):
         ones = [i for i, v in enumerate(leaves) if _is_one(v, dim)]
@@ -109,7 +118,7 @@ def without_ones(
                 [torch.cat([v] * size, dim) if i in chosen else v for i, v in enumerate(leaves)]
                 for size in (3, 2)
             ]
-            if all(_runs(model, *pytree.tree_unflatten(given, spec)) for given in grown):
+            if all(_runs(run, pytree.tree_unflatten(sizes, spec)) for sizes in grown):
                 leaves = grown[-1]
                 break
     return pytree.tree_unflatten(leaves, spec)
@@ -119,10 +128,10 @@ def _is_one(leaf: Any, dim: int) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == 1
 
 
-def _runs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _runs(run: Callable[[Any], object], given: Any) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model(*args, **kwargs)
+            run(given)
     except Exception:  # a user's forward may raise anything; it does not take these sizes
         return False
     return True

@@ -83,10 +83,14 @@ class OptimizerState:
                 parameter.shape, self._sums if low else parameter.dtype, parameter.device
             )
         elif slot not in held:
-            like = tensors_of(self.record, self.form(parameter), parameter)[slot]
-            held[slot] = zeros(like.shape, like.dtype, parameter.device)
-            self._start(parameter, slot)
+            held[slot] = self.fresh(parameter, slot)
         return held[slot]
+
+    def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        """A new tensor with the numbers of a slot before the first update."""
+        like = tensors_of(self.record, self.form(parameter), parameter)[slot]
+        made = zeros(like.shape, like.dtype, parameter.device)
+        return made.fill_(self._forms.start(parameter, slot))
 
     def _start(self, parameter: torch.Tensor, slot: str) -> None:
         """Fills a state tensor with its numbers before the first update."""

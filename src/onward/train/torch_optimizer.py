@@ -117,9 +117,12 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
 
     def inputs(self, signature: Signature) -> dict[str, float | int]:
         """Hyperparameters and step counts of the next update, by graph input."""
+        return {**self.hyperparameters(signature), **self.updates.inputs(signature)}
+
+    def hyperparameters(self, signature: Signature) -> dict[str, float]:
+        """Hyperparameters of the next update, by graph input."""
         groups = [hyperparameters(self.torch, g) for g in self.torch.param_groups]
-        hyper = {name: groups[h.group][h.name] for h, name in signature.hyperparameters.items()}
-        return {**hyper, **self.updates.inputs(signature)}
+        return {name: groups[h.group][h.name] for h, name in signature.hyperparameters.items()}
 
     def advance(self, signature: Signature) -> None:
         """Counts one update of the parameters that the step updates."""

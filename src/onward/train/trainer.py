@@ -25,6 +25,8 @@ from onward.execute import Executable, Memory
 from onward.explanation import StepExplanation, explained
 from onward.explanation.nonfinite import NonfiniteOrigin, nonfinite_origin
 from onward.extend import load_plugins
+from onward.graph.graph import OPSET
+from onward.graph.opset import read_opset
 from onward.kernels import host
 from onward.options import TrainerOptions, read_limit, read_names
 from onward.plan import Plan
@@ -64,6 +66,8 @@ from onward.train.skipped_updates import FindOrigin, SkippedUpdates
 from onward.train.snapshot import TrainerSnapshot
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore, saved
+from onward.train.torch_optimizer import TorchOptimizer
+from onward.train.training_export import TrainingSource, export_training
 from onward.train.training_mode import training_mode
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
 from onward.train.verify import Verification, verify_step
@@ -498,22 +502,61 @@ class Trainer:
         return self._last_run().nonfinite_origin()
 
     @exclusive
-    def export_onnx(self, path: str | Path, batch: Any = None, dtype: str = "float32") -> Path:
+    def export_onnx(
+        self,
+        path: str | Path,
+        batch: Any = None,
+        dtype: str = "float32",
+        opset: int = OPSET,
+    ) -> Path:
         """Writes the model's forward in evaluation mode, without labels and with symbolic sizes,
         and its weights.
 
         batch: shows which inputs there are; by default one that a step has seen. dtype: "float16"
         and "bfloat16" write products and their weights in that type; inputs and outputs stay
-        float32. Raises OnwardError where no batch is given and no step has run.
+        float32. opset: of the ONNX file, 18 to 23. Raises OnwardError where no batch is given and
+        no step has run.
         """
-        kind = read_dtype(dtype)
-        example = self._example if batch is None else self._bind((batch,), {})
-        if example is None:
-            raise OnwardError(
-                "export_onnx needs an example batch; fix: run a step first, or pass batch="
-            )
+        kind, version = read_dtype(dtype), read_opset(opset)
+        example = self._example_or("export_onnx", batch)
         with training_mode(self.model, training=False):
-            return export_onnx(self.model, example, Path(path), kind)
+            return export_onnx(self.model, example, Path(path), kind, version)
+
+    @exclusive
+    def export_training(
+        self,
+        folder: str | Path,
+        batch: Any = None,
+        opset: int = OPSET,
+        overwrite: bool = False,
+    ) -> Path:
+        """Writes the training step as ONNX, with weights, optimizer state and a runner: stock
+        onnxruntime goes on training from here, without torch and Onward. Returns the folder.
+
+        batch: shows which inputs there are, with labels; by default one that a step has seen.
+        opset: of the ONNX files, 18 to 23. overwrite: replaces an earlier export. The folder
+        appears whole or not at all. Raises OnwardError for 16-bit floats, for a model with parts in
+        PyTorch or branches on a batch's numbers, and within an accumulation window.
+        """
+        version = read_opset(opset)
+        self._check_whole()
+        example = self._example_or("export_training", batch)
+        if not isinstance(self._optimizer, TorchOptimizer):
+            raise OnwardError(
+                f"export_training needs the update in the graph, but {self._optimizer.why}; fix: an "
+                "optimizer of onward.optim"
+            )
+        self._optimizer.sync()
+        source = TrainingSource(
+            self.model,
+            self.loss_fn,
+            example,
+            self.options,
+            self._optimizer,
+            self._window,
+            self._steps.recipe,
+        )
+        return export_training(source, Path(folder), version, overwrite)
 
     # ---- the parts of a step
 
@@ -562,6 +605,15 @@ class Trainer:
                 "an exception interrupted an update, so that only some weights were updated; "
                 "fix: load_state_dict with a state saved before"
             )
+
+    def _example_or(self, verb: str, batch: Any) -> Batch:
+        """Returns the batch that an export is made from. Raises OnwardError where there is none."""
+        example = self._example if batch is None else self._bind((batch,), {})
+        if example is None:
+            raise OnwardError(
+                f"{verb} needs an example batch; fix: run a step first, or pass batch="
+            )
+        return example
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         return bind_batch(args, kwargs, self.loss_fn is not None)

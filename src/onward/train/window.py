@@ -99,6 +99,11 @@ class AccumulationWindow:
         weight = float(torch.tensor(self.weight, dtype=torch.float32))  # as the graphs had it
         unit, divisor = (float(self.sums[key]) or 1.0 for key in ("unit", "divisor"))
         return unit / (weight * divisor)
+    def seed_key(self) -> tuple[int, bool]:
+        """The number that seeds of windows follow from (`SeedStream.aside`), and whether the
+        Trainer's own do; a window with a seed of its own draws them from a generator."""
+        state = self._stream.state()
+        return state["stream"][0], state["generator"] is None
 
     def advance(self, batch_size: int, updated: bool) -> None:
         """Counts one micro-batch; `updated`: it ended with an update."""

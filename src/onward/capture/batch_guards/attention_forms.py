@@ -53,10 +53,11 @@ class Shown:
         return bool((mask[..., 0] if self.first else mask.any(-1)).all())
 
 
-def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
+def choose(program: Any, tensors: Sequence[torch.Tensor], presumes: bool = True) -> list[Shown]:
     """Leaves each attention of an exported program one form of its mask, the compact one if the
     first batch allows it, and removes unread nodes. Returns the presumptions to check on later
-    batches. Raises CaptureError where a query sees no key and PyTorch's gradient is wrong."""
+    batches. presumes: whether there may be any where the dense form has none. Raises CaptureError
+    where a query sees no key and PyTorch's gradient is wrong."""
     given = KnownInputs(program)
     presumed: dict[tuple[Any, bool], Shown | None] = {}
     for module in _modules(program.graph_module):
@@ -71,7 +72,8 @@ def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
                 continue
             if (padding, first) not in presumed:
                 shown = _shown(padding, first, given)
-                holds = shown is not None and shown.holds(tensors)
+                wanted = presumes or node.args[_COMPACT]
+                holds = wanted and shown is not None and shown.holds(tensors)
                 presumed[padding, first] = shown if holds else None
             args = list(node.args)
             if presumed[padding, first] is None:
