@@ -143,7 +143,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         '        vars(twin).pop("own", None)\n', "", LOW_VERIFIED,
     ),
     Fault(
-        "verify: the Trainer's precision is not asked", "train/trainer.py",
+        "verify: the Trainer's precision is not asked", "train/trainer_views.py",
         "policy = policy_of(self.options, host(self.device.type))", "policy = None", LOW_VERIFIED,
     ),
 )  # fmt: skip

@@ -99,6 +99,7 @@ class AccumulationWindow:
         weight = float(torch.tensor(self.weight, dtype=torch.float32))  # as the graphs had it
         unit, divisor = (float(self.sums[key]) or 1.0 for key in ("unit", "divisor"))
         return unit / (weight * divisor)
+
     def seed_key(self) -> tuple[int, bool]:
         """The number that seeds of windows follow from (`SeedStream.aside`), and whether the
         Trainer's own do; a window with a seed of its own draws them from a generator."""
