@@ -12,6 +12,7 @@ _RANGES: dict[str, tuple[float, float]] = {
         ("exp_avg_sq", "max_exp_avg_sq", "sum", "exp_inf", "row_var", "col_var", "variance"),
         (0.1, 2.0),
     ),
+    "exp_avg_sq_absmax": (0.1, 2.0),
     "square_avg": (1.0, 2.0), "grad_avg": (-0.9, 0.9), "mu_product": (0.2, 0.8),
 }  # fmt: skip
 _SETTINGS = {
@@ -36,6 +37,8 @@ def sample(op: str, i: int, attrs: dict[str, Any]) -> tuple[float, float] | floa
 def _operand(op: str, i: int) -> str:
     """The name of an update op's input; "" for the parameter, its gradient, and other ops."""
     for record in OPTIMIZERS.values():
-        if record.part is None and record.update.name == op:
-            return ["", "", *record.slots, *record.hyperparameters, "step", ""][i]
+        layouts = {record.update.name: list(record.slots)}
+        layouts |= {form.update.name: list(form.tensors) for form in record.forms.values()}
+        if record.part is None and op in layouts:
+            return ["", "", *layouts[op], *record.hyperparameters, "step", "", ""][i]
     return ""
