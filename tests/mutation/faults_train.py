@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fault import GUARDS, STATE, STEPS, Fault
 
-SCALE = ("train/test_loss_scale.py",)
+SCALE, OWN = ("train/test_loss_scale.py",), ("train/test_own_steps.py",)
 
 TRAIN_FAULTS: tuple[Fault, ...] = (
     # optimizer
@@ -165,5 +165,30 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "zip(names, outputs, strict=True))\n"
         "    loss = results.pop(names[0]) if want_loss else None\n",
         ("train/test_names.py",),
+    ),
+    Fault(
+        "own step: gradients that are kept are overwritten", "train/own_step.py",
+        "if list(map(executable.holders, left.values())) != before:", "if False:", OWN,
+    ),
+    Fault(
+        "own step: the next run's gradients are kept in the same memory", "train/own_step.py",
+        "            self._copies = True\n            self._memory.give_away()\n",
+        "            self._copies = True\n", OWN,
+    ),
+    Fault(
+        "own step: parameters of equal gradients share them", "plan/planner.py",
+        "if given or not whole or here.buffer in taken:", "if given or not whole:", OWN,
+    ),
+    Fault(
+        "own step: gradients are not clipped", "differentiate/update/leave.py",
+        "scaled(b, gradients.of[name], gradients.scale)", "gradients.of[name]", OWN,
+    ),
+    Fault(
+        "own step: a hook that comes later is not seen", "train/trainer.py",
+        "if (why is None) == (before.why is None):", "if True:", OWN,
+    ),
+    Fault(
+        "own step: a state holds the optimizer's own tensors", "train/own_state.py",
+        'load_state_dict(copied(state["own_state"]))', 'load_state_dict(state["own_state"])', OWN,
     ),
 )  # fmt: skip
