@@ -22,6 +22,7 @@ from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.ops.optimizers.adam import Adam, AdamW
 from onward.graph.ops.optimizers.sgd import SGD
+from onward.train.layerwise import layerwise_decay
 
 Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: AdamW(lr=1e-3)
 
@@ -142,4 +143,4 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     )
 
 
-__all__ = ["SGD", "Adam", "AdamW"]
+__all__ = ["SGD", "Adam", "AdamW", "layerwise_decay"]
