@@ -40,8 +40,8 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
     ),
     "optimizers": (
-        ("most of torch's, Lion, LAMB, Muon with AdamW", "tests/train/test_optimizers.py"),
-        ("those in one graph; others by forward and backward graphs",
+        ("most in the graph, others by their own `step()`", "tests/train/test_own_steps.py"),
+        ("most in one graph, others by their own `step()`",
          f"{_BESIDE}test_trainer_served.py::test_optimizers_that_no_graph_has"),
         ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
     ),

@@ -32,6 +32,7 @@ from onward.graph.ops.optimizers.nadam import NAdam
 from onward.graph.ops.optimizers.radam import RAdam
 from onward.graph.ops.optimizers.rmsprop import RMSprop
 from onward.graph.ops.optimizers.sgd import SGD
+from onward.train.layerwise import layerwise_decay
 from onward.train.parameter_groups import param_groups, split
 
 Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: AdamW(lr=1e-3)
@@ -177,4 +178,5 @@ __all__ = [
     "NAdam",
     "RAdam",
     "RMSprop",
+    "layerwise_decay",
 ]
