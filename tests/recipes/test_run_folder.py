@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.options import FinetuneConfig, InputError, check_output_dir
 from onward.recipes.run_folder import (
     FREE_OPTIONS,
     RunFolder,
@@ -156,6 +156,15 @@ def test_never_takes_a_folder_with_other_files(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="not empty"), RunFolder(tmp_path / "a") as folder:
             folder.begin(record(), overwrite)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["theirs"]
+
+
+def test_takes_a_folder_in_which_a_run_was_killed_at_its_first_file(tmp_path: Path) -> None:
+    (tmp_path / ".files.77-0123abcd").mkdir()
+    (tmp_path / ".files.77-0123abcd" / "run_config.json").write_text("{")
+    check_output_dir(tmp_path)
+    with RunFolder(tmp_path) as folder:
+        folder.begin(record(), overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run_config.json"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ Imports: errors alone; the Trainer says what its state is (train/checkpointing.p
 
 from onward.checkpoint.background import BackgroundWriter, unwritten
 from onward.checkpoint.checkpoint import Checkpoint, PackedCheckpoint, read_checkpoint
-from onward.checkpoint.disk import StagedFiles, remove, remove_unpublished
+from onward.checkpoint.disk import StagedFiles, is_unpublished, remove, remove_unpublished
 from onward.checkpoint.model_files import ModelState, config_files
 from onward.checkpoint.rotation import (
     Found,
@@ -31,6 +31,7 @@ __all__ = [
     "damaged",
     "folder_name",
     "is_checkpoint",
+    "is_unpublished",
     "read_checkpoint",
     "remove",
     "remove_unpublished",

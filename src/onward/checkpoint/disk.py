@@ -131,10 +131,15 @@ def _sync(path: Path, flags: int) -> None:
         os.close(handle)
 
 
+def is_unpublished(path: Path) -> bool:
+    """Whether a path is the hidden folder of a `StagedFiles`, by its name."""
+    return path.name.startswith(f".{_FILES}.")
+
+
 def remove_unpublished(folder: Path) -> None:
     """Removes what processes that were killed have left in a folder of their `StagedFiles`. No
     other process may be publishing into it."""
-    for path in folder.glob(f".{_FILES}.*"):
+    for path in filter(is_unpublished, list(folder.iterdir())):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -174,6 +179,7 @@ __all__ = [
     "StagedFiles",
     "StagedFolder",
     "hidden_name",
+    "is_unpublished",
     "remove",
     "remove_unpublished",
     "rename",

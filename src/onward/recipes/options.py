@@ -211,8 +211,8 @@ def check_output_dir(path: Path) -> None:
     """Raises InputError unless the output folder is absent, empty or of a run, and its parents are
     folders."""
     if path.is_dir():
-        if any(path.iterdir()) and not is_run(path):
-            raise not_a_run(path)
+        if not is_run(path):
+            check_unused(path)
         return
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
@@ -226,10 +226,17 @@ def is_run(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def not_a_run(path: Path) -> InputError:
-    """The error for a folder with files that no run has written."""
-    return InputError(
-        f"output folder {str(path)!r} is not empty, and holds no run of onward finetune",
-        "in --output_dir",
-        "name a new folder, or empty this one",
-    )
+def check_unused(path: Path) -> None:
+    """Raises InputError for a folder with files that no run has written. What a run leaves that is
+    killed while it writes the first one counts as nothing."""
+    entries = list(path.iterdir())
+    if not entries:
+        return
+    from onward.checkpoint import is_unpublished
+
+    if not all(map(is_unpublished, entries)):
+        raise InputError(
+            f"output folder {str(path)!r} is not empty, and holds no run of onward finetune",
+            "in --output_dir",
+            "name a new folder, or empty this one",
+        )

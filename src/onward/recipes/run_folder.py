@@ -28,7 +28,7 @@ from onward.checkpoint import (
     remove_unpublished,
     settle,
 )
-from onward.recipes.options import RECORD, FinetuneConfig, InputError, is_run, not_a_run
+from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
 
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
@@ -188,8 +188,8 @@ class RunFolder:
         if is_run(self.path):
             if not overwrite:
                 check_same_run(read_record(self.path), record, self.path)
-        elif any(self.path.iterdir()):
-            raise not_a_run(self.path)
+        else:
+            check_unused(self.path)
         self._begun = True
         remove_unpublished(self.path)
         settle(self.path)
