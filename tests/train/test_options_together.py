@@ -50,7 +50,7 @@ class Net(nn.Module):
         return F.cross_entropy(self.last(torch.tanh(self.first(x))), labels)
 
 
-def data(i: int, bad: bool = False) -> dict[str, torch.Tensor]:
+def data(i: int, bad: bool = False) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(i)
     x, y = torch.randn(4, 6, generator=draw), torch.randint(0, 4, (4,), generator=draw)
     if bad:
