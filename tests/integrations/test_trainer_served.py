@@ -304,7 +304,7 @@ def test_inputs_are_prepared_once(fails: str, own: str, tmp_path: Path, said: An
         args = arguments(tmp_path, max_steps=3, gradient_accumulation_steps=2)
         more: dict[str, Any] = {"compute_loss_func": reading}
         if fails == "the optimizer":
-            more = {"optimizers": (Own(model.parameters(), lr=1e-2), None)}
+            more = {"optimizers": (Closed(model.parameters(), lr=1e-2), None)}
         kind = type("Own", (Prepares, kind), {}) if own == "a subclass's" else kind
         trainer = language(kind, model, args, **more)
         trainer.calls = []
@@ -331,6 +331,13 @@ class Own(torch.optim.AdamW):
         for group in self.param_groups:
             for p in group["params"]:
                 p.mul_(0.99)
+
+
+class Closed(Own):
+    """An optimizer whose step cannot be called without a closure, be it None."""
+
+    def step(self, closure: Any) -> Any:
+        return super().step(closure)
 
 
 def hooked(parameters: Any) -> Any:

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ class Trainer(TrainerViews):
         `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
         counters, random state, and in fp16 the loss scale. Of an optimizer that makes its updates
         itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer."""
-        self._follow_optimizer()
+        self._follow_for_state()
         self._optimizer.sync()
         return saved(self._state_parts())
 
@@ -260,7 +260,7 @@ class Trainer(TrainerViews):
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
         optimizer and accumulation window. Nothing has changed after an error, even one raised by a
         hook of the model."""
-        self._follow_optimizer()
+        self._follow_for_state()
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
@@ -313,7 +313,7 @@ class Trainer(TrainerViews):
         """
         limit = read_limit("save_total_limit", save_total_limit)
         self._check_whole()
-        self._follow_optimizer()
+        self._follow_for_state()
         self._optimizer.sync()
         folder = Path(output_dir)
         path = folder / folder_name(self.updates, self.micro_steps)
@@ -357,7 +357,7 @@ class Trainer(TrainerViews):
         self._writer.wait()
         path, found = read_newest(Path(folder), strict)
         state = {**found.state, "model": found.model.state_dict()}
-        self._follow_optimizer()
+        self._follow_for_state()
         self._optimizer.require_owner()
         restore(self._checkpoint_parts(), state)
         self._run_id = str(found.facts["run"])
@@ -416,6 +416,12 @@ class Trainer(TrainerViews):
         before.give_back()
         self._take_optimizer(why)
         self._updates.done = before.updates.done
+
+    def _follow_for_state(self) -> None:
+        """Follows the optimizer before its state is saved or restored. A change that the next step
+        will refuse does not matter to the state."""
+        with suppress(OnwardError):
+            self._follow_optimizer()
 
     def _check_idle(self) -> None:
         """Raises OnwardError while the optimizer's own step runs on the gradients of a run."""
