@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from pickle import UnpicklingError  # noqa: TID251 - the error alone
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
@@ -196,13 +195,6 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             weights_only=True,
         )
         model, info = loaded
-    except UnpicklingError as error:
-        raise InputError(
-            f"the weights of model {config.model_name_or_path!r} are a pickle that holds more than "
-            "tensors",
-            "in --model_name_or_path",
-            "store them with save_pretrained",
-        ) from error
     except LOAD_ERRORS as error:
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "
@@ -210,6 +202,15 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             "in --model_name_or_path",
             "name a folder with config.json and model.safetensors"
             + ("" if config.allow_pickle else ", or add --allow_pickle for trusted .bin files"),
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":  # of a module that is not imported here
+            raise
+        raise InputError(
+            f"the weights of model {config.model_name_or_path!r} are a pickle that holds more than "
+            "tensors",
+            "in --model_name_or_path",
+            "store them with save_pretrained",
         ) from error
     if missing := sorted(info["missing_keys"]):
         print(
