@@ -423,7 +423,7 @@ def test_an_optimizer_that_a_subclass_makes_and_that_has_a_mode(tmp_path: Path) 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0), (0, 0)])
 def test_an_own_step_goes_on_from_a_checkpoint(first: int, second: int, tmp_path: Path) -> None:
-    """Of either Trainer, since the optimizer's state is its own."""
+    """A run of either Trainer goes on in the other: the saved state is the optimizer's own."""
     changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
 
     def made(kind: Any, folder: str) -> Any:

@@ -46,7 +46,7 @@ class Renamed(torch.optim.SGD):
 
 
 class Momentary(torch.optim.Optimizer):
-    """It keeps the last gradient itself, not a copy, and moves by the sum of two."""
+    """An optimizer that keeps the last gradient itself, not a copy, and moves by the sum of two."""
 
     def __init__(self, params: Any, lr: float = 0.05) -> None:
         super().__init__(params, {"lr": lr})

@@ -73,7 +73,7 @@ def assert_alike(model: nn.Module, twin: nn.Module) -> None:
 
 
 class Eager:
-    """The same loop in plain PyTorch."""
+    """A loop of plain PyTorch, beside the Trainer's."""
 
     def __init__(self, make: Make, every: int = 1, norm: float | None = None) -> None:
         self.model, self.every, self.norm = Net(), every, norm
@@ -151,7 +151,7 @@ def test_optimizers_of_packages(name: str) -> None:
 
 
 def test_sums_in_bf16() -> None:
-    """They are rounded between micro-batches, so that they are near PyTorch's."""
+    """Sums are rounded between micro-batches, so that weights are near PyTorch's."""
     options = {"gradient_accumulation_steps": 2, "gradient_accumulation_dtype": "bf16"}
     model, trainer = trainer_of(Heavy, **options)
     eager = Eager(Heavy, 2)
@@ -195,7 +195,7 @@ def test_the_loss_scale_moves_as_grad_scalers() -> None:
 
 
 class Looks(Heavy):
-    """It looks at what its step finds, and calls back."""
+    """An optimizer that looks at what its step finds, and calls back."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -305,7 +305,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_update_changes_hands_and_goes_on(change: str, caplog: Any) -> None:
-    """From the graph to the optimizer's own step and back, with the moments so far."""
+    """Updates move from the graph to the optimizer's own step and back, with the moments so far."""
     model, trainer = trainer_of(adamw, gradient_accumulation_steps=2)
     eager = Eager(adamw, 2)
 
@@ -468,7 +468,7 @@ def test_what_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["rotated", "schedule-free", "amsgrad"])
 @pytest.mark.parametrize("way", ["state_dict", "save"])
 def test_a_run_goes_on_from_its_state(way: str, name: str, tmp_path: Path) -> None:
-    """In the middle of a window, to the bit."""
+    """A run goes on in the middle of a window, to the bit."""
     make, options = MAKERS[name], {"gradient_accumulation_steps": 2, "seed": 3}
     model, trainer = trainer_of(make, **options)
     for i in range(3):

@@ -73,7 +73,7 @@ def _set_free(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_stand_in(step: Any) -> bool:
-    """Whether this `step` of an optimizer is Onward's, in the place of the optimizer's own."""
+    """Whether a `step` was put by Onward in the place of the optimizer's own."""
     return getattr(step, STAND_IN, False) is True
 
 
