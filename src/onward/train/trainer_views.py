@@ -68,6 +68,9 @@ class TrainerViews:
     def _check_whole(self) -> None:
         raise NotImplementedError
 
+    def _follow_optimizer(self) -> None:
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         made = "nothing compiled yet" if self._last is None else repr(self._last.plan)
         return (

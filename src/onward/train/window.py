@@ -34,7 +34,7 @@ class AccumulationWindow:
         self.left_out = 0
         self.evaluations = 0
         self.seed = torch.zeros(2, dtype=torch.int64)
-        self.sums = _zeros()
+        self.sums: dict[str, torch.Tensor] = _zeros()
         self.by_labels = False
         self.loss: torch.Tensor | None = None
         self._kind = torch.float32  # of a loss
