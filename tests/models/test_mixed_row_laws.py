@@ -127,7 +127,10 @@ def test_accumulated_gradients_are_as_near_as_autocast(kind: str, options: str) 
         before = {n: p.detach().double().clone() for n, p in twin.named_parameters()}
         trainer = onward.Trainer(
             twin, onward.optim.SGD(lr=1.0),
-            options={"mixed_precision": "bf16", "gradient_accumulation_steps": 2, **more},
+            options={
+                "mixed_precision": "bf16", "gradient_accumulation_steps": 2,
+                "gradient_accumulation_average": "micro_batches", **more,
+            },
         )  # fmt: skip
         for part in parts:
             trainer.train_step(part)
