@@ -85,12 +85,10 @@ class OptimizerState:
         elif slot not in held:
             like = tensors_of(self.record, self.form(parameter), parameter)[slot]
             held[slot] = zeros(like.shape, like.dtype, parameter.device)
-            self._start(parameter, slot)
+            start = self._forms.start(parameter, slot)
+            if start:
+                held[slot].fill_(start)
         return held[slot]
-
-    def _start(self, parameter: torch.Tensor, slot: str) -> None:
-        """Fills a state tensor with its numbers before the first update."""
-        self.tensors[parameter][slot].fill_(self._forms.start(parameter, slot))
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's slots in its own precision; copies where they are kept in another form."""
@@ -134,7 +132,7 @@ class OptimizerState:
             for p, held in self.tensors.items():
                 for slot in self.names(p):
                     if slot in held and (p not in found or not found[p].tensors):
-                        self._start(p, slot)
+                        held[slot].fill_(self._forms.start(p, slot))
             for own, tensor in elsewhere:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}
