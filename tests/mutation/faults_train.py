@@ -36,7 +36,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state: slots begin with zeros", "train/optimizer_state.py",
-        "                held[slot].fill_(start)", "                held[slot].fill_(0.0)", OPTIMIZERS,
+        "                held[slot].fill_(start)",
+        "                held[slot].fill_(0.0)", OPTIMIZERS,
     ),
     Fault(
         "update: a group that maximizes minimizes", "differentiate/update/apply.py",

@@ -10,7 +10,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -33,7 +33,7 @@ class Formula(torch.optim.Optimizer):
             settings = {k: v for k, v in group.items() if k not in ("params", "maximize")}
             for p in group["params"]:
                 if p.grad is not None:
-                    s = self.state[p]
+                    s = cast("dict[str, Any]", self.state[p])
                     s["t"] = s.get("t", 0) + 1
                     g = -p.grad if group["maximize"] else p.grad
                     self.rule(p, g, s, s["t"], **settings)
@@ -70,7 +70,8 @@ def muon(
     ns_coefficients: Any, eps: float, ns_steps: int, adjust_lr_fn: str | None, **_: Any,
 ) -> None:  # fmt: skip
     """kellerjordan.github.io/posts/muon, with torch's averages and rates, nothing in bf16."""
-    s["m"] = m = momentum * s.get("m", torch.zeros_like(p)) + (1 - momentum) * g
+    m = momentum * s.get("m", torch.zeros_like(p)) + (1 - momentum) * g
+    s["m"] = m
     x = (1 - momentum) * g + momentum * m if nesterov else m
     a, b, c = ns_coefficients
     tall = p.shape[0] > p.shape[1]
