@@ -10,7 +10,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ class Formula(torch.optim.Optimizer):
             settings = {k: v for k, v in group.items() if k not in ("params", "maximize")}
             for p in group["params"]:
                 if p.grad is not None:
-                    s = cast("dict[str, Any]", self.state[p])
+                    s = self.state[p]
                     s["t"] = s.get("t", 0) + 1
                     g = -p.grad if group["maximize"] else p.grad
                     self.rule(p, g, s, s["t"], **settings)
@@ -77,7 +77,7 @@ def muon(
     tall = p.shape[0] > p.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=eps)
-    for _ in range(ns_steps):
+    for _i in range(ns_steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     rows, columns = p.shape
