@@ -5,6 +5,7 @@ from __future__ import annotations
 from fault import GUARDS, STATE, STEPS, Fault
 
 SCALE, OWN = ("train/test_loss_scale.py",), ("train/test_own_steps.py",)
+OPTIMIZERS = ("train/test_optimizers.py",)
 
 TRAIN_FAULTS: tuple[Fault, ...] = (
     # optimizer
@@ -31,6 +32,19 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "state: a velocity's first step", "train/torch_state.py",
         "uncounted = max(1, self._own.counts.get(p, 1))",
         "uncounted = self._own.counts.get(p, 0)", STATE,
+    ),
+    Fault(
+        "state: slots begin with zeros", "train/optimizer_state.py",
+        "                held[slot].fill_(start)",
+        "                held[slot].fill_(0.0)", OPTIMIZERS,
+    ),
+    Fault(
+        "update: a group that maximizes minimizes", "differentiate/update/apply.py",
+        "scale = scales[group.maximize]", "scale = scales[False]", OPTIMIZERS,
+    ),
+    Fault(
+        "groups: a parameter in two groups is in the later one", "train/parameter_groups.py",
+        "            if p in owner:", "            if False:", ("train/test_parameter_groups.py",),
     ),
     Fault(
         "update: clipping without its epsilon", "differentiate/update/clip.py",

@@ -70,13 +70,14 @@ def muon(
     ns_coefficients: Any, eps: float, ns_steps: int, adjust_lr_fn: str | None, **_: Any,
 ) -> None:  # fmt: skip
     """kellerjordan.github.io/posts/muon, with torch's averages and rates, nothing in bf16."""
-    s["m"] = m = momentum * s.get("m", torch.zeros_like(p)) + (1 - momentum) * g
+    m = momentum * s.get("m", torch.zeros_like(p)) + (1 - momentum) * g
+    s["m"] = m
     x = (1 - momentum) * g + momentum * m if nesterov else m
     a, b, c = ns_coefficients
     tall = p.shape[0] > p.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=eps)
-    for _ in range(ns_steps):
+    for _i in range(ns_steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     rows, columns = p.shape

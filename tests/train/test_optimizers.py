@@ -45,6 +45,7 @@ class Matrices(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(6, 5, bias=False), nn.Linear(5, 3, bias=False)
+        self.table: torch.Tensor
         self.register_buffer("table", torch.randn(9, 6))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:

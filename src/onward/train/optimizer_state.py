@@ -89,12 +89,9 @@ class OptimizerState:
     def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
         """A new tensor with the numbers of a slot before the first update."""
         like = tensors_of(self.record, self.form(parameter), parameter)[slot]
-        made = zeros(like.shape, like.dtype, parameter.device)
-        return made.fill_(self._forms.start(parameter, slot))
-
-    def _start(self, parameter: torch.Tensor, slot: str) -> None:
-        """Fills a state tensor with its numbers before the first update."""
-        self.tensors[parameter][slot].fill_(self._forms.start(parameter, slot))
+        made, start = zeros(like.shape, like.dtype, parameter.device), self._forms.start
+        first = start(parameter, slot)
+        return made.fill_(first) if first else made
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's slots in its own precision; copies where they are kept in another form."""
@@ -138,7 +135,7 @@ class OptimizerState:
             for p, held in self.tensors.items():
                 for slot in self.names(p):
                     if slot in held and (p not in found or not found[p].tensors):
-                        self._start(p, slot)
+                        held[slot].fill_(self._forms.start(p, slot))
             for own, tensor in elsewhere:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}

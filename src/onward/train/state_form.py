@@ -24,7 +24,7 @@ _DTYPES = {torch_dtype(dtype): dtype for dtype in FLOATING}
 
 
 def no_settings(parameter: torch.Tensor) -> Group:
-    """`StateForms.group_of` where no slot depends on settings."""
+    """The settings of a parameter where no slot depends on any: none."""
     return {}
 
 
