@@ -40,9 +40,10 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
     ),
     "optimizers": (
-        ("AdamW, Adam, SGD", "tests/train/test_optimizer_state.py"),
-        ("AdamW, Adam, SGD in one graph; others by forward and backward graphs",
-         f"{_BESIDE}test_trainer_served.py::test_optimizers_that_no_graph_has"),
+        ("AdamW, Adam, SGD in the graph; others by their own `step()`",
+         "tests/train/test_own_steps.py"),
+        ("AdamW, Adam, SGD in one graph; others by their own `step()`",
+         f"{_BESIDE}test_trainer_own_steps.py::test_optimizers_that_no_graph_has"),
         ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
     ),
     "DistributedDataParallel": (
