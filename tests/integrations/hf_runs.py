@@ -19,6 +19,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from onward.integrations.transformers import Trainer
+
+KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
 CLOSE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-6}
 LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_right", "epoch", "step")
 
@@ -58,6 +61,15 @@ def right(found: Any) -> dict[str, float]:
     return {"right": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 
+def clear_lm() -> Any:
+    """A model without the parameter whose gradients are partly nothing but rounding (the keys'
+    bias), which optimizers that divide by a gradient's size would make large."""
+    model: Any = causal_lm()
+    for block in model.transformer.h:
+        block.attn.c_attn.bias.requires_grad_(False)
+    return model
+
+
 def language(kind: Any, model: Any, args: TrainingArguments, **named: Any) -> Any:
     """A trainer of a causal language model; batches differ in their number of labels."""
     rows = language_rows(36, unlabelled=6)
@@ -72,6 +84,17 @@ def classification(kind: Any, model: Any, args: TrainingArguments, **named: Any)
     return kind(
         model, args, train_dataset=rows[:32], eval_dataset=rows[32:], compute_metrics=right, **named
     )
+
+
+def run(folder: Path, kinds: Any = KINDS, model: Any = causal_lm, **changes: Any) -> list[Any]:
+    """A finished run of this Trainer, and one of transformers' own."""
+    named = {k: changes.pop(k) for k in ("callbacks", "compute_loss_func") if k in changes}
+    trainers = []
+    for i, kind in enumerate(kinds):
+        trainer = language(kind, model(), arguments(folder / str(i), **changes), **named)
+        trainer.train()
+        trainers.append(trainer)
+    return trainers
 
 
 ROUNDED = ("loss", "grad_norm", "eval_loss")

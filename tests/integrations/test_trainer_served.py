@@ -12,14 +12,18 @@ import pytest
 import torch
 import transformers
 from hf_runs import (
+    KINDS,
     arguments,
     assert_near_run,
     assert_same_run,
     assert_same_weights,
     causal_lm,
+    clear_lm,
     history,
     language,
+    run,
 )
+from own_optimizers import Shrinking
 from texts import language_rows
 from transformers import TrainerCallback
 
@@ -27,7 +31,6 @@ from onward.errors import OnwardError
 from onward.integrations.transformers import Trainer
 from onward.module import accelerated
 
-KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
 SAID = "forward and backward run as graphs, and transformers makes the optimizer step itself"
 
 
@@ -322,121 +325,11 @@ def test_inputs_are_prepared_once(fails: str, own: str, tmp_path: Path, said: An
 # ---- optimizers
 
 
-class Own(torch.optim.AdamW):
-    """A subclass with a rule of its own."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.mul_(0.99)
-
-
-class Closed(Own):
+class Closed(Shrinking):
     """An optimizer whose step cannot be called without a closure, be it None."""
 
     def step(self, closure: Any) -> Any:
         return super().step(closure)
-
-
-def hooked(parameters: Any) -> Any:
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    held = [p for p in optimizer.param_groups[0]["params"] if p.requires_grad]
-
-    def signs(*_: Any) -> None:
-        for p in held:
-            p.grad.sign_()
-
-    optimizer.register_step_pre_hook(signs)
-    return optimizer
-
-
-OPTIMIZERS: dict[str, Any] = {
-    "a subclass": lambda p: Own(p, lr=1e-2),
-    "another of torch's": lambda p: torch.optim.ASGD(p, lr=1e-2),
-    "with a hook": hooked,
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_optimizers_that_no_graph_has(made: Any, tmp_path: Path, said: Any) -> None:
-    trainers = []
-    for kind in KINDS:
-        model = clear_lm()
-        args = arguments(tmp_path, max_steps=3, gradient_accumulation_steps=2)
-        trainer = language(kind, model, args, optimizers=(made(model.parameters()), None))
-        trainer.train()
-        trainers.append(trainer)
-    assert_same_run(*trainers)
-    assert stepped_itself(trainers[0]) and not said()
-
-
-def stepped_itself(trainer: Any) -> str:
-    """Why the optimizer has made its updates itself, on the gradients of one graph."""
-    assert trainer.onward_trainer.updates == trainer.state.global_step
-    why = trainer.onward_trainer.report()["own_step"]
-    assert isinstance(why, str)
-    return why
-
-
-def test_an_optimizer_by_its_name(tmp_path: Path, said: Any) -> None:
-    trainers = run(
-        tmp_path, model=clear_lm, max_steps=3, optim="adafactor", gradient_accumulation_steps=2
-    )
-    assert_same_run(*trainers)
-    assert stepped_itself(trainers[0]) == "Adafactor has no update in a graph" and not said()
-
-
-class Moded(Own):
-    """An optimizer with a mode, as schedule-free ones have, that steps in training alone."""
-
-    trains = False
-
-    def train(self) -> None:
-        self.trains = True
-
-    def eval(self) -> None:
-        self.trains = False
-
-    def step(self, closure: Any = None) -> Any:
-        assert self.trains
-        return super().step(closure)
-
-
-def test_an_optimizer_that_a_subclass_makes_and_that_has_a_mode(tmp_path: Path) -> None:
-    def makes(base: Any) -> Any:
-        class Makes(base):
-            def create_optimizer(self, *_: Any) -> Any:
-                self.optimizer = Moded(self.model.parameters(), lr=1e-2)
-                return self.optimizer
-
-        return Makes
-
-    kinds = [makes(kind) for kind in KINDS]
-    more = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
-    ours, eager = run(tmp_path, kinds=kinds, model=clear_lm, **more)
-    assert_same_run(ours, eager)
-    assert stepped_itself(ours) == "Moded has no update in a graph"
-
-
-@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0), (0, 0)])
-def test_an_own_step_goes_on_from_a_checkpoint(first: int, second: int, tmp_path: Path) -> None:
-    """A run of either Trainer goes on in the other: the saved state is the optimizer's own."""
-    changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-
-    def made(kind: Any, folder: str) -> Any:
-        model = clear_lm()
-        optimizers = Own(model.parameters(), lr=1e-2), None
-        return language(kind, model, arguments(tmp_path / folder, **changes), optimizers=optimizers)
-
-    whole = made(transformers.Trainer, "whole")
-    whole.train()
-    made(KINDS[first], "b").train()
-    resumed = made(KINDS[second], "b")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
-    assert_same_run(resumed, whole)
 
 
 # ---- by hand
@@ -636,26 +529,6 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     """A function that gives the warnings about gradients that are shown."""
     with caplog.at_level(logging.WARNING, "onward"):
         yield lambda: [r.getMessage() for r in caplog.records if SAID in r.getMessage()]
-
-
-def clear_lm() -> Any:
-    """A model without the parameter whose gradients are partly nothing but rounding (the keys'
-    bias), which optimizers that divide by a gradient's size would make large."""
-    model: Any = causal_lm()
-    for block in model.transformer.h:
-        block.attn.c_attn.bias.requires_grad_(False)
-    return model
-
-
-def run(folder: Path, kinds: Any = KINDS, model: Any = causal_lm, **changes: Any) -> list[Any]:
-    """A finished run of this Trainer, and one of transformers' own."""
-    named = {k: changes.pop(k) for k in ("callbacks", "compute_loss_func") if k in changes}
-    trainers = []
-    for i, kind in enumerate(kinds):
-        trainer = language(kind, model(), arguments(folder / str(i), **changes), **named)
-        trainer.train()
-        trainers.append(trainer)
-    return trainers
 
 
 def ran(trainer: Any) -> bool:

@@ -41,6 +41,17 @@ class Signed(torch.optim.AdamW):
         return super().step(closure)
 
 
+class Shrinking(torch.optim.AdamW):
+    """A subclass of AdamW that makes weights smaller after each step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.99)
+
+
 class Renamed(torch.optim.SGD):
     """A subclass that changes nothing."""
 
@@ -177,4 +188,4 @@ PACKAGES: dict[str, tuple[str, Make]] = {
     "pytorch_optimizer's SOAP": ("pytorch_optimizer", soap),
 }
 
-__all__ = ["MAKERS", "PACKAGES", "Heavy", "Make", "Momentary", "Renamed", "Signed"]
+__all__ = ["MAKERS", "PACKAGES", "Heavy", "Make", "Momentary", "Renamed", "Shrinking", "Signed"]

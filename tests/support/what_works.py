@@ -42,7 +42,7 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     "optimizers": (
         ("most in the graph, others by their own `step()`", "tests/train/test_own_steps.py"),
         ("most in one graph, others by their own `step()`",
-         f"{_BESIDE}test_trainer_served.py::test_optimizers_that_no_graph_has"),
+         f"{_BESIDE}test_trainer_own_steps.py::test_optimizers_that_no_graph_has"),
         ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
     ),
     "DistributedDataParallel": (
