@@ -113,7 +113,7 @@ def test_a_window_is_one_big_batch(name: str, setting: str, optimizer: str, earl
 
 
 def test_a_window_without_labels_is_eagers() -> None:
-    """Its loss is no number, its gradients are zeros, and AdamW's decay acts all the same."""
+    """The loss is no number, gradients are zeros, and AdamW's decay acts all the same."""
     model, [first, *_] = gpt2(0.0, layers=1), language_batches()
     twin, loss, _ = eager(model, [first, first], "adamw", None)
     assert loss.isnan()
@@ -357,7 +357,7 @@ def test_resumed_in_a_window(way: str, at: int, tmp_path: Path) -> None:
 
 
 def test_a_window_saved_by_an_older_version() -> None:
-    """Its micro-batches counted as one each."""
+    """Micro-batches counted as one each then."""
     kept = {"gradient_accumulation_average": "micro_batches"}
     batches = language_batches()[1:]
     model, other = gpt2(0.0, layers=1), gpt2(0.0, layers=1)
@@ -421,7 +421,7 @@ def test_update_skips_what_is_not_finite() -> None:
 
 
 def test_update_of_changed_parameters_is_refused() -> None:
-    """As a micro-batch that trains other parameters than those before it in its window."""
+    """A micro-batch that trains other parameters than those before it is refused likewise."""
     model = mlp()
     trainer = onward.Trainer(
         model, optimizer_of(model), F.cross_entropy, options={"gradient_accumulation_steps": 2}
