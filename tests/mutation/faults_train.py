@@ -6,6 +6,7 @@ from fault import GUARDS, STATE, STEPS, Fault
 
 SCALE, OWN = ("train/test_loss_scale.py",), ("train/test_own_steps.py",)
 OPTIMIZERS = ("train/test_optimizers.py",)
+AVERAGE = ("train/test_window_average.py",)
 
 TRAIN_FAULTS: tuple[Fault, ...] = (
     # optimizer
@@ -35,8 +36,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state: slots begin with zeros", "train/optimizer_state.py",
-        "                held[slot].fill_(start)",
-        "                held[slot].fill_(0.0)", OPTIMIZERS,
+        "return made.fill_(first) if first else made",
+        "return made", OPTIMIZERS,
     ),
     Fault(
         "update: a group that maximizes minimizes", "differentiate/update/apply.py",
@@ -45,6 +46,36 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     Fault(
         "groups: a parameter in two groups is in the later one", "train/parameter_groups.py",
         "            if p in owner:", "            if False:", ("train/test_parameter_groups.py",),
+    ),
+    Fault(
+        "window: only the last micro-batch's labels count",
+        "differentiate/update/average_labels.py",
+        'labels = early.Add(held["labels"], counted)', "labels = counted", AVERAGE,
+    ),
+    Fault(
+        "window: labels that are ignored count too", "differentiate/loss_sum.py",
+        "shares = b.cast(counted, DType.INT64)",
+        "shares = b.cast(b.Equal(labels, labels), DType.INT64)", AVERAGE,
+    ),
+    Fault(
+        "window: sums reach into the next", "train/window.py",
+        "self.loss = self._mean_loss()\n        self.sums = _zeros()",
+        "self.loss = self._mean_loss()", AVERAGE,
+    ),
+    Fault(
+        "window: an early update takes the mean over a whole window", "train/window.py",
+        "return unit / (weight * divisor)", "return unit", AVERAGE,
+    ),
+    Fault(
+        "update: elements are clipped before the loss scale is divided out",
+        "differentiate/update/clip.py",
+        "most = b.Div(most, gradients.scale)", "most = b.Mul(most, 1.0)",
+        ("train/test_clipping.py",),
+    ),
+    Fault(
+        "update: the averaged weights start at zero", "train/averaged_weights.py",
+        "else p.detach().clone() for p in now", "else torch.zeros_like(p) for p in now",
+        ("train/test_averaged_weights.py",),
     ),
     Fault(
         "update: clipping without its epsilon", "differentiate/update/clip.py",
@@ -58,7 +89,7 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     # the loss scale
     Fault(
         "loss scale: gradients are not divided by it", "differentiate/update/loss_scale.py",
-        "gradients.scale = b.Reciprocal(scale)", "gradients.scale = None", SCALE,
+        "divided = b.Reciprocal(scale)", "divided = b.scalar(1.0, DType.FLOAT)", SCALE,
     ),
     Fault(
         "loss scale: a fixed one is divided by twice", "differentiate/update/loss_scale.py",
@@ -100,13 +131,15 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "loss scale: it moves within a window", "train/trainer.py",
-        "            if last:\n                self._scaling",
-        "            if True:\n                self._scaling", SCALE,
+        "            if last:\n                self._end_window",
+        "            self._scaling.advance(prepared.executable)\n"
+        "            if last:\n                self._end_window", SCALE,
     ),
     Fault(
         "loss scale: it moves only where an update is written", "train/trainer.py",
-        "            if last:\n                self._scaling",
-        "            if last and wrote:\n                self._scaling", SCALE,
+        "        self._scaling.advance(executable)\n        if wrote:",
+        "        if wrote:\n            self._scaling.advance(executable)\n        if wrote:",
+        SCALE,
     ),
     Fault(
         "loss scale: a state does not hold it", "train/loss_scale.py",

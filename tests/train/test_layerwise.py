@@ -23,7 +23,7 @@ def llama() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "vocab_size": 31}
+    sizes: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "vocab_size": 31}
     return T5ForConditionalGeneration(T5Config(num_layers=3, num_decoder_layers=2, **sizes))
 
 
@@ -69,7 +69,8 @@ def test_a_trainer_takes_them() -> None:
     model = gpt2(0.0)
     twin, data = copy.deepcopy(model), batch(2, 7)
     sgd = torch.optim.SGD(onward.optim.layerwise_decay(model, LR, DECAY))
-    onward.Trainer(model, sgd).train_step(**data)
+    trainer: Any = onward.Trainer(model, sgd)
+    trainer.train_step(**data)
     twin(**data).loss.backward()
     made = [([p for n, p in twin.named_parameters() if n.startswith(start)], LR * DECAY**n)
             for start, n in {"transformer.w": 3, "transformer.h.0": 2, "transformer.h.1": 1,

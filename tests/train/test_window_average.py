@@ -21,8 +21,8 @@ from onward import OnwardError
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
-CLOSE = {"rtol": 1e-4, "atol": 2e-6}
-LOW = {"rtol": 0.02, "atol": 0.004}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-6}
+LOW: dict[str, Any] = {"rtol": 0.02, "atol": 0.004}
 
 
 def language_batches() -> list[Tensors]:
@@ -58,7 +58,7 @@ def eager(model: nn.Module, batches: Sequence[Tensors], optimizer: str, norm: fl
     return twin, loss.detach(), found
 
 
-def assert_same(model: nn.Module, twin: nn.Module, **tolerance: float) -> None:
+def assert_same(model: nn.Module, twin: nn.Module, **tolerance: Any) -> None:
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), **(tolerance or CLOSE))
 
 
@@ -113,11 +113,11 @@ def test_a_window_is_one_big_batch(name: str, setting: str, optimizer: str, earl
 
 
 def test_a_window_without_labels_is_eagers() -> None:
-    """Its loss is no number, its gradients are zeros, and AdamW's decay acts all the same."""
+    """The loss is no number, gradients are zeros, and AdamW's decay acts all the same."""
     model, [first, *_] = gpt2(0.0, layers=1), language_batches()
     twin, loss, _ = eager(model, [first, first], "adamw", None)
     assert loss.isnan()
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, optimizer_of(model, "adamw"), options={"gradient_accumulation_steps": 2}
     )
     trainer.train_step(**first)
@@ -132,7 +132,7 @@ def test_windows_one_after_the_other() -> None:
     model, batches = gpt2(0.0, layers=1), language_batches()
     twin = copy.deepcopy(model)
     ours, theirs = optimizer_of(model, "adamw"), optimizer_of(twin, "adamw")
-    trainer = onward.Trainer(model, ours, options={"gradient_accumulation_steps": 3})
+    trainer: Any = onward.Trainer(model, ours, options={"gradient_accumulation_steps": 3})
     for window in (batches[:3], batches[1:3], batches[2:], batches[1:], batches[3:]):
         for data in window:
             result: Any = trainer.train_step(**data)
@@ -228,7 +228,7 @@ def window() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def moved(loss_fn: Any, **options: Any) -> tuple[nn.Module, list[Any]]:
     model = mlp()
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, optimizer_of(model), loss_fn, options={"gradient_accumulation_steps": 4, **options}
     )
     return model, [trainer.train_step(x, target=y) for x, y in window()]
@@ -261,7 +261,7 @@ def test_losses_that_are_not(name: str, caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING, logger="onward"):
         first = rows(6, 6, 1), rows(6, 2, 2)
         model = mlp()
-        trainer = onward.Trainer(
+        trainer: Any = onward.Trainer(
             model, optimizer_of(model), loss_fn, options={"gradient_accumulation_steps": 2}
         )
         results = [trainer.train_step(x, target=y) for x, y in first]
@@ -297,7 +297,7 @@ def test_the_mean_of_micro_batches(count: int) -> None:
 
 def test_one_window_takes_one_mean() -> None:
     model = mlp()
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, optimizer_of(model), F.cross_entropy, options={"gradient_accumulation_steps": 2}
     )
     trainer.train_step(*rows(6, 6, 1))
@@ -357,7 +357,7 @@ def test_resumed_in_a_window(way: str, at: int, tmp_path: Path) -> None:
 
 
 def test_a_window_saved_by_an_older_version() -> None:
-    """Its micro-batches counted as one each."""
+    """Micro-batches counted as one each then."""
     kept = {"gradient_accumulation_average": "micro_batches"}
     batches = language_batches()[1:]
     model, other = gpt2(0.0, layers=1), gpt2(0.0, layers=1)
@@ -380,7 +380,7 @@ def test_a_window_saved_by_an_older_version() -> None:
 @pytest.mark.parametrize("key", ["window_sums", "window_by_labels"])
 def test_a_damaged_window_is_refused(key: str) -> None:
     model = mlp()
-    trainer = onward.Trainer(model, optimizer_of(model), F.cross_entropy)
+    trainer: Any = onward.Trainer(model, optimizer_of(model), F.cross_entropy)
     state = trainer.state_dict() | {key: torch.zeros(3)}
     with pytest.raises(OnwardError, match=f"does not fit this Trainer: {key}"):
         trainer.load_state_dict(state)
@@ -391,7 +391,7 @@ def test_a_damaged_window_is_refused(key: str) -> None:
 
 def test_update_of_an_empty_window_does_nothing() -> None:
     model = mlp()
-    trainer = onward.Trainer(model, optimizer_of(model, "adamw"), F.cross_entropy)
+    trainer: Any = onward.Trainer(model, optimizer_of(model, "adamw"), F.cross_entropy)
     assert trainer.update() is None
     trainer.train_step(*rows(6, 6, 1))
     before, state = copy.deepcopy(model.state_dict()), trainer.state_dict()
@@ -421,9 +421,9 @@ def test_update_skips_what_is_not_finite() -> None:
 
 
 def test_update_of_changed_parameters_is_refused() -> None:
-    """As a micro-batch that trains other parameters than those before it in its window."""
+    """A micro-batch that trains other parameters than those before it is refused likewise."""
     model = mlp()
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, optimizer_of(model), F.cross_entropy, options={"gradient_accumulation_steps": 2}
     )
     trainer.train_step(*rows(6, 6, 1))
@@ -431,9 +431,7 @@ def test_update_of_changed_parameters_is_refused() -> None:
     with pytest.raises(OnwardError, match="got gradients in some micro-batches"):
         trainer.update()
     model.inner.requires_grad_(True)
-    result = trainer.update()
-    assert result is not None
-    assert result.updated
+    assert trainer.update().updated
 
 
 def test_update_reads_the_learning_rate_and_parameters_in_place() -> None:
@@ -442,7 +440,7 @@ def test_update_reads_the_learning_rate_and_parameters_in_place() -> None:
     model.inner.weight = nn.Parameter(model.inner.weight.detach().T.contiguous().T)
     twin, address = copy.deepcopy(model), model.inner.weight.data_ptr()
     optimizer = optimizer_of(model)
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, optimizer, F.cross_entropy, options={"gradient_accumulation_steps": 2}
     )
     for rate in (1.0, 0.25):
@@ -450,7 +448,6 @@ def test_update_reads_the_learning_rate_and_parameters_in_place() -> None:
         trainer.train_step(x, y)
         optimizer.param_groups[0]["lr"] = rate
         result = trainer.update()
-        assert result is not None
         assert result.lr == rate
         made = torch.optim.SGD(twin.parameters(), lr=rate)
         made.zero_grad()

@@ -32,7 +32,7 @@ class Slot:
 # What an accumulation window adds up. labels: counted so far, or the sum of their weights. divisor:
 # of the window's loss, which is `labels` but for a lower bound. loss: the sum of the losses. unit:
 # the first count above 0, by which sums are divided in backward, so that they are of a mean's size.
-WINDOW = ("unit", "labels", "divisor", "loss")
+WINDOW: tuple[str, ...] = ("unit", "labels", "divisor", "loss")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 
 The numbers are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`:
 the first update copies the parameters. Buffers are not averaged; the model's present ones belong to
-the average, as in AveragedModel without `use_buffers`.
+the average, as is the default of AveragedModel.
 """
 
 from __future__ import annotations
