@@ -188,7 +188,7 @@ def test_a_pickle_is_refused_unless_it_is_asked_for(
     line = refused(*options)
     assert "are a pickle (pytorch_model.bin)" in line and "--allow_pickle" in line
     assert main(["finetune", *options, "--output_dir", "out", "--allow_pickle"]) == 0
-    # of a pickle, too, only tensors are read: code in it is not run
+    # even then only tensors are read, and no code in the file is run
     ran = tmp_path / "ran"
 
     class Runs:

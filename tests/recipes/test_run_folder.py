@@ -146,7 +146,7 @@ def test_keeps_what_was_saved_before_an_error(kept: str, tmp_path: Path) -> None
         else:
             checkpoint(folder.path)
         raise ZeroDivisionError
-    assert output.kept == tmp_path / "a" and (output.kept / kept).exists()
+    assert output.kept == tmp_path / "a" and (tmp_path / "a" / kept).exists()
 
 
 def test_never_takes_a_folder_with_other_files(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """Handles the signals of a run in a `with` block; its end restores the handlers before it.
 
-    A signal that the process was started to ignore (`nohup`, a shell's background jobs) stays
+    A signal that the process was started to ignore, as shells start jobs in the background, stays
     ignored. Outside of the main thread, where Python has no handlers, it does nothing.
 
     stopping: the number of the signal that asked the run to end; None for none. status: returns the
