@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -400,6 +401,23 @@ def test_a_tied_weight_is_state_once_and_weights_go_back(tmp_path: Path) -> None
     want = again.evaluate(numpy(data), outputs=["logits"])
     near([twin.eval()(**data).loss.item()], [float(want["loss"])])
     assert want["logits"].shape == (4, 12, 97)
+
+
+def test_the_loop_of_the_page_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+    [program] = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "import onnx" in b]
+    trainer, batches = made(CASES["MLP"]), [points(4, 0, i) for i in range(5)]
+    trainer.export_training(tmp_path / "step", batch=batches[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "step"))
+    try:
+        exec(program, {"batches": [numpy(data) for data in batches]})
+    finally:
+        sys.modules.pop("run", None)
+    losses = [float(line) for line in capsys.readouterr().out.split()]
+    near(losses, [float(trainer.train_step(data).loss) for data in batches])
 
 
 def test_the_runner_refuses_sizes_that_the_files_are_not_for(tmp_path: Path) -> None:
