@@ -26,9 +26,7 @@ def hooked(parameters: Any) -> Any:
 
 OPTIMIZERS: dict[str, Any] = {
     "a subclass": lambda p: Shrinking(p, lr=1e-2),
-    "maximize": lambda p: torch.optim.AdamW(p, lr=1e-3, maximize=True),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
-    "another of torch's": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "another of torch's": lambda p: torch.optim.ASGD(p, lr=1e-2),
     "with a hook": hooked,
 }
 

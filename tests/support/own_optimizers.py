@@ -140,10 +140,6 @@ def adafactor(groups: Iterable[Any]) -> torch.optim.Optimizer:
     return Adafactor(groups, scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
 
 
-def amsgrad(groups: Iterable[Any]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=0.02, amsgrad=True)
-
-
 def hooked(groups: Iterable[Any]) -> torch.optim.Optimizer:
     """AdamW with a hook that writes to the gradients before each step."""
     made = torch.optim.AdamW(groups, lr=0.02)
@@ -179,7 +175,6 @@ MAKERS: dict[str, Make] = {
     "Rprop": lambda groups: torch.optim.Rprop(groups, lr=0.01),
     "ASGD": lambda groups: torch.optim.ASGD(groups, lr=0.1, lambd=0.01, t0=2),
     "Adadelta, not foreach": lambda groups: torch.optim.Adadelta(groups, lr=2.0, foreach=False),
-    "amsgrad": amsgrad,
     "with a hook": hooked,
     "transformers' Adafactor": adafactor,
 }

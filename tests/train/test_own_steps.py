@@ -296,10 +296,6 @@ CHANGES: dict[str, Any] = {
         ).remove
     ),
     "step replaced": _twice,
-    "maximize": lambda o: (
-        [g.update(maximize=True) for g in o.param_groups],
-        lambda: [g.update(maximize=False) for g in o.param_groups],
-    )[1],
 }
 
 
@@ -447,8 +443,8 @@ REFUSED: dict[str, tuple[Make, dict[str, Any], str]] = {
     "moments in bf16": (Heavy, {"optimizer_state": "bf16"}, "optimizer_state='bf16' is not"),
     "strict": (Heavy, {"strict": True}, "Heavy has no update in a graph, and strict=True"),
     "a flag, strict": (
-        lambda groups: torch.optim.AdamW(groups, amsgrad=True), {"strict": True},
-        "amsgrad=True in parameter group 0 has no update in a graph",
+        lambda groups: torch.optim.AdamW(groups, differentiable=True), {"strict": True},
+        "differentiable=True in parameter group 0 has no update in a graph",
     ),
 }  # fmt: skip
 
@@ -465,7 +461,7 @@ def test_what_is_refused(name: str) -> None:
 # ---- saved, explained, compared
 
 
-@pytest.mark.parametrize("name", ["rotated", "schedule-free", "amsgrad"])
+@pytest.mark.parametrize("name", ["rotated", "schedule-free", "with a hook"])
 @pytest.mark.parametrize("way", ["state_dict", "save"])
 def test_a_run_goes_on_from_its_state(way: str, name: str, tmp_path: Path) -> None:
     """A run goes on in the middle of a window, to the bit."""
@@ -514,8 +510,8 @@ UNFIT: dict[str, tuple[Make, Make, str]] = {
     "other groups": (
         Heavy, lambda groups: Heavy([*groups][::-1]), "holds other parameters",
     ),
-    "of a graph": (adamw, MAKERS["amsgrad"], "its updates were made by step graphs"),
-    "for a graph": (MAKERS["amsgrad"], adamw, "AdamW made its updates itself"),
+    "of a graph": (adamw, MAKERS["with a hook"], "its updates were made by step graphs"),
+    "for a graph": (MAKERS["with a hook"], adamw, "AdamW made its updates itself"),
 }  # fmt: skip
 
 
