@@ -37,7 +37,7 @@ def run(
     """Trains on these batches in another process; returns the losses of the steps, then that of an
     evaluation of the last batch, and the file of the state after them."""
     here = Path(tempfile.mkdtemp(dir=folder.parent))
-    arrays = {f"{i}/{name}": x for i, data in enumerate(batches) for name, x in data.items()}
+    arrays: Any = {f"{i}/{name}": x for i, data in enumerate(batches) for name, x in data.items()}
     np.savez(here / "batches.npz", **arrays)
     command = [sys.executable, "-I", __file__, str(folder), str(here), json.dumps(lr)]
     made = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)

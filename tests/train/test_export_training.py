@@ -277,10 +277,10 @@ def test_onnxs_evaluator_computes_the_step(tmp_path: Path) -> None:
     feeds |= {about["batch"][n]["input"]: x for n, x in data.items()} | {"seed": training.seed(0)}
     evaluator = ReferenceEvaluator(str(folder / "train.onnx"), new_ops=[GatherElements])
     names = [about["loss"], *about["state"].values()]
-    want = evaluator.run(names, {n: feeds[n] for n in evaluator.input_names})
+    want: Any = evaluator.run(names, {str(n): feeds[str(n)] for n in evaluator.input_names})
     got = training.step(data)
-    np.testing.assert_allclose(got["loss"], want[0], rtol=1e-6)  # type: ignore[index]
-    for name, array in zip(about["state"], want[1:], strict=True):  # type: ignore[index]
+    np.testing.assert_allclose(got["loss"], want[0], rtol=1e-6)
+    for name, array in zip(about["state"], want[1:], strict=True):
         np.testing.assert_allclose(training.state[name], array, rtol=1e-5, atol=1e-7)
 
 
