@@ -244,7 +244,8 @@ class Ours(Side):
         said["disable"] = tuple(said.get("disable", ()))
         options = onward.TrainerOptions(
             **said,
-            **self.case["options"],
+            # the plain loop takes the mean of the micro-batches' losses
+            **{"gradient_accumulation_average": "micro_batches", **self.case["options"]},
             seed=3 if self.case["seeded"] else None,
             fetch=tuple(self.case["fetch"]),
         )
