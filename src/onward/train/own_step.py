@@ -9,7 +9,7 @@ affair; nothing here reads them, except which parameters it holds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -128,7 +128,7 @@ class OwnStep(HeldOptimizer[GradientSums]):
         parameters: list[torch.Tensor],
         executable: Executable,
         left: Mapping[str, str],
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """A context in which each parameter's `grad` is what the step has left for it."""
         outputs = {self.updates.parameter(name): output for name, output in left.items()}
         held = [p.grad for p in parameters]
