@@ -11,7 +11,7 @@ bf16; here it has the parameter's precision, which is nearer to the formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ import onnx_ir as ir
 from onward.graph.graph import type_of
 from onward.graph.ops.optimizers.arithmetic import mixed, one_less, scaled, shrunk
 from onward.graph.ops.optimizers.record import Group, Groups, Optimizer, setting, updated_types
-from onward.graph.ops.record import Op
+from onward.graph.ops.record import Op, Types
+from onward.graph.types import Size
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -82,8 +83,16 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     return [b.Sub(shrunk(b, p, lr, decay), b.Mul(x, b.cast(rate, type_of(p).dtype))), u]
 
 
+def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+    """FLOPs of the products with and between Gram matrices, by the smaller side."""
+    assert inputs[0] is not None
+    rows, columns = sorted(int(n) for n in inputs[0].shape)  # type: ignore[arg-type]
+    return attrs["steps"] * 2 * rows * rows * (2 * columns + rows)
+
+
 _UPDATE = Op(
     name="MuonUpdate",
+    flops=_flops,
     infer=updated_types(slots=1),
     body=_body,
     doc="p', u' of Muon. Inputs: p f[N,M], g f[N,M], u f[N,M], lr, momentum, eps, weight decay, "
