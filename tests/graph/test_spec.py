@@ -115,6 +115,7 @@ def with_a_waiting_result(graph: Graph) -> None:
 def with_a_gradient_of_another_type(graph: Graph) -> None:
     signature = graph.signature
     name = next(iter(signature.gradients.values()), signature.loss)
+    assert name is not None
     if name not in signature.gradients.values():  # of a step: nothing is left there yet
         [first] = graph.inputs_with(Role.PARAM)[:1]
         graph.signature = signature.but(left_gradients={first.name: name})
