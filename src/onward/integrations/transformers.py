@@ -199,7 +199,7 @@ class Trainer(transformers.Trainer):
                 return f"{event} may read gradients"
         changed = replaced(self.accelerator)
         if changed is not None:
-            return f"accelerator.{changed} has been replaced"
+            return f"{changed} has been replaced"
         if self.accelerator.mixed_precision == "fp16":
             return "accelerate's scaler reads gradients (fp16)"
         return None
