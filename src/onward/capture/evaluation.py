@@ -98,10 +98,15 @@ def _without(graph: Graph, node: Node) -> Value:
 def _is_random(x: Value) -> bool:
     """Returns whether a value is a random input (the seed, the index of the first sample or row) or
     is computed from one."""
-    made = x.producer()
-    if made is None:
-        return role_of(x) is Role.RANDOM
-    return any(y is not None and _is_random(y) for y in made.inputs)
+    stack, seen = [x], {x}  # each value once: a deep model has more paths than anyone can walk
+    while stack:
+        made = (y := stack.pop()).producer()
+        if made is None and role_of(y) is Role.RANDOM:
+            return True
+        more = {z for z in (made.inputs if made is not None else ()) if z is not None} - seen
+        seen |= more
+        stack += more
+    return False
 
 
 def _undrawn(graph: Graph) -> None:

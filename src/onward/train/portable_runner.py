@@ -30,15 +30,17 @@ DTYPES = {
 
 
 class Training:
-    """A training run. state: a file that `save` has written; by default the exported state."""
+    """A training run. state: a file that `save` has written; by default the exported state.
+    options: onnxruntime's, of each graph's session."""
 
     def __init__(
         self,
         folder: str | Path,
         state: str | Path | None = None,
         providers: Iterable[str] = ("CPUExecutionProvider",),
+        options: onnxruntime.SessionOptions | None = None,
     ) -> None:
-        self.folder, self.providers = Path(folder), list(providers)
+        self.folder, self.providers, self.options = Path(folder), list(providers), options
         self.about = json.loads((self.folder / "training.json").read_text())
         self.state = load(Path(state or self.folder / self.about["state"]))
         self.rates: dict[str, float] = dict(self.about["rates"])
@@ -64,7 +66,9 @@ class Training:
         about = self.about["graphs"][graph]
         if graph not in self.sessions:
             file = str(self.folder / about["file"])
-            self.sessions[graph] = onnxruntime.InferenceSession(file, providers=self.providers)
+            self.sessions[graph] = onnxruntime.InferenceSession(
+                file, self.options, providers=self.providers
+            )
         session = self.sessions[graph]
         given = {**self.state, **{name: np.array(rate) for name, rate in self.rates.items()}}
         given[self.about["seed"]["input"]] = self.seed(place=int(graph == "eval"))
