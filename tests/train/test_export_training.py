@@ -138,7 +138,8 @@ def numpy(data: Tensors) -> dict[str, np.ndarray]:
 def made(case: Case, dropout: float = 0.0, **options: Any) -> onward.Trainer:
     torch.manual_seed(0)
     model = case.make(dropout).train()
-    given = {"max_grad_norm": case.clip, **options}
+    average = {"gradient_accumulation_average": "micro_batches"}
+    given = {"max_grad_norm": case.clip, **average, **options}
     return onward.Trainer(model, case.optimizer(model), case.loss_fn, options=given)
 
 
@@ -323,7 +324,8 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(
     torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 5))
 trainer = onward.Trainer(model, onward.optim.AdamW(), torch.nn.functional.cross_entropy,
-    options=TrainerOptions(gradient_accumulation_steps=2))
+    options=TrainerOptions(
+        gradient_accumulation_steps=2, gradient_accumulation_average="micro_batches"))
 batch = (torch.ones(4, 8), torch.tensor([0, 1, 2, 3]))
 trainer.export_training(sys.argv[1], batch=batch)
 trainer.export_onnx(sys.argv[1] + ".onnx", batch=batch)
@@ -522,4 +524,12 @@ def test_an_open_window_and_a_trainer_without_a_batch_are_refused(tmp_path: Path
     trainer.train_step(points(4, 0, 1))
     with pytest.raises(OnwardError, match="within an accumulation window"):
         trainer.export_training(tmp_path / "step")
+    assert not list(tmp_path.iterdir())
+
+
+def test_windows_by_labels_are_refused(tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 2, "gradient_accumulation_average": "labels"}
+    trainer = made(CASES["MLP"], **options)
+    with pytest.raises(OnwardError, match="no windows whose loss is a mean over their labels"):
+        trainer.export_training(tmp_path / "step", batch=tuple(points(4, 0, 1).values()))
     assert not list(tmp_path.iterdir())
