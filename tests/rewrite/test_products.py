@@ -194,6 +194,7 @@ def test_a_gradient_that_depends_on_the_loss_stays_apart() -> None:
     m = Layer()
     graph = trained(m)
     loss = graph.outputs["loss"].producer()
+    assert loss is not None
     after = list(graph)[list(graph).index(loss) + 1]
     b = Builder(graph, before=after)  # before the gradient, to which the loss would move
     graph.outputs["scaled"] = b.Mul(graph.outputs["loss"], 2.0)
