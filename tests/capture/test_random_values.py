@@ -1,4 +1,4 @@
-"""Which values of a graph are random, in graphs as deep as models are."""
+"""A value of a graph is known to be random or not, in graphs as deep as models are."""
 
 from __future__ import annotations
 
