@@ -117,7 +117,7 @@ class EngineResult:
 
 
 class TokenBlocks(Dataset[NDArray[np.int32]]):
-    """TokenBlocks `i32[blocks, block_size]` as a dataset of rows."""
+    """Blocks of tokens `i32[blocks, block_size]` as a dataset of rows."""
 
     def __init__(self, blocks: Ids) -> None:
         self._blocks = blocks
@@ -131,7 +131,7 @@ class TokenBlocks(Dataset[NDArray[np.int32]]):
 
 def update_batches(blocks: Ids, per_update: int, seed: int) -> ResumableDataLoader:
     """Batches `i64[per_update, block_size]`, one for each update, in a new permutation for each
-    epoch. TokenBlocks that do not fill a whole update are left out of that epoch."""
+    epoch. Blocks that do not fill a whole update are left out of that epoch."""
     return ResumableDataLoader(
         TokenBlocks(blocks), per_update, seed=seed, drop_last=True, collate_fn=_stacked
     )
