@@ -193,17 +193,24 @@ class Executable:
         """Runs the launches one by one and times each. Owned tensors that they write are
         restored."""
         times: list[KernelTime] = []
-        with self._repeated(inputs, dims):
-            for launch, described in zip(self.launches, self.plan.launches, strict=True):
-                start = time.perf_counter()
-                launch()
-                if self.memory.device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds = time.perf_counter() - start
-                times.append(
-                    KernelTime(described.kernel.name, described.op, described.module, seconds)
-                )
-            self._binder.raise_input_errors(range(len(times)))
+        with torch.no_grad(), self._binder.regions.repeating():
+            self._stage(inputs, dims)
+            written = self._binder.written
+            before = [t.detach().clone() for t in written]
+            try:
+                for launch, described in zip(self.launches, self.plan.launches, strict=True):
+                    start = time.perf_counter()
+                    launch()
+                    if self.memory.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    seconds = time.perf_counter() - start
+                    times.append(
+                        KernelTime(described.kernel.name, described.op, described.module, seconds)
+                    )
+                self._binder.raise_input_errors(range(len(times)))
+            finally:
+                for tensor, copy in zip(written, before, strict=True):
+                    tensor.copy_(copy)
         return times
 
     def profile_by_op(
@@ -227,26 +234,11 @@ class Executable:
         after: Callable[[int], None],
     ) -> None:
         """Runs the launches up to the commit one by one, and calls `before` and `after` with the
-        number of each. Owned tensors that they write are restored."""
-        with self._repeated(inputs, dims):
+        number of each. No owned tensor is written before the commit."""
+        with torch.no_grad(), self._binder.regions.repeating():
+            self._stage(inputs, dims)
             for number in range(self.plan.commit):
                 before(number)
                 self.launches[number]()
                 after(number)
             self._binder.raise_input_errors(range(self.plan.commit))
-
-    @contextmanager
-    def _repeated(
-        self, inputs: Mapping[str, torch.Tensor | float | int], dims: Mapping[str, int] | None
-    ) -> Generator[None]:
-        """A context for a run that leaves no trace: it copies the inputs into place, and restores
-        the owned tensors that launches write."""
-        with torch.no_grad(), self._binder.regions.repeating():
-            self._stage(inputs, dims)
-            written = self._binder.written
-            held = [t.detach().clone() for t in written]
-            try:
-                yield
-            finally:
-                for tensor, copy in zip(written, held, strict=True):
-                    tensor.copy_(copy)

@@ -160,7 +160,6 @@ class Trainer(TrainerViews):
         inputs, wrote = self._run(prepared, batch.batch_size, last)
         why = self._optimizer.why
         self._last = LastRun(step, batch, request, prepared, inputs, why)
-        self._note(prepared.loss, wrote, last, self._last.nonfinite_origin)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
             loss=prepared.loss,
@@ -171,6 +170,8 @@ class Trainer(TrainerViews):
             outputs={name: prepared.output(name) for name in names},
             window_loss=self._window.loss if last else None,
         )
+        # last: it may run the step once more
+        self._note(result.loss, wrote, last, self._last.nonfinite_origin)
         if last and wrote:
             self._own_step(prepared.executable)
         return result
@@ -207,7 +208,6 @@ class Trainer(TrainerViews):
         inputs[signature.window_scale] = window.scale()
         wrote = executable.run(inputs, {}, done)
         assert window.loss is not None, "a window that has ended has a loss"
-        self._note(window.loss, wrote, True, partial(nonfinite_origin, executable, inputs, {}))
         norm = signature.grad_norm
         result = StepResult(
             loss=window.loss,
@@ -217,6 +217,7 @@ class Trainer(TrainerViews):
             updated=wrote,
             window_loss=window.loss,
         )
+        self._note(window.loss, wrote, True, partial(nonfinite_origin, executable, inputs, {}))
         if wrote:
             self._own_step(executable)
         return result
