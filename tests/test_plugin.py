@@ -107,8 +107,8 @@ def test_without_the_plugin_nothing_of_it_is_there(site: Path) -> None:
     found = run()
     assert not [name for name in found["kernels"] if name.startswith("example.")]
     assert "squared_relu" not in found["passes"] and "bias_activation" in found["passes"]
-    assert not {"SquaredRelu", "SquaredReluGrad", "LionUpdate"} & {*found["ops"]}
-    assert "Lion" not in found["optimizers"] and "AdamW" in found["optimizers"]
+    assert not {"SquaredRelu", "SquaredReluGrad", "SignumUpdate"} & {*found["ops"]}
+    assert "Signum" not in found["optimizers"] and "AdamW" in found["optimizers"]
     assert found["modules"] == []
     assert list(site.iterdir()), "the plugin was there to be found"
 

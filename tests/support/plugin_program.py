@@ -39,7 +39,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def eager(model: nn.Module) -> list[float]:
-    """Losses of the same steps in PyTorch alone, with Lion as the paper writes it."""
+    """Losses of the same steps in PyTorch alone, with Signum as the paper writes it."""
     momenta = {p: torch.zeros_like(p) for p in model.parameters()}
     losses = []
     for x, y in batches():
@@ -51,8 +51,8 @@ def eager(model: nn.Module) -> list[float]:
             for p, momentum in momenta.items():
                 assert p.grad is not None
                 g = p.grad
-                p -= 0.01 * (torch.sign(0.9 * momentum + 0.1 * g) + 0.1 * p)
-                momentum.copy_(0.99 * momentum + 0.01 * g)
+                momentum.copy_(0.9 * momentum + 0.1 * g)
+                p -= 0.01 * (torch.sign(momentum) + 0.1 * p)
     return losses
 
 
@@ -73,16 +73,16 @@ def main() -> dict[str, Any]:
     model = Net()
     listed = [line.split(None, 1)[1] for line in facts() if line.startswith("plugins")]
     early = [name for name in sys.modules if name.startswith("onward_")]
-    if not hasattr(onward.optim, "Lion"):
+    if not hasattr(onward.optim, "Signum"):
         return without(model)
     plain, written, off, torchs = (copy.deepcopy(model) for _ in range(4))
     want = eager(plain)
-    trainer, losses = trained(written, onward.optim.Lion(lr=0.01, weight_decay=0.1))
+    trainer, losses = trained(written, onward.optim.Signum(lr=0.01, weight_decay=0.1))
     report = trainer.report()
     less, others = trained(
-        off, onward.optim.Lion(lr=0.01, weight_decay=0.1), disable=("squared_relu",)
+        off, onward.optim.Signum(lr=0.01, weight_decay=0.1), disable=("squared_relu",)
     )
-    record = next(r for r in _optimizers().values() if r.name == "Lion")
+    record = next(r for r in _optimizers().values() if r.name == "Signum")
     module, _, name = record.torch.rpartition(".")
     its_own = getattr(sys.modules[module], name)(torchs.parameters(), lr=0.01, weight_decay=0.1)
     for x, y in batches():

@@ -1,4 +1,4 @@
-"""A plugin of Onward: squared ReLU with kernels of its own, and the Lion optimizer.
+"""A plugin of Onward: squared ReLU with kernels of its own, and the Signum optimizer.
 
 `register` is the entry point of the group `onward.plugins` (pyproject.toml). Onward calls it before
 it makes its first Trainer; nobody has to import this package.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from onward import extend
 from onward_example.kernels import SQUARED_RELU as KERNEL
 from onward_example.kernels import SQUARED_RELU_GRAD as GRADIENT_KERNEL
-from onward_example.lion import LION
+from onward_example.signum import SIGNUM
 from onward_example.squared_relu import SQUARED_RELU, SQUARED_RELU_GRAD, gradient, squared_relu
 
 
@@ -24,4 +24,4 @@ def register() -> None:
         before="bias_activation",
         reason="that pass would join the Relu with its product, and leave the square alone",
     )
-    extend.optimizer(LION)
+    extend.optimizer(SIGNUM)
