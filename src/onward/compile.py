@@ -192,10 +192,13 @@ class Compiler:
         self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[EagerPart] = ()
     ) -> Executable:
         """Binds a plan to memory. owned: tensors that the user or the session owns, by graph input.
-        parts: the model parts that the plan's regions run in PyTorch."""
+        parts: the model parts that the plan's regions run in PyTorch. A plan with open sizes is
+        bound by its first run: it has room for sizes that the model may not accept, such as
+        positions beyond the end of a table."""
         with self.journal.timed("bind"):
             executable = Executable(plan, memory, owned, parts, self.mesh)
-            executable.bind()
+            if not plan.open:
+                executable.bind()
         return executable
 
     def bind_halves(
