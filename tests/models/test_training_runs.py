@@ -48,13 +48,24 @@ def eager_run(
     return losses, {n: p.detach().double() for n, p in twin.named_parameters()}, norms
 
 
+def shuffled(data: list[Tensors], seed: int) -> list[Tensors]:
+    """The same batches with their samples in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(item["input_ids"]), generator=generator) for item in data]
+    return [
+        {k: x[order] for k, x in item.items()} for item, order in zip(data, orders, strict=True)
+    ]
+
+
 def assert_same_run(
     model: nn.Module, make: Make, data: list[Tensors], clip: float | None = None
 ) -> None:
     """Assert each loss within 1e-5, and each parameter at most twice eager's distance from fp64,
-    plus 1e-5."""
+    plus 1e-5. Eager's distance is the largest of three runs, two of them with the samples of each
+    batch in other orders: where gradient and decay cancel, one element of Adam's decides it."""
     _, exact, exact_norms = eager_run(model, make, data, torch.float64, clip)
-    losses, plain, norms = eager_run(model, make, data, torch.float32, clip)
+    losses, *plain, norms = eager_run(model, make, data, torch.float32, clip)
+    plain += [eager_run(model, make, shuffled(data, i), torch.float32, clip)[1] for i in (1, 2)]
     before = {n: p.detach().double().clone() for n, p in model.named_parameters()}
     trainer = onward.Trainer(model, make(model), options=onward.TrainerOptions(max_grad_norm=clip))
     results = [trainer.train_step(item) for item in data]
@@ -66,7 +77,7 @@ def assert_same_run(
     moved = 0.0
     for name, p in model.named_parameters():
         distance = float((p.detach().double() - exact[name]).norm())
-        allowed = 2 * float((plain[name] - exact[name]).norm()) + 1e-5
+        allowed = 2 * max(float((run[name] - exact[name]).norm()) for run in plain) + 1e-5
         if name.endswith("key.bias") and "Adam" in type(trainer.optimizer).__name__:
             # the exact gradient of a key's bias is zero, so Adam divides noise by noise: each
             # engine walks at random, a learning rate a step at most
