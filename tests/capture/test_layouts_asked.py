@@ -159,3 +159,32 @@ def test_what_a_trace_answers_otherwise_is_said() -> None:
         with torch._subclasses.FakeTensorMode() as mode:
             fake = mode.from_tensor(torch.ones(11, 4))[mode.from_tensor(ids)]
         assert fake.stride() == torch.ones(11, 4)[ids].stride(), "then nothing is to be said"
+
+
+def test_a_write_into_a_mask_that_chooses_samples_is_captured() -> None:
+    """A mask of samples that is written in place, as models of images write it, does not make the
+    capture depend on memory layouts: it is not the forward that reshapes it."""
+
+    class Images(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.patches = nn.Conv2d(3, 4, 2, stride=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.view(-1, *x.shape[2:])  # f32[B*N,3,H,W], where images of zeros are padding
+            real = (x == 0.0).sum(dim=(-1, -2, -3)) != x.shape[1:].numel()
+            real[0] |= ~torch.any(real)
+            x = x[real].contiguous()
+            return self.patches(x).flatten(2).transpose(1, 2).reshape(-1, 4).tanh().sum(1).mean()
+
+    eager = Images()
+    ours = onward.accelerate(copy.deepcopy(eager))
+    for given in torch.randn(2, 2, 2, 3, 4, 4):
+        eager.zero_grad()
+        ours.zero_grad()
+        want, got = eager(given), ours(given)
+        want.backward()
+        got.backward()
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(ours.patches.weight.grad, eager.patches.weight.grad)

@@ -98,9 +98,9 @@ class FlatCall(torch.nn.Module):
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
-            self.noted.sharing,
             Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
             self._choosing(asked),
+            self.noted.sharing,  # last: it sees the forward's calls, not those of the modes before
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from onward.capture.masked_rows import is_tensor
+
 # functions that return a view or a copy, depending on the strides of their input
 _VIEW_OR_COPY = ("contiguous", "flatten", "ravel", "reshape", "reshape_as")
 _READS_STRIDES = ("as_strided",)
@@ -39,7 +41,7 @@ class Sharing(TorchFunctionMode):
             x for x, n in zip(given, before, strict=True) if n is not None and _version(x) != n
         ]
         name = getattr(func, "__name__", "")
-        if name in (*_VIEW_OR_COPY, *_READS_STRIDES) and given and isinstance(made, torch.Tensor):
+        if name in (*_VIEW_OR_COPY, *_READS_STRIDES) and given and is_tensor(made):
             self._calls.append((name, given[0], made))
         return made
 
@@ -65,10 +67,10 @@ class Sharing(TorchFunctionMode):
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors among arguments, and in lists among them."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if is_tensor(value):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (x for x in value if isinstance(x, torch.Tensor))
+            yield from filter(is_tensor, value)
 
 
 def _version(x: torch.Tensor) -> int | None:
