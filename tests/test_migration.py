@@ -171,12 +171,11 @@ def test_what_is_not_there_yet_is_said_of_what_is_not_there() -> None:
         for field in dataclasses.fields(kind)
     }
     absent = [row for page in FROM for row in rows(PAGES[page]) if "**not there yet" in row[1]]
-    assert len(absent) > 15
+    assert len(absent) > 10, "the tables are read"
     for row in absent:
         for key in quoted(row[0]):
             assert re.split(r"[.(]", key)[-1].strip(")") not in fields, key
     assert not {"loss_scaler", "precision"} & fields
-    assert not hasattr(onward.optim, "Lamb") and not hasattr(onward.optim, "LAMB")
 
 
 def test_the_arithmetic_of_both_ways_in_is_as_the_page_says() -> None:

@@ -49,7 +49,7 @@ def eager_run(
 
 
 def shuffled(data: list[Tensors], seed: int) -> list[Tensors]:
-    """The same batches with their samples in another order."""
+    """Returns each batch with its samples in another order."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(len(item["input_ids"]), generator=generator) for item in data]
     return [

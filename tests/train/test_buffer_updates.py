@@ -153,7 +153,9 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("window", [1, 2])
 def test_buffers_are_written_as_in_eager_code(part: str, window: int) -> None:
     model, eager = pair(PARTS[part])
-    options = onward.TrainerOptions(gradient_accumulation_steps=window)
+    options = onward.TrainerOptions(
+        gradient_accumulation_steps=window, gradient_accumulation_average="micro_batches"
+    )
     trainer, optimizer = onward.Trainer(model, sgd(model), options=options), sgd(eager)
     for step, (x, y) in enumerate(batches()):
         result = trainer.train_step(x, y)
