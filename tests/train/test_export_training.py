@@ -417,10 +417,13 @@ def test_the_loop_of_the_page_trains(
     trainer.export_training(tmp_path / "step", batch=batches[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "step"))
+    of_another_test = sys.modules.pop("run", None)
     try:
         exec(program, {"batches": [numpy(data) for data in batches]})
     finally:
-        sys.modules.pop("run", None)
+        del sys.modules["run"]
+        if of_another_test is not None:
+            sys.modules["run"] = of_another_test
     losses = [float(line) for line in capsys.readouterr().out.split()]
     near(losses, [float(trainer.train_step(data).loss) for data in batches])
 

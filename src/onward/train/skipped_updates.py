@@ -17,7 +17,8 @@ FindOrigin = Callable[[], NonfiniteOrigin | None]
 
 
 class SkippedUpdates:
-    """The updates skipped in a row for gradients that are infinite or NaN.
+    """The updates skipped in a row for gradients that are infinite or NaN, since the last one that
+    was not, or the last state that was loaded.
 
     limit: the number at which the run ends; None: never. checkpoint: of this run, the last one
     written or resumed from; None before the first. A skip that makes a dynamic loss scale of 1 or

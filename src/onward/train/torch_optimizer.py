@@ -51,15 +51,16 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
     ) -> None:
         self.record = record_of(optimizer)
         paths = paths_of(model)
-        self._forms = StateForms(
-            optimizer_state, self.record, partial(_is_table, model), self._group_of
-        )
+        self._places = _places(optimizer)
+        # functions that do not hold this object: the optimizer's state, which reads them, outlives
+        # the Trainer
+        settings = partial(_settings, optimizer, self._places)
+        self._forms = StateForms(optimizer_state, self.record, partial(_is_table, model), settings)
         self._forms.check(optimizer.param_groups)
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         updates = UpdateState(self.record, self._forms, paths, accumulator)
         super().__init__(model, optimizer, updates)
         self._rules = rules(optimizer)
-        self._places = _places(optimizer)
         check_parameters(optimizer, paths, type(model).__name__)
         check_free(optimizer)
         release(optimizer)
@@ -106,7 +107,8 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         if changed:
             known = {**self.updates.names, **paths}
             check_parameters(self.torch, known, type(self.model).__name__)
-            self._places = _places(self.torch)
+            self._places.clear()
+            self._places |= _places(self.torch)
         found, loaded = self._shared.read(paths), self._shared.is_replaced
         if changed:
             self._restart()
@@ -163,11 +165,6 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         forms = self.record.forms
         return tuple(forms[form].tensors) if form else self.updates.state.required(parameter)
 
-    def _group_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        """The settings of a parameter: those of its group, or else the optimizer's defaults."""
-        place = self._places.get(parameter)
-        return self.torch.defaults if place is None else self.torch.param_groups[place]
-
     def join(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
         """Registers a new step graph, which may split clocks. `groups` returns the same before and
         after."""
@@ -213,6 +210,16 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
 def _places(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, int]:
     """The number of each parameter's group."""
     return {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+
+def _settings(
+    optimizer: torch.optim.Optimizer,
+    places: Mapping[torch.Tensor, int],
+    parameter: torch.Tensor,
+) -> Mapping[str, Any]:
+    """The settings of a parameter: those of its group, or else the optimizer's defaults."""
+    place = places.get(parameter)
+    return optimizer.defaults if place is None else optimizer.param_groups[place]
 
 
 def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:

@@ -265,6 +265,7 @@ class Trainer(TrainerViews):
         self._optimizer.require_owner()
         restore(self._state_parts(), state)
         self.memory.torn = False
+        self._skipped.in_a_row = 0
 
     # ---- averaged weights
 

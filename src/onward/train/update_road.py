@@ -47,6 +47,12 @@ def check_own_step(optimizer: torch.optim.Optimizer, why: str, options: TrainerO
             "SparseAdam takes sparse gradients only, and those of a graph are dense; fix: "
             "torch.optim.AdamW"
         )
+    for i, group in enumerate(optimizer.param_groups):
+        if group.get("differentiable"):
+            raise OnwardError(
+                f"differentiable=True in parameter group {i} is not supported: no later loss is "
+                "differentiated through an update; fix: leave it out"
+            )
     if _needs_closure(optimizer):
         raise OnwardError(
             f"{name}.step needs a closure that evaluates the loss again, which a step graph is "
