@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,18 @@ from onward.recipes.finetune import same_again
 
 STEPS, EPOCH = 8, 5  # updates of a run, and of an epoch
 Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def signals_heard() -> Iterator[None]:
+    """Signals as a program at a terminal has them: one in the background, or under nohup, ignores
+    some, and so does a run in it."""
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in found.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
