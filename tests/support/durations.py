@@ -1,6 +1,6 @@
 """Writes `tests/durations.json`: the seconds of each test that takes one or more.
 
-    make test TEST_ARGS=--junitxml=report.xml && python tests/support/durations.py report.xml
+make test TEST_ARGS=--junitxml=report.xml && python tests/support/durations.py report.xml
 """
 
 from __future__ import annotations
