@@ -29,6 +29,7 @@ from kept_captures import keeping
 from onward.graph.graph import Graph
 
 QUICK = 8  # with --quick, one in so many tests of a file, at least one
+SECONDS = 20  # that the cases of a test may take without --whole
 LONG = 4  # with --thin, one in so many of the tests that take a second or more
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
@@ -45,9 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
-    same. With `--thin N` 1 in N of these, and one case of every fourth test that takes a second or
-    more (`durations.json`); with `--whole`, and where cases are asked for by name, all of them
-    stay. With `--quick` one case of an eighth of each file's tests stays, and no slow one."""
+    same. A test whose cases take a second or more (`durations.json`) keeps as many as fit in
+    SECONDS, at least one. With `--thin N` 1 in N of the former stay, and of the latter one case of
+    every fourth test; with `--whole`, and where cases are asked for by name, all of them. With
+    `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     quick, thin = config.getoption("--quick"), int(config.getoption("--thin") or 1)
@@ -55,16 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest()):
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
     files: dict[str, list[list[pytest.Item]]] = {}
-    long = durations.known() if thin > 1 else {}
+    long = durations.known()
     for name, found in groups.items():
         mark = found[0].get_closest_marker("sample")
-        if quick or name in long:
+        if quick or (thin > 1 and name in long):
             del found[1:]
         elif mark is not None:
             del found[math.ceil(len(found) / (mark.args[0] * thin)) :]
+        if name in long:
+            del found[max(1, int(SECONDS / long[name])) :]
         slow = found[0].get_closest_marker("slow") is not None
         drawn = hashlib.sha256(name.encode()).digest()[0] % LONG == 0
-        if not (quick and slow) and (drawn or name not in long):
+        if not (quick and slow) and (drawn or thin == 1 or name not in long):
             files.setdefault(name.partition("::")[0], []).append(found)
     kept = {
         item

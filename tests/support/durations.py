@@ -1,6 +1,5 @@
-"""Writes `tests/durations.json`: the seconds of each test that takes one or more.
-
-make test TEST_ARGS=--junitxml=report.xml && python tests/support/durations.py report.xml
+"""Writes `tests/durations.json`: the seconds that a case takes of each test whose cases take one or
+more. It is made from the report of a run, `make test TEST_ARGS=--junitxml=report.xml`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ FILE = Path(__file__).resolve().parents[1] / "durations.json"
 LEAST = 1.0  # seconds
 
 
-def longest(report: Path) -> dict[str, float]:
-    """Returns the seconds of the longest case of each test, by file and function."""
-    found: dict[str, float] = {}
+def seconds_of_cases(report: Path) -> dict[str, float]:
+    """Returns the mean seconds of a case of each test, by file and function."""
+    found: dict[str, list[float]] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        function = case.get("name", "").partition("[")[0]
-        name = f"{case.get('classname', '').replace('.', '/')}.py::{function}"
-        found[name] = max(found.get(name, 0.0), round(float(case.get("time", 0)), 1))
-    return found
+        file, function = case.get("classname", ""), case.get("name", "").partition("[")[0]
+        name = f"{file.replace('.', '/')}.py::{function}"
+        found.setdefault(name, []).append(float(case.get("time", 0)))
+    return {name: round(sum(times) / len(times), 1) for name, times in found.items()}
 
 
 def known() -> dict[str, float]:
@@ -32,7 +31,10 @@ def known() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path)
-    found = {**known(), **longest(parser.parse_args().report)}  # a sample keeps what it leaves out
+    found = {
+        **known(),
+        **seconds_of_cases(parser.parse_args().report),
+    }  # a sample keeps what it leaves out
     held = {name: found[name] for name in sorted(found) if found[name] >= LEAST}
     FILE.write_text(json.dumps(held, indent=0) + "\n", encoding="utf-8")
 
