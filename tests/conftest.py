@@ -30,7 +30,7 @@ from onward.graph.graph import Graph
 
 QUICK = 8  # with --quick, one in so many tests of a file, at least one
 SECONDS = 20  # that the cases of a test may take without --whole
-LONG = 4  # with --thin, one in so many of the tests that take a second or more
+LONG = 6  # with --thin, one in so many of the tests that take a second or more
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
 settings.load_profile("onward")
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
     same. A test whose cases take a second or more (`durations.json`) keeps as many as fit in
     SECONDS, at least one. With `--thin N` 1 in N of the former stay, and of the latter one case of
-    every fourth test; with `--whole`, and where cases are asked for by name, all of them. With
+    every sixth test; with `--whole`, and where cases are asked for by name, all of them. With
     `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return

@@ -69,6 +69,7 @@ PUBLIC_NAMES = [
     "LossScale",
     "Module",
     "ModuleOptions",
+    "LossSpikeError",
     "NonfiniteError",
     "OnwardError",
     "StepResult",

@@ -44,6 +44,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "max_skipped_updates": (
         "8", [8], {}, object(), True, False, 0, -1, 1.5, math.nan, math.inf, np.int64(0),
     ),
+    "loss_spikes": (True, False, 1, "", "Skip", "ignore", "rollback", ["skip"], object()),
+    "loss_spike_threshold": (*NO_NUMBERS, None, 0, 0.0, -1.0, math.nan, math.inf),
     "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "mixed_precision": (
         True, 16, "BF16", "bfloat16", "FP16", "float16", "fp32", torch.bfloat16, ["bf16"], "",
@@ -87,6 +89,8 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     ),
     "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
     "max_skipped_updates": ((None, None), (1, 1), (np.int64(8), 8)),
+    "loss_spikes": ((None, None), ("warn", "warn"), ("skip", "skip"), ("raise", "raise")),
+    "loss_spike_threshold": ((6, 6.0), (np.float32(0.5), 0.5), (np.int32(2), 2.0)),
     "strict": ((True, True), (False, False), (np.bool_(True), True)),
     "mixed_precision": (
         ("no", "no"), ("bf16", "bf16"), ("auto", "auto"), (None, "no"), (False, "no"),

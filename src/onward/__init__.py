@@ -9,6 +9,7 @@ from onward.errors import (
     CaptureError,
     CheckpointError,
     EagerWarning,
+    LossSpikeError,
     NonfiniteError,
     OnwardError,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "CheckpointError",
     "EagerWarning",
     "LossScale",
+    "LossSpikeError",
     "Module",
     "ModuleOptions",
     "NonfiniteError",

@@ -37,6 +37,11 @@ class NonfiniteError(OnwardError):
     message names the op or the input where these numbers come from."""
 
 
+class LossSpikeError(OnwardError):
+    """Raised when an update is not made because its loss is far above those before; the message
+    gives the loss, the limit, and the last checkpoint."""
+
+
 class EagerWarning(UserWarning):
     """Warns that an accelerated model, or a part of one, runs in eager PyTorch instead of as a
     graph, and why."""

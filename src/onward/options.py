@@ -83,6 +83,19 @@ def _skips(name: str, value: object) -> int | None:
     return number
 
 
+def _spikes(name: str, value: object) -> str | None:
+    if value is not None and value not in ("warn", "skip", "raise"):
+        raise refused(name, value, '"warn", "skip", "raise", or None (losses are not looked at)')
+    return None if value is None else str(value)
+
+
+def _threshold(name: str, value: object) -> float:
+    number = _real(value)
+    if number is None or number <= 0:
+        raise refused(name, value, "a positive number")
+    return number
+
+
 def _norm(name: str, value: object) -> float | None:
     if value is None:
         return None
@@ -357,6 +370,29 @@ class TrainerOptions:
     """The number of updates skipped in a row after which `train_step` raises NonfiniteError, which
     names the op or the input that the infinite or NaN numbers come from; None: never. Skips by
     which a dynamic loss scale of 1 or more finds its size do not count."""
+
+    loss_spikes: str | None = option(
+        None,
+        _spikes,
+        'looks for updates whose loss is far above those before. `"warn"` logs them; '
+        '`"skip"` leaves them out, and the step says `skipped`; `"raise"` leaves them out and '
+        "raises `LossSpikeError`, which names the last checkpoint",
+        '"skip"',
+    )
+    """What becomes of an update whose loss is a spike: above the median of the last 9 losses of
+    updates by `loss_spike_threshold` standard deviations of their noise, as the median difference
+    of neighbours estimates it, or by that many percent of the median if these are more. "warn" logs
+    it; "skip" leaves the update out, and raises LossSpikeError after `max_skipped_updates` in a
+    row; "raise" leaves it out and raises LossSpikeError. None: losses are not looked at. No update
+    is left out before 32 losses are known."""
+
+    loss_spike_threshold: float = option(
+        8.0,
+        _threshold,
+        "is how far above the median a loss is a spike, in standard deviations or percent",
+        "6.0",
+    )
+    """How far above the median of the last losses a loss is a spike (`loss_spikes`)."""
 
     strict: bool = option(
         False,

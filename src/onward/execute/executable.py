@@ -86,12 +86,14 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
         done: Callable[[bool], None] | None = None,
+        accept: Callable[[], bool] | None = None,
     ) -> bool:
         """Runs the launches once, after copying `inputs` into place.
 
         dims: sizes of this batch, by default the plan's. Returns whether the commit ran, which
         writes what outlives the step; it does not run if the output `finite` of the signature is
-        false. A run that fails or is interrupted before the commit leaves parameters and state as
+        false, or if `accept`, which is called then with the results computed, returns false on any
+        rank. A run that fails or is interrupted before the commit leaves parameters and state as
         they were. Signals wait from the commit on, also during `done`, which gets the same boolean.
         Raises errors of kernels for bad input, such as IndexError.
         """
@@ -111,6 +113,8 @@ class Executable:
             wrote = finite is None or self._mesh.agreed(bool(self._binder.outputs[finite]))
             if self.plan.commit == len(launches) and done is None:
                 return wrote  # nothing outlives the step
+            if wrote and accept is not None:
+                wrote = self._mesh.agreed(accept())
             with signals_wait():
                 if wrote and self.plan.commit < len(launches):
                     with self._writing():

@@ -16,7 +16,8 @@ class StepResult:
 
     loss: f32[], of this micro-batch. grad_norm: f32[] before clipping; None where gradients are not
     clipped or no update was due. lr: of the first group; NaN if it has none. skipped: whether the
-    update was left out because a gradient was infinite or NaN. outputs: those named by `fetch=`.
+    update was left out because a gradient was infinite or NaN, or because its loss was a spike
+    (`TrainerOptions.loss_spikes`). outputs: those named by `fetch=`.
     updated: whether the weights changed. window_loss: f32[], of the accumulation window that this
     step ended, a mean like that of its gradients; None where the window is open.
     """

@@ -48,6 +48,7 @@ from onward.train.exclusive import exclusive
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
+from onward.train.loss_spikes import LossSpikes
 from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
@@ -99,6 +100,11 @@ class Trainer(TrainerViews):
         )
         self._scaling = Scaling(self.options.scaling, self.device)
         self._skipped = SkippedUpdates(self.options.max_skipped_updates)
+        self._spikes = LossSpikes(
+            self.options.loss_spikes,
+            self.options.loss_spike_threshold,
+            self.options.max_skipped_updates,
+        )
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
@@ -206,7 +212,11 @@ class Trainer(TrainerViews):
         }
         assert signature.window_scale is not None, "an update alone has a scale"
         inputs[signature.window_scale] = window.scale()
-        wrote = executable.run(inputs, {}, done)
+
+        def accept() -> bool:
+            return self._spikes.accepts(float(window.mean_loss()))
+
+        wrote = executable.run(inputs, {}, done, accept if self._spikes.decides else None)
         assert window.loss is not None, "a window that has ended has a loss"
         norm = signature.grad_norm
         result = StepResult(
@@ -328,7 +338,7 @@ class Trainer(TrainerViews):
 
         def write() -> None:
             packed.write(path)
-            self._skipped.checkpoint = path
+            self._skipped.checkpoint = self._spikes.checkpoint = path
             if limit is not None:
                 rotate(folder, path, limit)
 
@@ -363,7 +373,7 @@ class Trainer(TrainerViews):
         self._optimizer.require_owner()
         restore(self._checkpoint_parts(), state)
         self._run_id = str(found.facts["run"])
-        self._skipped.checkpoint = path
+        self._skipped.checkpoint = self._spikes.checkpoint = path
         self.memory.torn = False
         return path
 
@@ -378,6 +388,7 @@ class Trainer(TrainerViews):
             self._window.part(),
             self._scaling.part(),
             self._average.part(),
+            self._spikes.part(),
             model_part(self.model),
             part_of(self._optimizer),
         )
@@ -457,7 +468,7 @@ class Trainer(TrainerViews):
         self, prepared: PreparedBatch[Executable], batch_size: int, last: bool
     ) -> tuple[Mapping[str, Any], bool]:
         """Runs a micro-batch; `last`: it ends its window. Returns the inputs that it ran with, and
-        whether it wrote, which it does not if a gradient is infinite or NaN."""
+        whether it wrote, which it does not if a gradient is infinite or NaN or the loss a spike."""
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
@@ -468,6 +479,9 @@ class Trainer(TrainerViews):
             else:
                 self._updates.sum(signature)
 
+        def accept() -> bool:
+            return self._spikes.accepts(window.loss_with(prepared.executable, prepared.loss))
+
         with window.seed_drawn(self.updates) as seed:
             inputs = {
                 **prepared.inputs,
@@ -476,7 +490,8 @@ class Trainer(TrainerViews):
                 **self._scaling.inputs(signature),
                 **window.inputs(signature),
             }
-            return inputs, prepared.executable.run(inputs, prepared.dims, done)
+            judged = accept if last and self._spikes.decides else None
+            return inputs, prepared.executable.run(inputs, prepared.dims, done, judged)
 
     def _end_window(self, executable: Executable, wrote: bool) -> None:
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
@@ -496,12 +511,15 @@ class Trainer(TrainerViews):
 
     def _note(self, loss: torch.Tensor, wrote: bool, ended: bool, origin: FindOrigin) -> None:
         """Counts skipped updates. ended: the run has ended a window. Raises NonfiniteError where
-        there are too many in a row."""
-        if not wrote:
+        there are too many in a row, and LossSpikeError where `loss_spikes` says so."""
+        if self._spikes.refused:
+            self._spikes.skipped(self.updates + 1)
+        elif not wrote:
             scale = self.loss_scale if self._scaling.moves else None
             self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
         elif ended:
             self._skipped.applied()
+            self._spikes.applied(self._window.loss)
 
     def _lr(self) -> float:
         """The learning rate of the first group; NaN where an optimizer outside of the graph keeps

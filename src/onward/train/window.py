@@ -82,16 +82,24 @@ class AccumulationWindow:
     def add(self, executable: Executable, loss: torch.Tensor) -> None:
         """Adds up a micro-batch that has run, with this loss f[]."""
         self._kind = loss.dtype
+        self.by_labels = bool(executable.plan.signature.windowed)
+        self.sums = self._with(executable, loss)
+
+    def loss_with(self, executable: Executable, loss: torch.Tensor) -> float:
+        """The loss of the window if a micro-batch that has run, with this loss f[], ends it."""
+        sums = self._with(executable, loss)
+        return float(sums["loss"] / sums["divisor"]) if self.size > 1 else float(loss)
+
+    def _with(self, executable: Executable, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The sums with another micro-batch."""
         named = executable.plan.signature.windowed
-        self.by_labels = bool(named)
         if named:
-            self.sums = {key: executable.output(name) for key, name in named.items()}
-        elif self.size > 1:
-            count, total = self.sums["labels"] + 1, self.sums["loss"] + loss.double()
-            made = (torch.ones_like(count), count, count, total)
-            self.sums = dict(zip(WINDOW, made, strict=True))
-        else:
-            self.sums["loss"] = loss
+            return {key: executable.output(name) for key, name in named.items()}
+        if self.size == 1:
+            return self.sums | {"loss": loss}
+        count, total = self.sums["labels"] + 1, self.sums["loss"] + loss.double()
+        made = (torch.ones_like(count), count, count, total)
+        return dict(zip(WINDOW, made, strict=True))
 
     def scale(self) -> float:
         """The factor of the sums of gradients in an update without another micro-batch, so that the
@@ -120,11 +128,11 @@ class AccumulationWindow:
         """Ends the window, by an update or, where it was left out, without."""
         self.evaluations = self.micro_steps = 0
         self.left_out = 0 if updated else self.left_out + 1
-        self.loss = self._mean_loss()
+        self.loss = self.mean_loss()
         self.sums = _zeros()
 
-    def _mean_loss(self) -> torch.Tensor | None:
-        """The loss of the window, f[]."""
+    def mean_loss(self) -> torch.Tensor:
+        """The loss of the micro-batches of the window, f[]."""
         total = self.sums["loss"]
         return (total / self.sums["divisor"]).to(self._kind) if self.size > 1 else total
 
