@@ -42,7 +42,7 @@ QUICK = Size(vocabulary=200, width=16, layers=1, rows=2, tokens=16, steps=80, be
 
 @dataclass
 class Found:
-    """Of one kind of fault: how many were found, and by how much the others raised the loss."""
+    """Faults of one kind: how many were found, and by how much the others raised the loss."""
 
     tried: int = 0
     found: int = 0

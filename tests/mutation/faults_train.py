@@ -59,8 +59,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "window: sums reach into the next", "train/window.py",
-        "self.loss = self._mean_loss()\n        self.sums = _zeros()",
-        "self.loss = self._mean_loss()", AVERAGE,
+        "self.loss = self.mean_loss()\n        self.sums = _zeros()",
+        "self.loss = self.mean_loss()", AVERAGE,
     ),
     Fault(
         "window: an early update takes the mean over a whole window", "train/window.py",
