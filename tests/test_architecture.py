@@ -72,6 +72,7 @@ PUBLIC_NAMES = [
     "ModuleOptions",
     "NonfiniteError",
     "OnwardError",
+    "OutOfMemoryError",
     "StepResult",
     "Trainer",
     "TrainerOptions",

@@ -12,6 +12,7 @@ from onward.errors import (
     LossSpikeError,
     NonfiniteError,
     OnwardError,
+    OutOfMemoryError,
 )
 from onward.options import LossScale, ModuleOptions, TrainerOptions
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModuleOptions",
     "NonfiniteError",
     "OnwardError",
+    "OutOfMemoryError",
     "StepResult",
     "Trainer",
     "TrainerOptions",

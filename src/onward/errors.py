@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class OnwardError(ValueError):
@@ -40,6 +41,17 @@ class NonfiniteError(OnwardError):
 class LossSpikeError(OnwardError):
     """Raised when an update is not made because its loss is far above those before; the message
     gives the loss, the limit, and the last checkpoint."""
+
+
+class OutOfMemoryError(OnwardError, MemoryError):
+    """Raised where memory for a step cannot be allocated; weights and state are as before it. The
+    message has the planned and the measured bytes, the largest buffers, and the ways out.
+
+    plan: the `onward.plan.Plan` that does not fit; None where none is known. said: the first line.
+    """
+
+    plan: Any = None
+    said: str = ""
 
 
 class EagerWarning(UserWarning):

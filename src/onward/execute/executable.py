@@ -17,6 +17,7 @@ from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
+from onward.execute.shortage import naming_shortages
 from onward.execute.signals import signals_wait
 from onward.graph.names import user_name
 from onward.kernels import EagerPart
@@ -76,8 +77,9 @@ class Executable:
         return self._binder.launches
 
     def bind(self, dims: Mapping[str, int] | None = None) -> None:
-        """Binds launches to memory (`Binder.bind`)."""
-        self._binder.bind(dims)
+        """Binds launches to memory (`Binder.bind`). Raises OutOfMemoryError."""
+        with naming_shortages(self.plan, self.memory.device):
+            self._binder.bind(dims)
 
     # ---- running
 
@@ -95,13 +97,13 @@ class Executable:
         false, or if `accept`, which is called then with the results computed, returns false on any
         rank. A run that fails or is interrupted before the commit leaves parameters and state as
         they were. Signals wait from the commit on, also during `done`, which gets the same boolean.
-        Raises errors of kernels for bad input, such as IndexError.
+        Raises errors of kernels for bad input, such as IndexError, and OutOfMemoryError.
         """
         with torch.no_grad():
             self._stage(inputs, dims)
             self._binder.regions.tapes = {}
             launches = self._binder.launches
-            with self._binder.regions.undone():
+            with self._binder.regions.undone(), naming_shortages(self.plan, self.memory.device):
                 if self._recording.run():
                     self._binder.raise_input_errors(range(self.plan.commit))
                 else:

@@ -11,6 +11,7 @@ the residuals; with `keep` it runs on a copy, so that they can serve again.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +22,7 @@ from onward.execute.blocks import Block
 from onward.execute.memory import Memory
 from onward.execute.owned import Marks, marks
 from onward.execute.regions import read_in_regions, unreached
+from onward.execute.shortage import naming_shortages
 from onward.graph.names import user_name
 from onward.kernels import EagerPart
 from onward.kernels.kernel import Launch
@@ -101,12 +103,14 @@ class ExecutableHalves:
         """Runs the forward half and writes the module's buffers. Read outputs with `output` before
         the next run. copies: the caller may copy the residuals away, and the block may be lent to
         others until the backward."""
-        block = self.memory.blocks.lend(self.nbytes)
-        binder = self._binder(block, self.plan.dims if dims is None else dims)
+        with self._naming_shortages():
+            block = self.memory.blocks.lend(self.nbytes)
+            binder = self._binder(block, self.plan.dims if dims is None else dims)
         binder.regions.tapes, binder.regions.copies = {}, copies
         with torch.no_grad():
-            binder.stage(inputs)
-            binder.run(self._forward)
+            with self._naming_shortages():
+                binder.stage(inputs)
+                binder.run(self._forward)
             tapes, binder.regions.tapes = binder.regions.tapes, {}
             written = binder.written
             binder.write_back()
@@ -149,7 +153,8 @@ class ExecutableHalves:
         block = blocks.holding(content)
         if keep or block is None:  # saved-tensor hooks may have moved the bytes elsewhere
             source, n = content if block is None else block.base, self.nbytes
-            block = blocks.lend(n)
+            with self._naming_shortages():
+                block = blocks.lend(n)
             block.base[:n].copy_(source[:n])  # the source may be a larger block that was free
         binder = self._binder(block, residuals.dims)
         signature = self.plan.signature
@@ -158,7 +163,8 @@ class ExecutableHalves:
             binder.stage({**residuals.given, **named})
             binder.regions.tapes, binder.regions.keep = residuals.tapes, keep
             binder.regions.idle = idle
-            binder.run(self._backward)
+            with self._naming_shortages():
+                binder.run(self._backward)
             if self._in_regions:
                 self.unreached = unreached(self._in_regions, binder.regions)
             binder.regions.tapes = {}
@@ -183,6 +189,9 @@ class ExecutableHalves:
     def bindings(self) -> int:
         """The number of times that launches were bound."""
         return sum(binder.bindings for binder in self._bound.values())
+
+    def _naming_shortages(self) -> AbstractContextManager[None]:
+        return naming_shortages(self.plan, self.memory.device)
 
     def _binder(self, block: Block, dims: Mapping[str, int]) -> Binder:
         at = block.base.data_ptr()

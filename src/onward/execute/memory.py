@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from onward.errors import OnwardError
+from onward.errors import OutOfMemoryError
 from onward.execute.blocks import Blocks
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
@@ -101,9 +101,9 @@ class Memory:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         # torch has no out-of-memory error of its own on the CPU
         except (MemoryError, RuntimeError) as error:
-            raise OnwardError(
-                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} "
-                "memory, which cannot be allocated; fix: a smaller batch, or memory_budget="
+            raise OutOfMemoryError(
+                f"out of memory: {nbytes / 2**20:.0f} MiB of {region.value} memory cannot be "
+                "allocated"
             ) from error
 
     def window(self, region: MemoryRegion, offset: int, nbytes: int) -> torch.Tensor:

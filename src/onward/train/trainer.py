@@ -49,7 +49,7 @@ from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.loss_spikes import LossSpikes
-from onward.train.optim import Optimizer, to_torch
+from onward.train.optim import Optimizer, record_of, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
@@ -58,6 +58,7 @@ from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore, saved
 from onward.train.trainer_views import TrainerViews
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
+from onward.train.ways_out import naming_ways_out
 from onward.train.window import AccumulationWindow
 
 FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
@@ -159,12 +160,14 @@ class Trainer(TrainerViews):
         names, last = names_to_fetch(self.options, fetch), self._window.is_last
         step = self._steps.training(self.model, self.loss_fn, batch)
         request = OutputRequest(names, update=last)
-        prepared = step.prepare(batch, request)
-        self._remember(batch)
-        lr = self._lr()
-        self._updates.enter(prepared.signature, self._window.is_first)
-        inputs, wrote = self._run(prepared, batch.batch_size, last)
         why = self._optimizer.why
+        record = record_of(self.optimizer) if why is None else None
+        with naming_ways_out(step, batch, request, self.options, record):
+            prepared = step.prepare(batch, request)
+            self._remember(batch)
+            lr = self._lr()
+            self._updates.enter(prepared.signature, self._window.is_first)
+            inputs, wrote = self._run(prepared, batch.batch_size, last)
         self._last = LastRun(step, batch, request, prepared, inputs, why)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(

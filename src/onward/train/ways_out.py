@@ -1,0 +1,103 @@
+"""What a step could be run with where its memory cannot be allocated, and what each way saves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onward.errors import OnwardError, OutOfMemoryError
+from onward.execute.shortage import mib, shortage
+from onward.graph.ops.optimizers import Optimizer as Record
+from onward.options import TrainerOptions
+from onward.plan import Plan
+from onward.prepare.batch import Batch
+from onward.prepare.prepared_batch import OutputRequest
+from onward.prepare.prepared_step import PreparedStep
+
+SMALLEST = 1e-9  # as a memory budget, what recomputation reaches at best
+MOMENTS, CODES = 8.0, 2.03  # bytes per weight of Adam's two moments, in fp32 and in codes of 8 bits
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """An option, and the bytes that it saves."""
+
+    said: str
+    saved: int
+
+
+@contextlib.contextmanager
+def naming_ways_out(
+    step: PreparedStep[Any],
+    batch: Batch,
+    request: OutputRequest,
+    options: TrainerOptions,
+    record: Record | None,
+) -> Generator[None]:
+    """A context for a step of this batch that adds the ways out to an OutOfMemoryError, from plans
+    that are made for it. record: of the optimizer, where the graph makes the updates."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.plan is None:
+            raise
+        padded = _planned(step, batch, request, options.memory_budget)
+        found = list(_ways(padded, step, batch, request, options, record))
+        ways = sorted((way for way in found if way.saved > 0), key=lambda way: -way.saved)
+        # what inspects a batch before its step is a plan too, but has no loss
+        plan = padded if error.plan.signature.loss is None else error.plan
+        raise shortage(
+            plan,
+            next((t.device for t in batch.tensors), torch.device("cpu")),
+            error.said,
+            [f"  {mib(way.saved):>12} less with {way.said}" for way in ways],
+            ways[0].said if ways else "a smaller batch, or a smaller model",
+        ) from error
+
+
+def _planned(
+    step: PreparedStep[Any],
+    batch: Batch,
+    request: OutputRequest,
+    budget: int | float | str | None,
+    factor: int = 1,
+) -> Plan:
+    """The plan of the step on all rows, for a batch of 1/factor of the samples."""
+    graph, dims = step.graphs.step, step.sizes(batch)
+    for name in step.captured.leading(batch.tensors):
+        dims = {**dims, name: -(-dims[name] // factor)}
+    return step.graphs.compiler.quiet().plan(graph, request.outputs(graph), dims, budget)
+
+
+def _ways(
+    plan: Plan,
+    step: PreparedStep[Any],
+    batch: Batch,
+    request: OutputRequest,
+    options: TrainerOptions,
+    record: Record | None,
+) -> Iterator[WayOut]:
+    window, budget = options.gradient_accumulation_steps, options.memory_budget
+    if budget is None:
+        with contextlib.suppress(OnwardError):
+            least = _planned(step, batch, request, SMALLEST).peak
+            yield WayOut(f"memory_budget={least}, the least", plan.peak - least)
+    with contextlib.suppress(OnwardError):
+        half = _planned(step, batch, request, budget, factor=2).peak
+        trained = [p for p in step.captured.parameters.values() if p.requires_grad]
+        sums = sum(p.numel() * p.itemsize for p in trained) if window == 1 else 0
+        yield WayOut(
+            f"batches of half the size and gradient_accumulation_steps={2 * window}",
+            plan.peak - half - sums,
+        )
+    if record is not None and "8bit" in record.forms and options.optimizer_state == "fp32":
+        slots = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
+        held = sum(b.nbytes for b in plan.buffers if b.index in slots)
+        yield WayOut('optimizer_state="8bit", about', int(held * (1 - CODES / MOMENTS)))
+
+
+__all__ = ["naming_ways_out"]

@@ -1,0 +1,114 @@
+"""Run by test_shortages.py in a process of its own, whose address space is limited at times: prints,
+as JSON, what a step that does not fit says, and whether training goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import onward
+
+ROOM = 24 << 20  # bytes that may be mapped beyond those mapped now
+WIDTH = 256
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh()) for _ in range(4)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points f32[size,WIDTH] and classes i64[size]."""
+    generator = torch.Generator().manual_seed(size)
+    return (
+        torch.randn(size, WIDTH, generator=generator),
+        torch.randint(0, 10, (size,), generator=generator),
+    )
+
+
+def limited(room: int | None) -> None:
+    """Limits the address space to `room` bytes more than are mapped; None: no limit."""
+    most = resource.RLIM_INFINITY
+    if room is not None:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0])
+        most = mapped * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def trainer_of(net: nn.Module, **options: Any) -> onward.Trainer:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    return onward.Trainer(net, optimizer, nn.functional.cross_entropy, options=options)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+def in_a_trainer() -> dict[str, Any]:
+    trainer, twin = trainer_of(model()), trainer_of(model())
+    for one in (trainer, twin):
+        for size in (8, 9):
+            one.train_step(*batch(size))
+    large = batch(16384)
+    before = copy.deepcopy(trainer.state_dict())
+    said, memory_error = "", False
+    limited(ROOM)
+    try:
+        trainer.train_step(*large)
+    except onward.OutOfMemoryError as error:
+        said, memory_error = str(error), isinstance(error, MemoryError)
+    limited(None)
+    unchanged = same(before, trainer.state_dict())
+    for one in (trainer, twin):
+        one.train_step(*batch(12))
+    full = trainer_of(model())
+    full.train_step(*large)
+    return {
+        "said": said,
+        "is a MemoryError": memory_error,
+        "unchanged": unchanged,
+        "goes on": same(trainer.state_dict()["model"], twin.state_dict()["model"]),
+        "peak": full.plan.peak,
+    }
+
+
+def in_a_loop() -> dict[str, Any]:
+    net = onward.accelerate(model())
+    eager = model()
+    x, y = batch(8)
+    nn.functional.cross_entropy(net(x), y).backward()
+    net.zero_grad()
+    large, _ = batch(16384)
+    said = ""
+    limited(ROOM)
+    try:
+        net(large)
+    except MemoryError as error:
+        said = str(error)
+    limited(None)
+    for one in (net, eager):
+        nn.functional.cross_entropy(one(x), y).backward()
+    pairs = zip(net.parameters(), eager.parameters(), strict=True)
+    worst = max(float((p.grad - q.grad).abs().max()) for p, q in pairs)  # type: ignore[operator]
+    return {"said": said, "worst": worst}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(json.dumps({"trainer": in_a_trainer(), "loop": in_a_loop()}))
+
+
+if __name__ == "__main__":
+    main()
