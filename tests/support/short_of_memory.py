@@ -1,5 +1,5 @@
-"""Run by test_shortages.py in a process of its own, whose address space is limited at times: prints,
-as JSON, what a step that does not fit says, and whether training goes on as if it had not been.
+"""Run by test_shortages.py in a process of its own, whose address space is limited at times. Prints
+what a step that does not fit says, and whether training goes on as if it had not been, as JSON.
 """
 
 from __future__ import annotations
