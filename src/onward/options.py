@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
+from onward.memory_amounts import MEMORY_BUDGET, memory_amount, whole_number
 
 Class = TypeVar("Class", bound=type)
 Reader = Callable[[str, Any], Any]
@@ -54,15 +54,8 @@ def read_options(options: Any) -> None:
 # ---- readers: the allowed values of one option
 
 
-def _whole(value: object) -> int | None:
-    """Reads a whole number, also numpy's, as int; None for anything else, including booleans."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        return None
-    return int(value)
-
-
 def _steps(name: str, value: object) -> int:
-    number = _whole(value)
+    number = whole_number(value)
     if number is None or number < 1:
         raise refused(name, value, "a whole number, 1 or more")
     return number
@@ -70,14 +63,14 @@ def _steps(name: str, value: object) -> int:
 
 def read_limit(name: str, value: object) -> int | None:
     """Reads how many of something are kept: a whole number from 1 on, or None for all."""
-    number = _whole(value)
+    number = whole_number(value)
     if value is not None and (number is None or number < 1):
         raise refused(name, value, "a whole number, 1 or more, or None (all are kept)")
     return number
 
 
 def _skips(name: str, value: object) -> int | None:
-    number = _whole(value)
+    number = whole_number(value)
     if value is not None and (number is None or number < 1):
         raise refused(name, value, "a whole number, 1 or more, or None (training never stops)")
     return number
@@ -124,7 +117,7 @@ def _real(value: object) -> float | None:
 def _seed(name: str, value: object) -> int | None:
     if value is None:
         return None
-    number = _whole(value)
+    number = whole_number(value)
     if number is None or not 0 <= number < 2**64:
         raise refused(name, value, "a whole number from 0 to 2**64 - 1, or None")
     return number
@@ -202,35 +195,12 @@ def _pass_names(name: str, value: object) -> tuple[str, ...]:
     return read_names(name, value, commas=True)
 
 
-MEMORY_BUDGET = (
-    "in bytes (2 or more), or with a unit ('2GB', '512MiB', '1.5 GiB'), or a fraction as a "
-    "float (above 0.0, up to 1.0)"
-)
-_UNITS = {"b": 1} | {
-    f"{letter}{kind}": size ** (power + 1)
-    for power, letter in enumerate("kmgt")
-    for kind, size in (("b", 1000), ("ib", 1024))
-}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
-
-
-def memory_amount(value: object) -> int | float | None:
-    """Parses a budget to bytes (int) or a fraction (float); None where it is invalid.
-
-    `1` could mean all or one byte, so it is invalid.
-    """
-    if isinstance(value, str):
-        match = _AMOUNT.fullmatch(value)
-        unit = _UNITS.get(match[2].lower()) if match else None
-        number = None if match is None or unit is None else int(float(match[1]) * unit)
-        return None if number is None or number < 2 else number
-    number = _whole(value)
-    if number is not None:
-        return number if number >= 2 else None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    share = float(value)
-    return share if 0.0 < share <= 1.0 else None
+def _check_recompute(recompute: str, budget: object) -> None:
+    if recompute != "auto" and budget is not None:
+        raise OnwardError(
+            f"recompute={recompute!r} and memory_budget are two ways to say what is recomputed; "
+            "fix: leave one of them out"
+        )
 
 
 # ---- the loss scale
@@ -348,6 +318,20 @@ class TrainerOptions:
     possible, and near 0.0 is the smallest. A fraction is never too small, since memory that
     recomputation cannot save (optimizer state, gradients that wait for their update) is not counted
     in it. None: no limit."""
+
+    recompute: str = option(
+        "auto",
+        _one_of("auto", "layers", "none"),
+        '`"layers"` keeps of each layer what it passes on and computes the rest again in backward, '
+        'as gradient checkpointing does, with the same results to the bit; `"auto"` does so where '
+        'the model is set to, by `gradient_checkpointing_enable()`; `"none"` keeps everything',
+        '"layers"',
+    )
+    """"layers" keeps of each layer (a module in a numbered list) only what it passes on, and
+    computes the rest again in backward, as gradient checkpointing does; the results are the same to
+    the bit. "auto" does so where the model is set to do it in eager mode, by transformers'
+    `gradient_checkpointing_enable()`. "none" keeps everything. `memory_budget` decides value by
+    value instead, and excludes the other two."""
 
     skip_nonfinite: bool = option(
         True,
@@ -507,6 +491,7 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         read_options(self)
+        _check_recompute(self.recompute, self.memory_budget)
         if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
             raise OnwardError(
                 f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
@@ -581,10 +566,14 @@ class ModuleOptions:
     memory_budget: int | float | str | None = option(
         None, _budget, "as in TrainerOptions, for a call's forward and backward", '"2GB"'
     )
+    recompute: str = option(
+        "auto", _one_of("auto", "layers", "none"), "as in TrainerOptions", '"layers"'
+    )
     disable: Sequence[str] = option((), _pass_names, "as in TrainerOptions", '"gemm_add"')
 
     def __post_init__(self) -> None:
         read_options(self)
+        _check_recompute(self.recompute, self.memory_budget)
 
 
 def switch_lines() -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_what_the_next_run_would_do_differently_is_refused(cls: type[Net], evalu
     held = (model.n, list(model.held), dict(model.table), model.kept)
     trainer = trainer_of(model)
     for batch in batches()[:2]:  # a second time too
-        with pytest.raises(onward.OnwardError, match=r"the forward |use_reentrant"):
+        with pytest.raises(onward.OnwardError, match=r"the forward "):
             (trainer.eval_step if evaluates else trainer.train_step)(batch)
     assert (model.n, list(model.held), dict(model.table), model.kept) == held
     assert all(map(torch.equal, before, model.parameters()))

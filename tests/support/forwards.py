@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 WIDTH, BATCH, TOKENS = 8, 3, 5
 calls = 0  # of a forward that counts them here
@@ -452,17 +451,10 @@ class DrawsFromAGenerator(Net):
         return h * torch.randn(WIDTH, generator=self.generator)
 
 
-class Reenters(Net):
-    """Below a reentrant checkpoint, gradients do not belong to the graph that is traced."""
-
-    def step(self, h: torch.Tensor) -> torch.Tensor:
-        return checkpoint(torch.tanh, h, use_reentrant=True) + h  # type: ignore[operator]
-
-
 REFUSED = [
     Counts, CountsNow, CountsInATable, CountsInAConfig, CountsInTheClass, CountsInAGlobal,
     CountsBelow, CountsDeepDown, CountsAmongMany, CountsInAContext,
-    Flips, Appends, Remembers, RemembersInAList, Draws, DrawsFromNumpy, Reenters,
+    Flips, Appends, Remembers, RemembersInAList, Draws, DrawsFromNumpy,
     CountsInPrivate, CountsInADeepConfig, CountsInAnArray, CountsInBytes, CountsInASlot,
     CountsInAFunction, CountsInAClosure, CountsInADefault, DrawsFromAGlobal, *OF_ITS_OWN,
     Seeds, SeedsInAFork, PutsBack, DrawsFromAGenerator,

@@ -12,7 +12,7 @@ from tiny import batch, bert, gpt2
 import onward
 from onward.execute import Executable
 from onward.graph.graph import where
-from onward.options import memory_amount
+from onward.memory_amounts import memory_amount
 from onward.plan import MemoryRegion, Plan
 from onward.plan.recompute import layer
 

@@ -14,7 +14,7 @@ from onward.explanation.sizes import Sizes
 from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
-from onward.options import memory_amount
+from onward.memory_amounts import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
 

@@ -55,6 +55,7 @@ from onward.module.states import OFTEN, State, States, TooMany
 from onward.options import ModuleOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch
+from onward.prepare.planned_amount import planned_amount
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.report import Report
 from onward.prepare.session import Session
@@ -232,7 +233,7 @@ class Accelerated:
         if state.guards.settle(captured):
             state.calls.clear()
         assert self._memory is not None
-        session = Session(self._memory, memory_budget=self.options.memory_budget)
+        session = Session(self._memory, memory_budget=planned_amount(self.options, model))
         call = PreparedCall(batch, compiler, captured, session)
         self._in_vain.pop(batch.kind, None)
         state.of(batch, mode).add(call)

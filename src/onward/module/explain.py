@@ -27,6 +27,7 @@ from onward.module.prepared_call import PreparedCall
 from onward.options import ModuleOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
+from onward.prepare.planned_amount import planned_amount
 from onward.prepare.prepared_batch import OutputRequest
 from onward.prepare.session import Session
 from onward.train import Trainer
@@ -181,7 +182,7 @@ def _subject(
         """Describes the call of a batch that needs another capture; leaves the model's own calls
         alone."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
-        session = Session(held.memory, memory_budget=held.options.memory_budget)
+        session = Session(held.memory, memory_budget=planned_amount(held.options, model))
         made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))
         found = PreparedCall(other, quiet, made, session)
         return _subject(held, found, other, results, ends, state)
@@ -192,7 +193,7 @@ def _subject(
         batch=batch,
         captured=captured,
         compiler=compiler,
-        memory_budget=held.options.memory_budget,
+        memory_budget=planned_amount(held.options, model),
         graphs=graphs,
         request=request,
         halves=bool(ends),

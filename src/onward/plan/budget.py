@@ -8,7 +8,7 @@ from typing import Any
 
 from onward.graph.graph import Graph
 from onward.kernels import Target
-from onward.options import memory_amount
+from onward.memory_amounts import LAYERS, memory_amount
 from onward.plan.plan import Plan
 from onward.plan.recompute import Search, between
 
@@ -27,14 +27,16 @@ class Budget:
     recomputation.
 
     amount: the largest peak in bytes, or a fraction of what recomputation can save (0.0: the
-    smallest peak, 1.0: no recomputation). chosen: the plan that fits; None where no recomputation
+    smallest peak, 1.0: no recomputation), or LAYERS: what layers do not pass on is computed again,
+    unless that makes the peak larger. chosen: the plan that fits; None where no recomputation
     is needed.
     """
 
     def __init__(self, graph: Graph, plan: Plan, amount: int | float | str, target: Target) -> None:
         self.chosen: Judged | None = None
         self._graph, self._plan, self._target = graph, plan, target
-        known = memory_amount(amount)
+        self._by_layers = amount == LAYERS
+        known = 0 if self._by_layers else memory_amount(amount)
         assert known is not None, f"no budget: {amount}"
         self._amount: int | float = known
         self._search: Search | None = None
@@ -44,6 +46,9 @@ class Budget:
         """Yields a graph and the values to recompute in it. The caller applies the proposal, plans
         the graph and calls `judge` before it takes the next. Raises OnwardError where no plan
         fits."""
+        if self._by_layers:
+            yield from self._of_layers()
+            return
         if isinstance(self._amount, int):
             limit, least = self._amount, None
         else:
@@ -67,6 +72,14 @@ class Budget:
             assert self._search is not None
             raise self._search.error()
         self.chosen = least
+
+    def _of_layers(self) -> Iterator[tuple[Graph, set[str]]]:
+        search = self._search = Search(self._graph, 0, self._plan, self._target)
+        values = search.layers() if any(x.backward for x in self._plan.launches) else set()
+        if values:
+            yield search.graph.clone(), values
+            if self._last().plan.peak < self._plan.peak:
+                self.chosen = self._last()
 
     def judge(self, plan: Plan, graph: Graph, what: Any) -> None:
         """Receives the plan of the last proposal, applied to its graph."""

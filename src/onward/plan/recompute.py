@@ -81,6 +81,13 @@ class Search:
             proposed.append(self._again)
             yield self._memory.values(self._again)
 
+    def layers(self) -> set[str]:
+        """The values that layers do not pass on, as a proposal."""
+        self._again = self._inside_layers()
+        self._now = self._memory.estimate(self._again)
+        self._prune()
+        return self._memory.values(self._again)
+
     def judge(self, plan: Plan) -> None:
         """Receives the real plan of the last proposal."""
         self._smallest = min(self._smallest, plan.peak)

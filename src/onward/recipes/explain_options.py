@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.options import MEMORY_BUDGET, memory_amount
+from onward.memory_amounts import MEMORY_BUDGET, memory_amount
 from onward.recipes.options import InputError, option
 
 

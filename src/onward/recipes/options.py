@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onward.errors import OnwardError
-from onward.options import MEMORY_BUDGET, memory_amount, switch_lines
+from onward.memory_amounts import MEMORY_BUDGET, memory_amount
+from onward.options import switch_lines
 
 
 class InputError(OnwardError):

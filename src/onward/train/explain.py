@@ -11,6 +11,7 @@ from onward.errors import CaptureError
 from onward.explanation import StepExplanation, Subject, refused
 from onward.prepare.batch import Batch, batch_of
 from onward.prepare.graphs import Graphs
+from onward.prepare.planned_amount import planned_amount
 from onward.prepare.prepared_batch import OutputRequest
 from onward.prepare.without_gradient import WithoutGradient
 from onward.train.prepared_steps import PreparedSteps
@@ -64,7 +65,7 @@ def _subject(
         batch=batch,
         captured=captured,
         compiler=compiler,
-        memory_budget=trainer.options.memory_budget,
+        memory_budget=planned_amount(trainer.options, trainer.model),
         graphs=lambda other: Graphs(other, captured, recipe),
         request=request,
         halves=False,

@@ -6,6 +6,7 @@ finds its steps again, as an accelerated model does (`module/states.py`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.guards import Guards
+from onward.prepare.planned_amount import planned_amount
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
@@ -97,7 +99,7 @@ class PreparedSteps:
         if made is None:
             return self._make(state, model, loss_fn, batch, training=True)
         if made.version != self._updates.version:
-            made.step = self._step(batch, made.compiler, made.captured, training=True)
+            made.step = self._step(model, batch, made.compiler, made.captured, training=True)
             made.version = self._updates.version
         return made.step
 
@@ -151,7 +153,7 @@ class PreparedSteps:
         captured = captured or self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)
-        step = self._step(batch, compiler, captured, training)
+        step = self._step(model, batch, compiler, captured, training)
         if state.guards.settle(captured):
             state.train.clear()
             state.eval.clear()
@@ -160,13 +162,19 @@ class PreparedSteps:
         return step
 
     def _step(
-        self, batch: Batch, compiler: Compiler, captured: CapturedModule, training: bool
+        self,
+        model: torch.nn.Module,
+        batch: Batch,
+        compiler: Compiler,
+        captured: CapturedModule,
+        training: bool,
     ) -> Step:
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
         graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
-        bind = partial(self._session.bind, compiler, graphs)
-        return PreparedStep(batch.kind, graphs, self._session, bind)
+        amount = planned_amount(self._options, model)
+        session = dataclasses.replace(self._session, memory_budget=amount)
+        return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
 
     def capture(
         self,

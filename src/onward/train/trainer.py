@@ -410,7 +410,7 @@ class Trainer(TrainerViews):
         updates itself; None: step graphs make them."""
         held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why)
         self._optimizer, self._updates = held, held.updates
-        session = Session(self.memory, self._updates, self.options.memory_budget)
+        session = Session(self.memory, self._updates)
         self._steps = PreparedSteps(session, held, self.options)
 
     def _follow_optimizer(self) -> None:

@@ -45,7 +45,7 @@ def naming_ways_out(
     except OutOfMemoryError as error:
         if error.plan is None:
             raise
-        padded = _planned(step, batch, request, options.memory_budget)
+        padded = _planned(step, batch, request, step.session.memory_budget)
         found = list(_ways(padded, step, batch, request, options, record))
         ways = sorted((way for way in found if way.saved > 0), key=lambda way: -way.saved)
         # what inspects a batch before its step is a plan too, but has no loss
@@ -81,7 +81,7 @@ def _ways(
     options: TrainerOptions,
     record: Record | None,
 ) -> Iterator[WayOut]:
-    window, budget = options.gradient_accumulation_steps, options.memory_budget
+    window, budget = options.gradient_accumulation_steps, step.session.memory_budget
     if budget is None:
         with contextlib.suppress(OnwardError):
             least = _planned(step, batch, request, SMALLEST).peak

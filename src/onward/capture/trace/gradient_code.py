@@ -50,10 +50,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces the base method that `Function.apply` calls, since a user may hold a bound `apply`
     (`f = F.apply`)."""
     if cls is CheckpointFunction:
-        raise CaptureError(
-            "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward "
-            "cannot be captured; fix: use_reentrant=False"
-        )
+        return _reentrant(*args)
     if module_of(cls).partition(".")[0] == "torch":  # torch can trace its own functions
         return super(_Single, cls).apply(*args, **kwargs)
     defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
@@ -61,6 +58,15 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     refuse = _refuse_call("torch.autograd.grad", lost)
     with patched([(torch.autograd, "grad", refuse)]):
         return applied(cls, defined, args)
+
+
+def _reentrant(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """The result of `torch.utils.checkpoint` with `use_reentrant=True`, which has no gradient where
+    none of the tensors given requires one. What is computed again is for the plan to say."""
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+        return function(*args)
+    with torch.no_grad():
+        return function(*args)
 
 
 def _refuse_pack(pack: Callable[[Any], None]) -> Callable[[Any], None]:
