@@ -75,7 +75,7 @@ def losses(model: nn.Module) -> tuple[list[float], list[float]]:
     wanted: list[float] = []
     for seed, length in enumerate(LENGTHS):
         data = batch(length, seed)
-        found.append(float(trainer.train_step(**data).loss))
+        found.append(float(trainer.train_step(data).loss))
         result = eager(**data)
         loss = result if isinstance(result, Tensor) else result.loss
         optimizer.zero_grad()

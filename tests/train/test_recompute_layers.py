@@ -35,10 +35,9 @@ def llama(dropout: float) -> nn.Module:
 
 
 def t5(dropout: float) -> nn.Module:
-    config = T5Config(
-        vocab_size=tiny.VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=3, num_heads=2,
-        decoder_start_token_id=0, dropout_rate=dropout, use_cache=False,
-    )  # fmt: skip
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+    more: dict[str, Any] = {"decoder_start_token_id": 0, "use_cache": False, **sizes}
+    config = T5Config(vocab_size=tiny.VOCABULARY, dropout_rate=dropout, **more)
     return tiny.ready(T5ForConditionalGeneration(config))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import CapturedModule
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute.shortage import mib, shortage
 from onward.graph.ops.optimizers import Optimizer as Record
@@ -67,9 +68,9 @@ def _planned(
     factor: int = 1,
 ) -> Plan:
     """The plan of the step on all rows, for a batch of 1/factor of the samples."""
-    graph, dims = step.graphs.step, step.sizes(batch)
-    for name in step.captured.leading(batch.tensors):
-        dims = {**dims, name: -(-dims[name] // factor)}
+    graph, dims, captured = step.graphs.step, step.sizes(batch), step.captured
+    sized = captured.leading(batch.tensors) if isinstance(captured, CapturedModule) else {}
+    dims = dims | {name: -(-dims[name] // factor) for name in sized}
     return step.graphs.compiler.quiet().plan(graph, request.outputs(graph), dims, budget)
 
 
@@ -88,7 +89,8 @@ def _ways(
             yield WayOut(f"memory_budget={least}, the least", plan.peak - least)
     with contextlib.suppress(OnwardError):
         half = _planned(step, batch, request, budget, factor=2).peak
-        trained = [p for p in step.captured.parameters.values() if p.requires_grad]
+        captured = step.captured
+        trained = [p for name, p in captured.owned.items() if name in captured.reached]
         sums = sum(p.numel() * p.itemsize for p in trained) if window == 1 else 0
         yield WayOut(
             f"batches of half the size and gradient_accumulation_steps={2 * window}",
