@@ -24,7 +24,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"checkpoint", "data", "options"}),
     frozenset({"environment"}),
-    frozenset({"graph"}),
+    frozenset({"graph", "reporting"}),
     frozenset({"captured", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
     frozenset({"plan"}),
@@ -51,6 +51,7 @@ TORCH_ALLOWED = frozenset(
     {
         "checkpoint", "data", "model_state", "capture", "kernels", "execute", "capture_cache",
         "compile", "prepare", "train", "explanation", "module", "integrations", "recipes", "cli",
+        "reporting",
     }
 )  # fmt: skip
 
@@ -71,6 +72,7 @@ PUBLIC_NAMES = [
     "ModuleOptions",
     "NonfiniteError",
     "OnwardError",
+    "Reporter",
     "StepResult",
     "Trainer",
     "TrainerOptions",

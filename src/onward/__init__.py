@@ -17,6 +17,7 @@ from onward.options import LossScale, ModuleOptions, TrainerOptions
 if TYPE_CHECKING:
     from onward import data
     from onward.module import Module, accelerate, eager, explain
+    from onward.reporting import Reporter
     from onward.train import StepResult, Trainer, optim
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "ModuleOptions",
     "NonfiniteError",
     "OnwardError",
+    "Reporter",
     "StepResult",
     "Trainer",
     "TrainerOptions",
@@ -43,6 +45,7 @@ __all__ = [
 
 _LATER = {
     "Module": "onward.module",
+    "Reporter": "onward.reporting",
     "StepResult": "onward.train",
     "Trainer": "onward.train",
     "accelerate": "onward.module",
