@@ -219,4 +219,5 @@ class ReportDelivery:
 
 def _words(error: BaseException) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    # what an HTTP library says begins with the request, and ends with the cause
+    return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

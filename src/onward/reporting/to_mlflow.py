@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,7 @@ from onward.reporting.record import End, ReportRecord, ReportSetup
 
 LONGEST_PARAM = 250  # characters; newer servers take 6000, the oldest refuse more than this
 PARAMS, METRICS = 100, 1000  # of one request
+JITTER = "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"
 _ENDS: dict[End, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -32,6 +34,12 @@ class MLflowWriter:
             else setup.kept or setup.variables.get("MLFLOW_RUN_ID")
         )
         self._address = self._mlflow.get_tracking_uri()
+        # Python's generator may be the training loop's too: no other thread may draw from it, as
+        # the pauses between tries do, and the names that a store makes up
+        self._name = setup.name or datetime.now().strftime("run-%Y%m%d-%H%M%S")
+        jitter = getattr(self._mlflow.environment_variables, JITTER, None)
+        if jitter is not None and not jitter.is_set():
+            jitter.set(0.0)
         self._client: Any = None
         self._reached: dict[str, int] | None = None
 
@@ -51,7 +59,7 @@ class MLflowWriter:
                     raise
                 self._run_id = None  # deleted, or of another server
         if self._run_id is None:
-            made = self._client.create_run(self._experiment(), run_name=self._setup.name)
+            made = self._client.create_run(self._experiment(), run_name=self._name)
             self._run_id = made.info.run_id
             self._reached = None
             self._setup.keep(made.info.run_id)
