@@ -349,7 +349,7 @@ _REPORTED_AS = {"perplexity": "eval_perplexity", "tokens_per_second": "train_tok
 
 
 def reported_results(results: Mapping[str, float | int | str]) -> dict[str, float | int]:
-    """Those of `eval_results` that are numbers, by names of their own."""
+    """The numbers of `eval_results`, by names that no metrics line has."""
     return {
         _REPORTED_AS.get(name, name): value
         for name, value in results.items()

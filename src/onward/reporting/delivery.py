@@ -178,7 +178,7 @@ class ReportDelivery:
             if record is not None:
                 self._held = None
                 self.delivered += 1
-            # that a service opens says nothing about records that it has refused before
+            # a service that opens may still refuse the records that it has refused before
             if record is not None or not self._refuses:
                 self._failures, self.error, self._refuses = 0, "", False
 

@@ -44,9 +44,8 @@ class Reporter:
 
     report_to: names of services (`tensorboard`, `mlflow`, `wandb`), `all` for those that are
     installed, or `none`. run_name: shown by the services; by default the folder's name. folder: of
-    the run: TensorBoard's files go into `<folder>/tensorboard`, and `<folder>/reports.json` keeps
-    the run's names at the others, so that a later Reporter with the same folder goes on with the
-    same runs. logging_dir: another folder for TensorBoard's files; without it and `folder`,
+    the run: TensorBoard's files go into `tensorboard` in it, and `reports.json` keeps the run's
+    names at the others, so that a later Reporter with the same folder goes on with the same runs. logging_dir: another folder for TensorBoard's files; without it and `folder`,
     TENSORBOARD_LOGGING_DIR or `runs/<time>_<host>`. config: hyperparameters, nested or flat.
     tell: shows a warning; by default the logger `onward.reporting`.
 
