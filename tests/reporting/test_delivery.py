@@ -232,6 +232,7 @@ def test_no_more_threads_and_a_stderr_that_is_gone(monkeypatch: pytest.MonkeyPat
     assert found.lost == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # threads; newer Pythons warn
 def test_a_forked_process_reports_nothing_and_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch, told: list[str]
 ) -> None:
@@ -372,6 +373,10 @@ def test_what_is_reported_to(
         services.reported_to("wandbb")
     with pytest.raises(onward.OnwardError, match="stand alone"):
         services.reported_to(["a", "none"])
+    del services.SERVICES["a"], services.SERVICES["b"]
+    told: list[str] = []
+    onward.Reporter("all", tell=told.append).log(1, {"loss": 1.0})
+    assert told == ["nothing is reported: no service's package is installed"]
 
 
 def test_a_folder_without_code_is_no_package(
@@ -387,12 +392,13 @@ def test_names_at_services_outlive_a_process_and_a_disk_that_is_full(
 ) -> None:
     fake, folder = FakeService(), tmp_path / "run-a"
     served(monkeypatch, fake=fake)
+    config = {"a": {"b": 1}, "c": None, "d": torch.float16, "e": [1]}
     for number in range(3):
-        with onward.Reporter("fake", folder=folder, config={"a": {"b": 1}, "c": None}):
+        with onward.Reporter("fake", folder=folder, config=config):
             fake.setups[-1].keep(f"id-{number}")
     assert [setup.kept for setup in fake.setups] == [None, "id-0", "id-1"]
     assert {setup.name for setup in fake.setups} == {"run-a"}
-    assert dict(fake.setups[0].config) == {"a.b": 1, "c": None}
+    assert dict(fake.setups[0].config) == {"a.b": 1, "c": None, "d": "torch.float16", "e": "[1]"}
     assert {path.name for path in folder.iterdir()} == {"reports.json"}
     (folder / "reports.json").write_text('{"fake": "id', encoding="utf-8")  # damaged
     with onward.Reporter("fake", folder=folder, tell=told.append):

@@ -67,11 +67,14 @@ def in_groups(name: str) -> str:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, with dots between the names."""
+    """Nested settings as one level, with dots between the names; what is no text, number or None is
+    its text, since services refuse the whole for one object."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{name}.")
-        else:
+        elif value is None or isinstance(value, (str, int, float)):
             found[f"{prefix}{name}"] = value
+        else:
+            found[f"{prefix}{name}"] = str(value)
     return found

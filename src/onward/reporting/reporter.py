@@ -21,7 +21,7 @@ from onward.environment import environment_variables
 from onward.errors import MissingExtraError, OnwardError, shown
 from onward.reporting.delivery import ReportDelivery
 from onward.reporting.record import End, ReportRecord, ReportSetup, ReportWriter, flat
-from onward.reporting.services import SERVICES, reported_to
+from onward.reporting.services import ALL, SERVICES, reported_to
 
 CLOSE_SECONDS = 10.0
 KEPT = "reports.json"  # in the run's folder: its names at the services
@@ -45,9 +45,10 @@ class Reporter:
     report_to: names of services (`tensorboard`, `mlflow`, `wandb`), `all` for those that are
     installed, or `none`. run_name: shown by the services; by default the folder's name. folder: of
     the run: TensorBoard's files go into `tensorboard` in it, and `reports.json` keeps the run's
-    names at the others, so that a later Reporter with the same folder goes on with the same runs. logging_dir: another folder for TensorBoard's files; without it and `folder`,
-    TENSORBOARD_LOGGING_DIR or `runs/<time>_<host>`. config: hyperparameters, nested or flat.
-    tell: shows a warning; by default the logger `onward.reporting`.
+    names at the others, so that a later Reporter with the same folder goes on with the same runs.
+    logging_dir: another folder for TensorBoard's files; without it and `folder`,
+    TENSORBOARD_LOGGING_DIR or `runs/<time>_<host>`. config: hyperparameters, nested or flat. tell:
+    shows a warning; by default the logger `onward.reporting`.
 
     Raises OnwardError for a service that is unknown, not installed or cannot be set up.
     """
@@ -68,6 +69,8 @@ class Reporter:
         self._is_closed = False
         self._deliveries: list[ReportDelivery] = []
         if not names:
+            if report_to is not None and ALL in report_to:
+                self._tell("nothing is reported: no service's package is installed")
             return
         place = None if folder is None else Path(folder).absolute()
         kept = _KeptNames(None if place is None else place / KEPT, self._tell)
