@@ -160,11 +160,15 @@ def test_pauses_grow_and_an_outage_loses_nothing(
     waited: list[float] = []
     came_back = 9
 
-    def down(call: int) -> None:
-        if call < came_back:
+    def down(call: int) -> None:  # from the third record on, it does not open again
+        if 2 <= call < came_back:
             raise ConnectionError("down")
 
-    fake = FakeService(opening=down)
+    def goes_down(call: int) -> None:
+        if call == 3:
+            raise ConnectionError("reset")
+
+    fake = FakeService(before=goes_down, opening=down)
     wait_for = threading.Condition.wait_for
 
     def at_once(self: threading.Condition, predicate: Callable[[], bool], pause: float) -> bool:
