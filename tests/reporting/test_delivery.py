@@ -200,6 +200,9 @@ def test_the_end_does_not_wait_out_a_pause(told: list[str]) -> None:
     found = ReportDelivery("fake", fake, told.append, pauses=(3600.0,))
     found.put(record(1))
     assert failed.wait(LONG)
+    while not found.error:
+        time.sleep(0.001)
+    assert found.status() == "fake fails (ConnectionError), 1 waiting"
     found.finish("stopped")
     found.join(LONG)
     assert fake.steps == [1] and fake.ends == ["stopped"] and found.lost == 0

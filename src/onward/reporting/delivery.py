@@ -76,7 +76,7 @@ class ReportDelivery:
         """What is wrong, in a few words; "" where nothing is."""
         said: list[str] = []
         if self._failures:
-            said.append(f"fails ({self.error})")
+            said.append(f"fails ({self.error.partition(':')[0]})")
         if self.lost:
             said.append(f"{self.lost} records lost")
         if said or self.waiting > 1:
