@@ -25,7 +25,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"checkpoint", "data", "memory_amounts"}),
     frozenset({"options"}),
     frozenset({"environment"}),
-    frozenset({"graph"}),
+    frozenset({"graph", "reporting"}),
     frozenset({"captured", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
     frozenset({"plan"}),
@@ -52,6 +52,7 @@ TORCH_ALLOWED = frozenset(
     {
         "checkpoint", "data", "model_state", "capture", "kernels", "execute", "capture_cache",
         "compile", "prepare", "train", "explanation", "module", "integrations", "recipes", "cli",
+        "reporting",
     }
 )  # fmt: skip
 
@@ -74,6 +75,7 @@ PUBLIC_NAMES = [
     "NonfiniteError",
     "OnwardError",
     "OutOfMemoryError",
+    "Reporter",
     "StepResult",
     "Trainer",
     "TrainerOptions",

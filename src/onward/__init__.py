@@ -19,6 +19,7 @@ from onward.options import LossScale, ModuleOptions, TrainerOptions
 if TYPE_CHECKING:
     from onward import data
     from onward.module import Module, accelerate, eager, explain
+    from onward.reporting import Reporter
     from onward.train import StepResult, Trainer, optim
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "NonfiniteError",
     "OnwardError",
     "OutOfMemoryError",
+    "Reporter",
     "StepResult",
     "Trainer",
     "TrainerOptions",
@@ -47,6 +49,7 @@ __all__ = [
 
 _LATER = {
     "Module": "onward.module",
+    "Reporter": "onward.reporting",
     "StepResult": "onward.train",
     "Trainer": "onward.train",
     "accelerate": "onward.module",

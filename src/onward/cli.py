@@ -261,6 +261,9 @@ def _given(
                 )
             else:
                 value = words.pop(0)
+                several = name in fields and fields[name].metadata.get("several")
+                while several and words and not words[0].startswith("-"):
+                    value += f",{words.pop(0)}"
         if foreign.takes(name):
             foreign.take(spelled, name, value)
         else:

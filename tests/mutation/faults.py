@@ -15,6 +15,7 @@ from faults_module import MODULE_FAULTS
 from faults_plan import PLAN_FAULTS
 from faults_precision import PRECISION_FAULTS
 from faults_regions import REGION_FAULTS
+from faults_reporting import REPORTING_FAULTS
 from faults_train import TRAIN_FAULTS
 
 FAULTS = (
@@ -31,6 +32,7 @@ FAULTS = (
     *AUTOCAST_FAULTS,
     *PRECISION_FAULTS,
     *FACTS_FAULTS,
+    *REPORTING_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

@@ -37,6 +37,7 @@ ALLOWED = (
         r"docs/padding\.md",
         "other packages",
     ),
+    Allowed("identifiers", r"(MLFLOW|WANDB)_\w+", r"docs/.*", "variables of mlflow and wandb"),
     Allowed("identifiers", r"is_torchdynamo_compiling", r"docs/.*", "transformers"),
     Allowed("identifiers", r"train(ing)?\.mjs", r"examples/.*", "files that are there, not Python"),
     Allowed("identifiers", r"f1", r"tests/.*", "made of a name and a number"),

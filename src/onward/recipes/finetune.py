@@ -51,12 +51,14 @@ from onward.recipes.gpt2 import PRESETS
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
 from onward.recipes.run_folder import (
     COMPARISON,
+    METRICS,
     RESULTS,
     RunFolder,
     publish_json,
     read_record,
 )
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.reporting import Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -354,7 +356,7 @@ def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: Stop
     """Runs a described job in its output folder. Returns the exit status."""
     job, config = run.job, run.job.config
     from onward.recipes.compare import comparison, run_both, table
-    from onward.recipes.loop import eval_results, train
+    from onward.recipes.loop import eval_results, reported_results, train
     from onward.recipes.run_checkpoints import RunCheckpoints
 
     output.begin(record, config.overwrite_output_dir)
@@ -367,19 +369,53 @@ def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: Stop
         signals.status = lambda: "compares the engines, each in a process of its own"
         with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
             both = run_both(job, Path(job_folder), output.path)
-        name, results = COMPARISON, comparison(both["onward"], both["torch"])
+        _complete(run, output, COMPARISON, comparison(both["onward"], both["torch"]))
         report = table(both["onward"], both["torch"], run.unigram)
     else:
         checkpoints = RunCheckpoints(output.path, config, record)
-        result = train(job, config.engine, output.path, checkpoints=checkpoints, signals=signals)
-        name, results = RESULTS, eval_results(job, result)
+        with _reporter(config, output.path, record) as reporter:
+            result = train(
+                job,
+                config.engine,
+                output.path,
+                checkpoints=checkpoints,
+                signals=signals,
+                reporter=reporter,
+            )
+            results = eval_results(job, result)
+            _complete(run, output, RESULTS, results)
+            reporter.log(config.max_steps or 1, reported_results(results))
         report = single_report(result, run.unigram)
+    print(f"\n{report}\n\nwritten to {output.path}")
+    return 0
+
+
+def _complete(run: Run, output: RunFolder, name: str, results: Mapping[str, Any]) -> None:
+    """Writes the tokenizer, and the results last of all: where they are, the run is complete."""
     with StagedFiles(output.path) as staged:
         run.tokenizer.save_pretrained(staged.path)
         staged.publish()
-    publish_json(output.path, name, results)  # last: the run is complete
-    print(f"\n{report}\n\nwritten to {output.path}")
-    return 0
+    publish_json(output.path, name, results)
+
+
+def _reporter(config: FinetuneConfig, folder: Path, record: Mapping[str, Any]) -> Reporter:
+    """Sends the metrics of a run in this folder, and its record, where the options ask for it."""
+    left_out = ("command", "options", "texts")
+    about = {name: value for name, value in record.items() if name not in left_out}
+
+    def tell(line: str) -> None:
+        start = "\n" if sys.stderr.isatty() else ""  # behind the bar
+        kept = f"{folder / METRICS} has every line"
+        print(f"{start}onward finetune: note: {line}; {kept}", file=sys.stderr, flush=True)
+
+    return Reporter(
+        config.report_to,
+        run_name=config.run_name,
+        folder=folder,
+        logging_dir=config.logging_dir,
+        config={**record["options"], **about},
+        tell=tell,
+    )
 
 
 def other_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.stages import StageLine
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.reporting import Reporter
 from onward.train import Trainer
 
 if TYPE_CHECKING:
@@ -149,11 +150,12 @@ def train(
     save_model: bool = True,
     checkpoints: RunCheckpoints | None = None,
     signals: StopSignals | None = None,
+    reporter: Reporter | None = None,
 ) -> EngineResult:
     """Runs the job with one engine; writes metrics and the model into `folder`.
 
     checkpoints: those of the run, from which it goes on; None saves none. signals: those that may
-    end the run, by raising Stopped.
+    end the run, by raising Stopped. reporter: gets the metrics too.
     """
     config = job.config
     base_rss = rss_mib()
@@ -166,7 +168,9 @@ def train(
     # the key/value cache serves generation; in training it only costs memory
     as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
     with _use_cache(model, False):
-        trainer = _updates(job, engine_name, model, history, checkpoints, signals, as_loaded)
+        trainer = _updates(
+            job, engine_name, model, history, checkpoints, signals, reporter, as_loaded
+        )
         peak_rss = peak_rss_mib()
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
@@ -212,6 +216,7 @@ def _updates(
     history: RunHistory,
     checkpoints: RunCheckpoints,
     signals: StopSignals,
+    reporter: Reporter | None,
     as_loaded: Callable[[], AbstractContextManager[None]],
 ) -> LoopTrainer:
     """Runs the updates that are left to do, and adds them to `history`. Returns the trainer.
@@ -249,6 +254,7 @@ def _updates(
         config.logging_steps,
         history.step_losses,
         before + time.perf_counter() - started,
+        reporter,
     )
     signals.status = progress.status
     with progress, signals.deferred():
@@ -335,6 +341,19 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
         "peak_rss_mib": result.peak_rss_mib,
         "base_rss_mib": result.base_rss_mib,
         "start_weights_sha256": result.start_weights_sha256,
+    }
+
+
+# A run's results at services, where the names of its metrics lines mean something else.
+_REPORTED_AS = {"perplexity": "eval_perplexity", "tokens_per_second": "train_tokens_per_second"}
+
+
+def reported_results(results: Mapping[str, float | int | str]) -> dict[str, float | int]:
+    """The numbers of `eval_results`, by names that no metrics line has."""
+    return {
+        _REPORTED_AS.get(name, name): value
+        for name, value in results.items()
+        if not isinstance(value, str)
     }
 
 

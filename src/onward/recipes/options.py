@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.errors import OnwardError
+from onward.errors import MissingExtraError, OnwardError
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount
 from onward.options import switch_lines
 
@@ -23,9 +23,10 @@ class InputError(OnwardError):
         super().__init__(" ".join(text.split()))
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with its line in `--help`."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(default: Any, help: str, several: bool = False) -> Any:
+    """A dataclass field with its line in `--help`. several: whether it takes several words, which
+    become one text with commas."""
+    return dataclasses.field(default=default, metadata={"help": help, "several": several})
 
 
 def of_trainer(name: str, default: Any) -> Any:
@@ -97,6 +98,18 @@ class FinetuneConfig:
     )
     seed: int = of_trainer("seed", 42)
     logging_steps: int = option(10, "updates per progress line and per line of metrics.jsonl")
+    report_to: str = option(
+        "none",
+        "services that get the metrics too: tensorboard, mlflow, wandb, several of them, all for "
+        "those that are installed, or none",
+        several=True,
+    )
+    run_name: str | None = option(
+        None, "name of the run at those services; null: that of output_dir's folder"
+    )
+    logging_dir: str | None = option(
+        None, "folder for TensorBoard's files; null: tensorboard in output_dir"
+    )
     output_dir: str | None = option(
         None,
         "folder for model, tokenizer, results and checkpoints; a run that was stopped goes on "
@@ -168,6 +181,7 @@ def check_options(config: FinetuneConfig) -> None:
             "a validation file without a train file", "in --validation_file", "add --train_file"
         )
     _check_saving(config)
+    _check_reports(config)
     if config.output_dir is not None and not config.dry_run:
         check_output_dir(Path(config.output_dir))
 
@@ -193,6 +207,25 @@ def _check_saving(config: FinetuneConfig) -> None:
     if not Path(named).is_dir():
         raise InputError(
             f"no such checkpoint {named!r}", "in --resume_from_checkpoint", "name a folder"
+        )
+
+
+def _check_reports(config: FinetuneConfig) -> None:
+    """Raises InputError or MissingExtraError for services that cannot be reported to."""
+    from onward.reporting import reported_to
+
+    try:
+        names = reported_to(config.report_to)
+    except MissingExtraError:
+        raise
+    except OnwardError as error:
+        what, _, fix = str(error).partition("; fix: ")
+        raise InputError(what, "in --report_to", fix) from error
+    if config.compare and names:
+        raise InputError(
+            "a comparison is one measurement, and is not reported",
+            "in --compare with --report_to",
+            "leave one of them out",
         )
 
 

@@ -16,6 +16,7 @@ import psutil
 from tqdm import tqdm
 
 from onward.recipes.stages import Stages
+from onward.reporting import Reporter
 
 MIB = 1 << 20
 
@@ -76,7 +77,8 @@ class Progress:
     """Collects one entry per update, and shows the mean of every `logging_steps` of them.
 
     losses: of the updates that the run has done before, to which the new ones are added; the lines
-    of the metrics file are those up to there. elapsed_s: the seconds that those took.
+    of the metrics file are those up to there. elapsed_s: the seconds that those took. reporter:
+    gets the numbers of every line too.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Progress:
         logging_steps: int,
         losses: list[float] | None = None,
         elapsed_s: float = 0.0,
+        reporter: Reporter | None = None,
     ) -> None:
         self.engine = engine
         self.total_steps = total_steps
@@ -96,6 +99,7 @@ class Progress:
         self.tokens_per_step = tokens_per_step
         self.logging_steps = logging_steps
         self._metrics_file = metrics_file
+        self._reporter = Reporter(None) if reporter is None else reporter
         self._losses = [] if losses is None else losses
         self._first = len(self._losses) + 1  # the first update of this process
         self._logged = (self._first - 1) // logging_steps * logging_steps
@@ -171,8 +175,13 @@ class Progress:
         return (
             f"{self.engine}: step {done}/{self.total_steps}  "
             f"epoch {done / self.steps_per_epoch:.2f}  loss {self._losses[-1]:.4f}  "
-            f"{rss_mib():.0f} MiB  ETA {left}"
+            f"{rss_mib():.0f} MiB  ETA {left}{self._reports()}"
         )
+
+    def _reports(self) -> str:
+        """What is wrong with the services that the run is reported to; "" where nothing is."""
+        told = self._reporter.status()
+        return f"  reports: {told}" if told else ""
 
     def _log(self, step: int, grad_norm: float | None, learning_rate: float) -> None:
         now = time.perf_counter()
@@ -190,8 +199,10 @@ class Progress:
             rss_mib=round(rss_mib(), 1),
             elapsed_s=round(now - self._started, 3),
         )
-        self._stream.write(json.dumps(asdict(line), allow_nan=False) + "\n")
+        values = asdict(line)
+        self._stream.write(json.dumps(values, allow_nan=False) + "\n")
         self._stream.flush()
+        self._reporter.log(step, {k: v for k, v in values.items() if k not in ("engine", "step")})
         shown = (
             f"loss {line.loss:.4f}  lr {learning_rate:.2e}  {line.tokens_per_second:.0f} tokens/s  "
             f"{line.step_ms:.0f} ms/step  {line.rss_mib:.0f} MiB"

@@ -3,6 +3,7 @@
 runs/wiki/
     run_config.json      what the run is, written first; by it the same command is known again
     metrics.jsonl        grows while the run trains
+    tensorboard/, reports.json  with --report_to: TensorBoard's files; the run's names elsewhere
     checkpoint-500/      see `onward.checkpoint`
     config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
     eval_results.json    last of all (compare.json in a comparison): nothing is left to do
@@ -29,6 +30,7 @@ from onward.checkpoint import (
     settle,
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
+from onward.reporting.reporter import EVENTS, KEPT
 
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
@@ -60,7 +62,7 @@ FREE_OPTIONS = frozenset(
     {
         "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "save_strategy",
         "save_steps", "save_total_limit", "memory_budget", "allow_pickle", "train_file",
-        "validation_file", "num_train_epochs",
+        "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir",
     }
 )  # fmt: skip
 _CONTENTS = (
@@ -193,8 +195,10 @@ class RunFolder:
         self._begun = True
         remove_unpublished(self.path)
         settle(self.path)
-        if overwrite or not (self.is_complete or self._has_checkpoints):
+        if overwrite:
             self._clear()
+        elif not (self.is_complete or self._has_checkpoints):
+            self._clear(reports=False)  # services go on with the run that they have
         if overwrite or not is_run(self.path):
             publish_json(self.path, RECORD, record)
 
@@ -220,17 +224,22 @@ class RunFolder:
         """Whether there is a checkpoint or a model in the folder."""
         return self._has_checkpoints or any(self.path.glob("*.safetensors"))
 
-    def _clear(self) -> None:
-        """Removes what a run has written but its record, first what says that it is complete."""
+    def _clear(self, reports: bool = True) -> None:
+        """Removes what a run has written but its record, first what says that it is complete.
+        reports: also what it has written of reports to services."""
         for name in (COMPARISON, RESULTS):
             (self.path / name).unlink(missing_ok=True)
         for path in self.path.glob("checkpoint-*"):
             if is_checkpoint(path):
                 remove(path)
         shutil.rmtree(self.path / OF_TORCH, ignore_errors=True)
-        for pattern in (METRICS, *_MODEL_FILES):
+        of_reports = (KEPT, f"{EVENTS}/events.out.tfevents.*") if reports else ()
+        for pattern in (METRICS, *_MODEL_FILES, *of_reports):
             for path in self.path.glob(pattern):
                 path.unlink()
+        if reports:
+            with contextlib.suppress(OSError):  # not there, or with files of others
+                (self.path / EVENTS).rmdir()
 
 
 def _locked(folder: Path) -> int | None:
