@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onward.checkpoint.file_faults import any_file_fault
 from onward.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -131,6 +132,9 @@ def _verify(path: Path, record: FileRecord) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"{path} is not a regular file")
         if found.st_size != record.bytes:
+            fault = any_file_fault(path) if found.st_size else None
+            if fault is not None:
+                raise CheckpointError(f"{path} {fault.what}; fix: {fault.fix}")
             raise CheckpointError(
                 f"{path} is damaged: it has {found.st_size} bytes in place of {record.bytes}"
             )
