@@ -342,6 +342,22 @@ def test_missing_and_unexpected_weights_are_said(
     assert "note: 1 weights in the model folder are not the model's, and are left out: the" in said
 
 
+@pytest.mark.parametrize("option", [[], ["--allow_pickle"]], ids=["", "allow_pickle"])
+def test_a_checkpoint_of_another_library_is_not_resumed_from(
+    option: list[str], refused: Refused, tmp_path: Path
+) -> None:
+    """`--allow_pickle` is for weights alone."""
+
+    def change(folder: Path) -> None:
+        foreign = tmp_path / "theirs" / "checkpoint-3"
+        foreign.mkdir(parents=True)
+        (foreign / "optimizer.pt").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
+
+    line = refused(change, "--resume_from_checkpoint", "theirs", *option)
+    assert "optimizer.pt is a pickle, which can run code" in line
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_header_costs_a_few_times_its_size(tmp_path: Path) -> None:
     """A header of 8 MB with 70,000 tensors, the last of which is there twice."""
     one = b'"%b%d":{"dtype":"F32","shape":[],"data_offsets":[%d,%d]}'

@@ -193,22 +193,24 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             ignore_mismatched_sizes=True,  # `_check_loaded` refuses them, by name
         )
         model, info = loaded
-    except LOAD_ERRORS as error:
+    except Exception as error:
+        # torch's error of a module that is not imported here, or its advice to read all the same
+        pickled = type(error).__name__ == "UnpicklingError" or "weights_only" in str(error)
+        if pickled:
+            raise InputError(
+                f"the weights of model {config.model_name_or_path!r} are a pickle that holds more "
+                "than tensors",
+                "in --model_name_or_path",
+                "store them with save_pretrained",
+            ) from error
+        if not isinstance(error, LOAD_ERRORS):
+            raise
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "
             f"({_first_line(error)})",
             "in --model_name_or_path",
-            "name a folder with config.json and model.safetensors"
+            "name a folder with config.json and model.safetensors, as save_pretrained writes it"
             + ("" if config.allow_pickle else ", or add --allow_pickle for trusted .bin files"),
-        ) from error
-    except Exception as error:
-        if type(error).__name__ != "UnpicklingError":  # of a module that is not imported here
-            raise
-        raise InputError(
-            f"the weights of model {config.model_name_or_path!r} are a pickle that holds more than "
-            "tensors",
-            "in --model_name_or_path",
-            "store them with save_pretrained",
         ) from error
     _check_loaded(config, model, info)
     return model
