@@ -220,6 +220,17 @@ def test_a_manifest_of_another_form(text: str, tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_json_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read: a manifest over 16 MiB, a state over its limit."""
+    checkpoint(1).packed().write(tmp_path)
+    monkeypatch.setattr("onward.checkpoint.checkpoint._LARGEST", 100)
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json has more than"):
+        read_checkpoint(tmp_path)
+    os.truncate(tmp_path / "manifest.json", (16 << 20) + 1)
+    with pytest.raises(CheckpointError, match="not a regular file of at most 16 MiB"):
+        read_checkpoint(tmp_path)
+
+
 def test_a_manifest_that_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     with pytest.raises(CheckpointError, match="not a regular file"):

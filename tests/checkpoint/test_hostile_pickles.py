@@ -241,8 +241,8 @@ def test_weights_of_a_model(payload: str, form: str, model_folder: Path) -> None
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", streams())
 def test_checkpoints(payload: str, form: str) -> None:
-    """Of another library, and ones that a stranger wrote, with sums that are right: under the names
-    of Onward's own files, and beside them."""
+    """Checkpoints of another library are refused, and so are ones that a stranger wrote, with sums
+    that are right: pickles under the names of Onward's own files. Those beside them are not read."""
     content = FORMS[form](streams()[payload])
     for number, name in enumerate(
         ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "scaler.pt",

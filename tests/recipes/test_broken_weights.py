@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -157,8 +158,6 @@ def test_broken_weights_of_a_checkpoint(name: str, tmp_path: Path) -> None:
 
 
 def found(words: str, line: str) -> None:
-    import re
-
     assert re.search(words, line), line
 
 
@@ -171,6 +170,16 @@ def test_broken_files_of_the_configuration(name: str, refused: Refused) -> None:
     }[name]
     line = refused(lambda folder: (folder / "config.json").write_bytes(content))
     assert words in line and "cannot load the configuration" in line
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_json_that_is_too_large(file: str, refused: Refused) -> None:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / file).write_text("[")
+        os.truncate(folder / file, (64 << 20) + 1)
+
+    assert "it has more than 64 MiB" in refused(change)
 
 
 def sharded(index: Any, files: tuple[str, ...] = ()) -> Callable[[Path], None]:
