@@ -221,7 +221,7 @@ def test_a_manifest_of_another_form(text: str, tmp_path: Path) -> None:
 
 
 def test_json_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not read: a manifest over 16 MiB, a state over its limit."""
+    """A manifest over 16 MiB, or a state over its limit, is not read."""
     checkpoint(1).packed().write(tmp_path)
     monkeypatch.setattr("onward.checkpoint.checkpoint._LARGEST", 100)
     with pytest.raises(CheckpointError, match=r"trainer_state\.json has more than"):
