@@ -50,7 +50,7 @@ FILES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "files: config.json may name a pickle", "recipes/model_folder.py",
-        'not named.endswith((".safetensors", _INDEX[5:])):', "not named:", WEIGHTS,
+        'not str(named).endswith((".safetensors", _INDEX[5:])):', "not named:", WEIGHTS,
     ),
     Fault(
         "files: integers become weights", "recipes/model_folder.py",

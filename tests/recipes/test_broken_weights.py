@@ -261,6 +261,21 @@ def test_a_configuration_that_asks_for_more(name: str, refused: Refused, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("name", ["a pickle", "a kernel", "quantized"])
+def test_a_configuration_from_the_hub_that_asks_for_more(
+    name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    """What is looked at once transformers has read a configuration, wherever it was."""
+    from onward.recipes.causal_lm import load_model_config
+    from onward.recipes.options import FinetuneConfig, InputError
+
+    changed, words = CONFIGS[name]
+    config = json.loads((model_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(InputError, match=words):
+        load_model_config(FinetuneConfig(model_name_or_path=str(tmp_path)))
+
+
 def test_a_folder_with_an_adapter(refused: Refused) -> None:
     line = refused(lambda folder: (folder / "adapter_config.json").write_text("{}"))
     assert "holds an adapter" in line and "merge_and_unload" in line

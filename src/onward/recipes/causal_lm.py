@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
 from onward.recipes.gpt2 import PRESETS, gpt2_config
-from onward.recipes.model_folder import check_links, check_model_folder, integer_tensors
+from onward.recipes.model_folder import (
+    check_links,
+    check_model_folder,
+    check_requests,
+    integer_tensors,
+)
 from onward.recipes.options import FinetuneConfig, InputError
 
 if TYPE_CHECKING:
@@ -73,7 +78,8 @@ def check_model_name(config: FinetuneConfig) -> None:
 
 
 def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
-    """Loads the model's configuration. Raises InputError unless it is a causal language model's."""
+    """Loads the model's configuration. Raises InputError unless it is a causal language model's,
+    and for one that asks for more than weights."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -89,6 +95,12 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
             "in --model_name_or_path",
             f"name a local folder, a hub name you can reach, or one of {', '.join(PRESETS)}",
         ) from error
+    asked = ("_attn_implementation", "quantization_config", "transformers_weights")
+    check_requests(
+        {key: getattr(model_config, key, None) for key in asked},
+        f"{name}/config.json",
+        "in --model_name_or_path",
+    )
     kind = type(model_config)
     # Families such as BERT can be both; without is_decoder their attention sees later tokens.
     encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model_config, "is_decoder", False)

@@ -95,35 +95,42 @@ def check_links(folder: Path, where: str) -> None:
             raise InputError(f"{str(path)!r} is not a regular file", where, _SAVE)
 
 
-def _checked_config(folder: Path, where: str) -> str | None:
-    """The file of weights that config.json names, if it does. Raises InputError for what it must
-    not ask for."""
-    path = folder / "config.json"
-    config = _json(path, where, f"cannot load the configuration of model {str(folder)!r}")
+def check_requests(config: Mapping[str, Any], path: str, where: str) -> None:
+    """Raises InputError for what a `config.json` must not ask for: code from the hub, quantized
+    weights, weights that are no safetensors file. config: its content. path: what to call it."""
     for name in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(name)):
             raise InputError(
-                f"{str(path)!r} asks for code from the hub ({name} {config[name]!r})",
+                f"{path!r} asks for code from the hub ({name} {config[name]!r})",
                 where,
                 f"remove {name} from it",
             )
     if config.get("quantization_config"):
         raise InputError(
-            f"the weights of model {str(folder)!r} are quantized (quantization_config)",
+            f"the weights that {path!r} describes are quantized (quantization_config)",
             where,
             "name a folder with weights in fp32, bf16 or fp16",
         )
     named = config.get("transformers_weights")
+    if named is not None and not str(named).endswith((".safetensors", _INDEX[5:])):
+        raise InputError(
+            f"{path!r} names {named!r} as weights, which is no safetensors file", where, _SAVE
+        )
+
+
+def _checked_config(folder: Path, where: str) -> str | None:
+    """The file of weights that config.json names, if it does. Raises InputError for what it must
+    not ask for."""
+    path = folder / "config.json"
+    config = _json(path, where, f"cannot load the configuration of model {str(folder)!r}")
+    check_requests(config, str(path), where)
+    named = config.get("transformers_weights")
     if named is None:
         return None
-    if not isinstance(named, str) or not named.endswith((".safetensors", _INDEX[5:])):
-        raise InputError(
-            f"{str(path)!r} names {named!r} as weights, which is no safetensors file", where, _SAVE
-        )
-    _check_name(named, path, where)
-    if not (folder / named).is_file():
+    _check_name(str(named), path, where)
+    if not (folder / str(named)).is_file():
         raise InputError(f"{str(path)!r} names {named!r}, which is not there", where, _SAVE)
-    return named
+    return str(named)
 
 
 def _shards(folder: Path, index: str, ending: str, where: str) -> list[str]:
@@ -175,4 +182,4 @@ def _json(path: Path, where: str, said: str) -> Mapping[str, Any]:
     return found
 
 
-__all__ = ["check_links", "check_model_folder", "integer_tensors"]
+__all__ = ["check_links", "check_model_folder", "check_requests", "integer_tensors"]
