@@ -303,6 +303,36 @@ def test_a_checkpoint_for_transformers_trainer(payload: str, form: str) -> None:
     assert not Path(MARKER).exists()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["weights", "optimizer.pt", "rng_state.pth", "pytorch_model.bin"])
+def test_the_ways_in_would_run_it_without_weights_only(
+    way: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch reads everything, the payload runs: what is tried above does come to torch."""
+
+    def unsafe(*arguments: Any, **named: Any) -> Any:
+        return LOAD(*arguments, **{**named, "weights_only": False})
+
+    folder = Path("model")
+    shutil.copytree(model_folder, folder)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin"):
+        (folder / name).write_bytes(archive(INNER))
+    allowed = FinetuneConfig(model_name_or_path="model", allow_pickle=True)
+    trainer = transformers_trainer()
+    monkeypatch.setattr(torch, "load", unsafe)
+    with contextlib.suppress(Exception):
+        match way:
+            case "weights":
+                build_model(allowed, load_model_config(allowed))
+            case "optimizer.pt":
+                trainer._load_optimizer_and_scheduler(str(folder))
+            case "rng_state.pth":
+                trainer._load_rng_state(str(folder))
+            case _:
+                trainer._load_from_checkpoint(str(folder))
+    assert Path(MARKER).exists()
+
+
 @functools.cache
 def transformers_trainer() -> Any:
     import tempfile
