@@ -152,6 +152,12 @@ def _cache(own: str, users: str) -> Path:
         ) from error
 
 
+def switch_off_telemetry() -> None:
+    """Keeps onnxruntime, which is to be imported next, from collecting and sending telemetry; a
+    value that the user has given ORT_DISABLE_TELEMETRY stays."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def check_variables() -> None:
     """Raises OnwardError for an unknown variable whose name resembles one of Onward's."""
     for name in os.environ:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -10,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoint_faults import checkpoint, is_whole
 
 from onward.checkpoint import read_checkpoint
+from onward.checkpoint.tensor_file import read_tensors
 from onward.errors import CheckpointError
 from onward.train.checkpointing import read_newest
 
@@ -46,7 +49,8 @@ def zero(path: Path, draw: random.Random) -> None:
 
 
 def append(path: Path, draw: random.Random) -> None:
-    path.write_bytes(path.read_bytes() + bytes(draw.randint(1, 9)))
+    more = draw.choice([b"\n", b" ", b"\0", draw.randbytes(1)]) * draw.randint(1, 9)
+    path.write_bytes(path.read_bytes() + more)
 
 
 def remove(path: Path, draw: random.Random) -> None:
@@ -62,6 +66,41 @@ def swap(path: Path, draw: random.Random) -> None:
     return None
 
 
+def exchange(path: Path, draw: random.Random) -> None:
+    """Two files of the checkpoint in each other's place."""
+    other = path.with_name(draw.choice([name for name in FILES if name != path.name]))
+    path.rename(path.with_suffix(".moved"))
+    other.rename(path)
+    path.with_suffix(".moved").rename(other)
+
+
+def edit(path: Path, draw: random.Random) -> None:
+    """An edited entry of the manifest for the file: another's sha256, another size, another name.
+    Every second time with the manifest's own sha256 made right again."""
+    manifest = path.with_name("manifest.json")
+    body = json.loads(manifest.read_bytes())
+    name = draw.choice([n for n in FILES if n != "manifest.json"])
+    record = body["files"][name]
+    match draw.randrange(5):
+        case 0:
+            record["sha256"] = draw.choice([r for n, r in body["files"].items() if n != name])[
+                "sha256"
+            ]
+        case 1:
+            record["bytes"] += draw.choice([-1, 1, 2**40, -(2**40)])
+        case 2:
+            body["files"][draw.choice([f"../other/{name}", f"/{name}", f"./{name}"])] = record
+        case 3:
+            record["more"] = 1
+        case 4:
+            body["files"][name] = draw.choice([None, 1, {}, [], {"bytes": "9", "sha256": "0"}])
+    if draw.random() < 0.5:
+        del body["sha256"]
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        body["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    manifest.write_text(json.dumps(body, indent=2) + "\n")
+
+
 def link(path: Path, draw: random.Random) -> None:
     """A link to the same bytes elsewhere: a checkpoint has files of its own alone."""
     path.rename(path.with_suffix(".moved"))
@@ -69,10 +108,11 @@ def link(path: Path, draw: random.Random) -> None:
 
 
 DAMAGES: dict[str, Damage] = {
-    f.__name__: f for f in (flip, truncate, zero, append, remove, swap, link)
+    f.__name__: f for f in (flip, truncate, zero, append, remove, swap, exchange, edit, link)
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
 def test_damage_is_found(file: str, damage: str, tmp_path: Path) -> None:
@@ -89,11 +129,51 @@ def test_damage_is_found(file: str, damage: str, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_whole_ones_are_read(tmp_path: Path) -> None:
-    for updates in range(1, 60):
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("part", range(50))
+def test_random_damage_is_passed_over_before_a_tensor_is_read(
+    part: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 1,000 random damages, 20 in each part, to the newest of two checkpoints of a run: the
+    older one is resumed from, with one line about the newer; `strict` raises that line."""
+    read: list[Path] = []
+
+    def noted(path: Path) -> dict[str, torch.Tensor]:
+        read.append(path)
+        return read_tensors(path)
+
+    monkeypatch.setattr("onward.checkpoint.checkpoint.read_tensors", noted)
+    for updates, place in ((1, "run/checkpoint-1"), (2, "run/checkpoint-2"), (3, "other")):
+        checkpoint(updates, numbers=300).packed().write(tmp_path / place)
+    for seed in range(20 * part, 20 * part + 20):
+        run = tmp_path / str(seed)
+        shutil.copytree(tmp_path / "run", run)
+        shutil.copytree(tmp_path / "other", run / "other")
+        draw = random.Random(seed)
+        file, damage = draw.choice(FILES), draw.choice(list(DAMAGES))
+        DAMAGES[damage](run / "checkpoint-2" / file, draw)
+        caplog.clear()
+        path, found = read_newest(run, strict=False)
+        assert path.name == "checkpoint-1" and is_whole(found), (seed, file, damage)
+        (told,) = (r.message for r in caplog.records)
+        assert "checkpoint-2" in told and "\n" not in told, (seed, file, damage)
+        for place in (run, run / "checkpoint-2"):
+            with pytest.raises(CheckpointError) as error:
+                read_newest(place, strict=True)
+            assert told.startswith(str(error.value)), (seed, file, damage)
+        assert not any(p.parent.name == "checkpoint-2" for p in read), (seed, file, damage)
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("part", range(10))
+def test_whole_ones_are_read(part: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for updates in range(20 * part + 1, 20 * part + 21):
         path = tmp_path / f"checkpoint-{updates}"
-        checkpoint(updates, numbers=updates).packed().write(path)
-        assert is_whole(read_checkpoint(path))
+        micro_steps = updates % 3
+        checkpoint(updates, micro_steps=micro_steps, numbers=updates).packed().write(path)
+        newest, found = read_newest(tmp_path, strict=True)
+        assert newest == path and is_whole(found)
+    assert not caplog.records
 
 
 def test_the_newest_whole_one_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,6 +217,17 @@ def test_a_manifest_names_files_of_its_folder_alone(name: str, tmp_path: Path) -
 def test_a_manifest_of_another_form(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|not of the format)"):
+        read_checkpoint(tmp_path)
+
+
+def test_json_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest over 16 MiB, or a state over its limit, is not read."""
+    checkpoint(1).packed().write(tmp_path)
+    monkeypatch.setattr("onward.checkpoint.checkpoint._LARGEST", 100)
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json has more than"):
+        read_checkpoint(tmp_path)
+    os.truncate(tmp_path / "manifest.json", (16 << 20) + 1)
+    with pytest.raises(CheckpointError, match="not a regular file of at most 16 MiB"):
         read_checkpoint(tmp_path)
 
 

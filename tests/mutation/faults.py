@@ -8,6 +8,7 @@ from faults_cache import CACHE_FAULTS
 from faults_capture import CAPTURE_FAULTS
 from faults_experts import EXPERTS_FAULTS
 from faults_facts import FACTS_FAULTS
+from faults_files import FILES_FAULTS
 from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
@@ -33,6 +34,7 @@ FAULTS = (
     *PRECISION_FAULTS,
     *FACTS_FAULTS,
     *REPORTING_FAULTS,
+    *FILES_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

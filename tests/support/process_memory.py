@@ -45,13 +45,13 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
-def said_by(program: str, *arguments: str) -> Any:
-    """What a program prints last, which is JSON, in a process of its own."""
+def said_by(program: str, *arguments: str, timeout: float = 300) -> Any:
+    """What a program prints last, which is JSON, in a process of its own. timeout: seconds."""
     paths = [str(HERE), str(HERE.parents[1] / "src")]
     code = f"import sys; sys.path[:0] = {paths!r}\n{textwrap.dedent(program)}"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=timeout, check=False,
         env={**os.environ, "MKL_DISABLE_FAST_MM": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

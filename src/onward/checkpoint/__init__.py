@@ -8,6 +8,7 @@ Imports: errors alone; the Trainer says what its state is (train/checkpointing.p
 from onward.checkpoint.background import BackgroundWriter, unwritten
 from onward.checkpoint.checkpoint import Checkpoint, PackedCheckpoint, read_checkpoint
 from onward.checkpoint.disk import StagedFiles, is_unpublished, remove, remove_unpublished
+from onward.checkpoint.file_faults import FileFault, any_file_fault, tensor_file_fault
 from onward.checkpoint.model_files import ModelState, config_files
 from onward.checkpoint.rotation import (
     Found,
@@ -22,10 +23,12 @@ from onward.checkpoint.rotation import (
 __all__ = [
     "BackgroundWriter",
     "Checkpoint",
+    "FileFault",
     "Found",
     "ModelState",
     "PackedCheckpoint",
     "StagedFiles",
+    "any_file_fault",
     "checkpoints",
     "config_files",
     "damaged",
@@ -37,5 +40,6 @@ __all__ = [
     "remove_unpublished",
     "rotate",
     "settle",
+    "tensor_file_fault",
     "unwritten",
 ]

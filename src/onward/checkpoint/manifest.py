@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onward.checkpoint.file_faults import any_file_fault
 from onward.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -71,7 +72,8 @@ def read_manifest(folder: Path) -> Manifest:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
             raise CheckpointError(f"{path} is not a regular file of at most {_LARGEST >> 20} MiB")
-        body = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        body = json.loads(data)
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -84,14 +86,29 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is not of the format {FORMAT!r}")
     if body.pop("sha256", None) != _digest(body):
         raise CheckpointError(f"{path} is damaged: its sha256 is another")
-    files = {name: FileRecord(**record) for name, record in body["files"].items()}
-    facts = body["facts"]
-    if not {"run", "updates", "micro_steps"} <= facts.keys():
-        raise CheckpointError(f"{path} does not say where in its run the checkpoint stands")
+    files, facts = _parts(body, path)
     odd = [name for name in files if Path(name).name != name or name in ("", ".", "..")]
     if odd:
         raise CheckpointError(f"{path} names {odd[0]!r}, which is no file of its folder")
+    if data != manifest_bytes(files, facts):  # white space too: the digest is of the values
+        raise CheckpointError(f"{path} is damaged: it is not as it was written")
     return Manifest(files, facts)
+
+
+def _parts(body: Mapping[str, Any], path: Path) -> tuple[dict[str, FileRecord], dict[str, Any]]:
+    """The files and facts of a manifest whose digest is right. Raises CheckpointError where they
+    are not what a save writes."""
+    try:
+        files = {name: FileRecord(**record) for name, record in body["files"].items()}
+        facts = dict(body["facts"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is malformed: {error!r}") from error
+    place = facts.get("updates"), facts.get("micro_steps")
+    if not isinstance(facts.get("run"), str) or not all(type(n) is int and n >= 0 for n in place):
+        raise CheckpointError(f"{path} does not say where in its run the checkpoint stands")
+    if not all(type(r.bytes) is int and isinstance(r.sha256, str) for r in files.values()):
+        raise CheckpointError(f"{path} is malformed: a file has no size or no sha256")
+    return files, facts
 
 
 def verify(folder: Path) -> Manifest:
@@ -115,6 +132,9 @@ def _verify(path: Path, record: FileRecord) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"{path} is not a regular file")
         if found.st_size != record.bytes:
+            fault = any_file_fault(path) if found.st_size else None
+            if fault is not None:
+                raise CheckpointError(f"{path} {fault.what}; fix: {fault.fix}")
             raise CheckpointError(
                 f"{path} is damaged: it has {found.st_size} bytes in place of {record.bytes}"
             )

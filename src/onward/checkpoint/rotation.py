@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from onward.checkpoint.checkpoint import TENSORS
 from onward.checkpoint.disk import remove, rename, sync_folder
 from onward.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from onward.errors import CheckpointError
@@ -49,7 +50,7 @@ def damaged(output_dir: Path) -> list[CheckpointError]:
     """What is wrong with each folder that has a checkpoint's name and no whole manifest."""
     found: list[CheckpointError] = []
     for path in sorted(output_dir.glob("checkpoint-*")):
-        if _NAME.fullmatch(path.name) and (path / MANIFEST).exists():
+        if _NAME.fullmatch(path.name) and is_checkpoint(path):
             try:
                 read_manifest(path)
             except CheckpointError as error:
@@ -58,8 +59,9 @@ def damaged(output_dir: Path) -> list[CheckpointError]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, damaged or not, rather than one that holds some."""
-    return (folder / MANIFEST).exists()
+    """Whether a folder is a checkpoint, damaged or not, rather than one that holds some: it has a
+    manifest, or a file that other libraries' checkpoints do not have."""
+    return os.path.lexists(folder / MANIFEST) or (folder / TENSORS).exists()
 
 
 def rotate(output_dir: Path, written: Path, limit: int) -> list[Path]:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from onward.checkpoint.file_faults import tensor_file_fault
 from onward.errors import CheckpointError
 
 _NAMES = {
@@ -71,8 +72,11 @@ def tensor_chunks(
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a file into memory of their own. Raises CheckpointError where the file
-    is not of the format."""
+    """Reads all tensors of a file into memory of their own. Raises CheckpointError, which says what
+    the file is, where it is not of the format."""
+    fault = tensor_file_fault(path)
+    if fault is not None:
+        raise CheckpointError(f"{path} {fault.what}; fix: {fault.fix}")
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError) as error:

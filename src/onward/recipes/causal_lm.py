@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
 from onward.recipes.gpt2 import PRESETS, gpt2_config
+from onward.recipes.model_folder import (
+    check_links,
+    check_model_folder,
+    check_requests,
+    integer_tensors,
+)
 from onward.recipes.options import FinetuneConfig, InputError
 
 if TYPE_CHECKING:
@@ -48,8 +54,8 @@ def from_scratch(config: FinetuneConfig) -> bool:
 
 
 def check_model_name(config: FinetuneConfig) -> None:
-    """Raises InputError for a path that is not a model folder, and for a name that nearly is a
-    preset's."""
+    """Raises InputError for a path that is not a model folder, for a folder that cannot or must not
+    be loaded, and for a name that nearly is a preset's."""
     name = config.model_name_or_path
     where = "in --model_name_or_path"
     if from_scratch(config):
@@ -62,14 +68,7 @@ def check_model_name(config: FinetuneConfig) -> None:
                 where,
                 "name a folder that save_pretrained wrote",
             )
-        pickles = sorted(path.glob("*.bin"))
-        if pickles and not config.allow_pickle and not any(path.glob("*.safetensors")):
-            raise InputError(
-                f"the weights of model {name!r} are a pickle ({pickles[0].name}), which can run "
-                "code when it is read",
-                where,
-                "store them with save_pretrained, or add --allow_pickle if you trust the file",
-            )
+        check_model_folder(path, where, config.allow_pickle)
     elif path.exists():
         raise InputError(f"{name!r} is a file", where, "name the model's folder")
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
@@ -79,7 +78,8 @@ def check_model_name(config: FinetuneConfig) -> None:
 
 
 def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
-    """Loads the model's configuration. Raises InputError unless it is a causal language model's."""
+    """Loads the model's configuration. Raises InputError unless it is a causal language model's,
+    and for one that asks for more than weights."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -88,13 +88,19 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
 
     name = config.model_name_or_path
     try:
-        model_config: PreTrainedConfig = AutoConfig.from_pretrained(name)
+        model_config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except LOAD_ERRORS as error:
         raise InputError(
             f"cannot load the configuration of model {name!r} ({_first_line(error)})",
             "in --model_name_or_path",
             f"name a local folder, a hub name you can reach, or one of {', '.join(PRESETS)}",
         ) from error
+    asked = ("_attn_implementation", "quantization_config", "transformers_weights")
+    check_requests(
+        {key: getattr(model_config, key, None) for key in asked},
+        f"{name}/config.json",
+        "in --model_name_or_path",
+    )
     kind = type(model_config)
     # Families such as BERT can be both; without is_decoder their attention sees later tokens.
     encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model_config, "is_decoder", False)
@@ -117,8 +123,10 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
     name = config.tokenizer_name or config.model_name_or_path
     where = "in --tokenizer_name" if config.tokenizer_name else "in --model_name_or_path"
     fix = "name a tokenizer's folder or hub name with --tokenizer_name"
+    if Path(name).is_dir():
+        check_links(Path(name), where)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except LOAD_ERRORS as error:
         raise InputError(
             f"cannot load a tokenizer from {name!r} ({_first_line(error)})", where, fix
@@ -193,32 +201,71 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             output_loading_info=True,
             use_safetensors=None if config.allow_pickle else True,
             weights_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # `_check_loaded` refuses them, by name
         )
         model, info = loaded
-    except LOAD_ERRORS as error:
+    except Exception as error:
+        # torch's error of a module that is not imported here, or its advice to read all the same
+        pickled = type(error).__name__ == "UnpicklingError" or "weights_only" in str(error)
+        if pickled:
+            raise InputError(
+                f"the weights of model {config.model_name_or_path!r} are a pickle that holds more "
+                "than tensors",
+                "in --model_name_or_path",
+                "store them with save_pretrained",
+            ) from error
+        if not isinstance(error, LOAD_ERRORS):
+            raise
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "
             f"({_first_line(error)})",
             "in --model_name_or_path",
-            "name a folder with config.json and model.safetensors"
+            "name a folder with config.json and model.safetensors, as save_pretrained writes it"
             + ("" if config.allow_pickle else ", or add --allow_pickle for trusted .bin files"),
         ) from error
-    except Exception as error:
-        if type(error).__name__ != "UnpicklingError":  # of a module that is not imported here
-            raise
-        raise InputError(
-            f"the weights of model {config.model_name_or_path!r} are a pickle that holds more than "
-            "tensors",
-            "in --model_name_or_path",
-            "store them with save_pretrained",
-        ) from error
-    if missing := sorted(info["missing_keys"]):
-        print(
-            f"note: {len(missing)} weights are not in the model folder and start at random: "
-            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}",
-            file=sys.stderr,
-        )
+    _check_loaded(config, model, info)
     return model
+
+
+def _check_loaded(config: FinetuneConfig, model: PreTrainedModel, info: Mapping[str, Any]) -> None:
+    """Says which weights were missing in the model's folder, and which were not used. Raises
+    InputError where none of them is the model's, or one has another shape or holds integers.
+
+    info: what `from_pretrained` tells of its loading.
+    """
+    name, where = config.model_name_or_path, "in --model_name_or_path"
+    if mismatched := sorted(info["mismatched_keys"]):
+        key, stored, expected = mismatched[0]
+        more = f", and {len(mismatched) - 1} more" if len(mismatched) > 1 else ""
+        raise InputError(
+            f"cannot load the weights of model {name!r} ({key} is {list(stored)} in the file and "
+            f"{list(expected)} by config.json{more})",
+            where,
+            "name a folder whose config.json belongs to its weights",
+        )
+    weights = {key for key, _ in model.named_parameters()}
+    weights |= {key.removeprefix(f"{model.base_model_prefix}.") for key in weights}
+    if integers := sorted(weights & integer_tensors(Path(name))):
+        raise InputError(
+            f"cannot load the weights of model {name!r} ({integers[0]} holds integers)",
+            where,
+            "name a folder with weights in fp32, bf16 or fp16",
+        )
+    missing, unexpected = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
+    if len(missing) >= len(list(model.parameters())):
+        raise InputError(
+            f"none of the weights of model {name!r} has a name of its configuration's",
+            where,
+            "name a folder whose config.json belongs to its weights",
+        )
+    for keys, what in (
+        (missing, "are not in the model folder and start at random"),
+        (unexpected, "in the model folder are not the model's, and are left out"),
+    ):
+        if keys:
+            shown = f"{', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
+            print(f"note: {len(keys)} weights {what}: {shown}", file=sys.stderr)
 
 
 def parameter_count(config: FinetuneConfig, model_config: PreTrainedConfig) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onward
-from onward.environment import environment, variables
+from onward.environment import environment, switch_off_telemetry, variables
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +89,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     )
     yield "OpenMP", ", ".join(library.openmp_runtimes()) or "none loaded"
     if installed("onnxruntime") is not None:
+        switch_off_telemetry()
         import onnxruntime
 
         providers = ", ".join(onnxruntime.get_available_providers())

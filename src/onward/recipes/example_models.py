@@ -61,7 +61,9 @@ def _described(name: str) -> tuple[Any, Any]:
         if not (Path(name) / "config.json").is_file():
             raise InputError(f"model folder {name!r} has no config.json", _WHERE, _OWN)
         try:
-            config = AutoConfig.from_pretrained(name, local_files_only=True)
+            config = AutoConfig.from_pretrained(
+                name, local_files_only=True, trust_remote_code=False
+            )
         except LOAD_ERRORS as error:
             line = str(error).strip().splitlines()[0]
             raise InputError(f"cannot read {name!r}'s config.json ({line})", _WHERE, _OWN) from None

@@ -27,8 +27,8 @@ from onward.train.state_part import State, StatePart, live, require, unfit
 
 log = logging.getLogger("onward")
 
-# what transformers' and accelerate's own checkpoints hold their state in
-_PICKLES = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "pytorch_model.bin")
+# endings of the files that other libraries' checkpoints hold their state in
+_PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp", ".tar"})
 
 
 @runtime_checkable
@@ -98,12 +98,14 @@ def _none(folder: Path, damaged_ones: int) -> CheckpointError:
     if damaged_ones:
         return CheckpointError(f"none of the {damaged_ones} checkpoints in {folder} is whole")
     places = (folder, *sorted(folder.glob("checkpoint-*")))
-    pickles = [place / name for place in places for name in _PICKLES if (place / name).exists()]
+    pickles = [
+        path for place in places for path in sorted(place.glob("*")) if path.suffix in _PICKLES
+    ]
     if pickles:
         return CheckpointError(
             f"{folder} holds a checkpoint of another library, whose {pickles[0].name} is a pickle, "
             "which can run code when it is read; fix: load its weights with from_pretrained, and "
-            "its optimizer's state by torch.load in your own code if you trust it"
+            "its optimizer's state by torch.load(weights_only=True) in your own code"
         )
     return CheckpointError(
         f"there is no checkpoint in {folder}; fix: name a folder of Trainer.save"

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from onward.capture import CapturedModule, LossFunction
 from onward.capture.trace.flat_call import name_outputs
 from onward.compile import Compiler
+from onward.environment import switch_off_telemetry
 from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
@@ -161,6 +162,7 @@ class Engines:
     @staticmethod
     def has_onnxruntime() -> bool:
         """Whether onnxruntime is installed."""
+        switch_off_telemetry()
         try:
             import onnxruntime  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:
@@ -171,6 +173,7 @@ class Engines:
         """Runs a graph with stock onnxruntime, unoptimized; returns all outputs by their names in
         the graph. It runs on one thread, since several overwrite each other's sums where they add
         to one row of a table."""
+        switch_off_telemetry()
         import onnxruntime as ort
 
         options = ort.SessionOptions()
