@@ -322,7 +322,7 @@ class TrainerOptions:
     recompute: str = option(
         "auto",
         _one_of("auto", "layers", "none"),
-        '`"layers"` keeps of each layer what it passes on and computes the rest again in backward, '
+        "keeps of each layer what it passes on and computes the rest again in backward, "
         'as gradient checkpointing does, with the same results to the bit; `"auto"` does so where '
         'the model is set to, by `gradient_checkpointing_enable()`; `"none"` keeps everything',
         '"layers"',
