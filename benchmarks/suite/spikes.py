@@ -38,7 +38,10 @@ class Size:
     thresholds: tuple[float, ...] = (5.0, 8.0, 12.0)
 
 
-QUICK = Size(vocabulary=200, width=16, layers=1, rows=2, tokens=16, steps=80, before=50, faults=6)
+QUICK = Size(
+    vocabulary=200, width=16, layers=1, rows=2, tokens=16, steps=60, before=50, faults=4,
+    rates=(1e-3,), thresholds=(8.0,),
+)  # fmt: skip
 
 
 @dataclass

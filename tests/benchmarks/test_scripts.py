@@ -216,6 +216,15 @@ def test_row_demand(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_reliability(tmp_path: Path) -> None:
+    report = run(tmp_path, "reliability", "--quick").report("reliability")["loss spikes"]
+    assert [alarms["threshold"] for alarms in report["alarms"]] == [8.0]
+    bits, labels = report["found"]
+    assert bits["tried"] == labels["tried"] == labels["found"] + len(labels["missed"]) == 4
+    assert labels["found"] > 0
+
+
+@pytest.mark.slow
 def test_convergence(tmp_path: Path) -> None:
     report = run(tmp_path, "convergence", "--quick").report("convergence")
     assert set(report["runs"]) == {"eager", "onward", "eager, other masks"}

@@ -96,7 +96,7 @@ def launch_acts(at: int, act: Callable[[], None]) -> Iterator[None]:
     """Within it, the launch number `at` of a plan that writes acts before it runs, once."""
     run = Executable.run
 
-    def patched(self: Executable, inputs: Any, dims: Any = None, done: Any = None) -> bool:
+    def patched(self: Executable, inputs: Any, dims: Any = None, *more: Any) -> bool:
         if self.plan.commit < len(self.plan.launches):
             self.bind(dims)
             launch = self.launches[at]
@@ -107,7 +107,7 @@ def launch_acts(at: int, act: Callable[[], None]) -> Iterator[None]:
                 launch()
 
             self.launches[at] = first
-        return run(self, inputs, dims, done)
+        return run(self, inputs, dims, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executable, "run", patched)

@@ -8,7 +8,7 @@ import json
 import logging
 import operator
 import os
-import socket
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +179,7 @@ def _events(given: str | Path | None, folder: Path | None, variables: Mapping[st
     if folder is not None:
         return folder / EVENTS
     now = datetime.now().strftime("%b%d_%H-%M-%S")
-    return Path("runs", f"{now}_{socket.gethostname()}").absolute()
+    return Path("runs", f"{now}_{platform.node()}").absolute()
 
 
 class _KeptNames:
