@@ -25,10 +25,11 @@ MOMENTS, CODES = 8.0, 2.03  # bytes per weight of Adam's two moments, in fp32 an
 
 @dataclass(frozen=True)
 class WayOut:
-    """An option, and the bytes that it saves."""
+    """An option, the bytes that it saves, and a remark on these."""
 
     said: str
     saved: int
+    remark: str = ""
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def naming_ways_out(
             plan,
             next((t.device for t in batch.tensors), torch.device("cpu")),
             error.said,
-            [f"  {mib(way.saved):>12} less with {way.said}" for way in ways],
+            [f"  {mib(way.saved):>12} less with {way.said}{way.remark}" for way in ways],
             ways[0].said if ways else "a smaller batch, or a smaller model",
         ) from error
 
@@ -86,7 +87,7 @@ def _ways(
     if budget is None:
         with contextlib.suppress(OnwardError):
             least = _planned(step, batch, request, SMALLEST).peak
-            yield WayOut(f"memory_budget={least}, the least", plan.peak - least)
+            yield WayOut(f"memory_budget={least}", plan.peak - least, ", the least")
     with contextlib.suppress(OnwardError):
         half = _planned(step, batch, request, budget, factor=2).peak
         captured = step.captured
@@ -99,7 +100,8 @@ def _ways(
     if record is not None and "8bit" in record.forms and options.optimizer_state == "fp32":
         slots = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
         held = sum(b.nbytes for b in plan.buffers if b.index in slots)
-        yield WayOut('optimizer_state="8bit", about', int(held * (1 - CODES / MOMENTS)))
+        saved = int(held * (1 - CODES / MOMENTS))
+        yield WayOut('optimizer_state="8bit"', saved, ", about")
 
 
 __all__ = ["naming_ways_out"]
