@@ -197,7 +197,9 @@ class Compiler:
         positions beyond the end of a table."""
         with self.journal.timed("bind"):
             executable = Executable(plan, memory, owned, parts, self.mesh)
-            if not plan.open:
+            if plan.open:
+                executable.reserve()
+            else:
                 executable.bind()
         return executable
 

@@ -76,6 +76,11 @@ class Executable:
         """The bound launches, in the plan's order; none before the first run."""
         return self._binder.launches
 
+    def reserve(self) -> None:
+        """Allocates the memory that launches are bound to later. Raises OutOfMemoryError."""
+        with naming_shortages(self.plan, self.memory.device):
+            self.memory.reserve(self.plan.sizes)
+
     def bind(self, dims: Mapping[str, int] | None = None) -> None:
         """Binds launches to memory (`Binder.bind`). Raises OutOfMemoryError."""
         with naming_shortages(self.plan, self.memory.device):
