@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import mmap
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def held_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     with contextlib.suppress(OSError, ValueError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _page()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     return None
 
 
@@ -107,15 +107,9 @@ def free_bytes(device: torch.device) -> int | None:
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * _page()
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
             found.append(limit - mapped)
     return max(0, min(found)) if found else None
-
-
-def _page() -> int:
-    import resource
-
-    return 4096 if sys.platform == "win32" else resource.getpagesize()
 
 
 __all__ = ["free_bytes", "held_bytes", "is_shortage", "mib", "naming_shortages", "shortage"]

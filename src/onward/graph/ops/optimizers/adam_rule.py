@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.ops.optimizers.arithmetic import correction, one_less, scaled
+from onward.graph.ops.optimizers.arithmetic import (
+    correction,
+    one_less,
+    scaled,
+    second_moment,
+    weight_decayed,
+)
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -36,12 +42,9 @@ def adam(
         return b.cast(x, dtype)
 
     g = scaled(b, g, scale)
-    if decoupled:
-        p = b.Mul(p, near(one_less(b, b.Mul(lr, decay))))
-    else:
-        g = b.Add(g, b.Mul(p, near(decay)))
+    p, g = weight_decayed(b, p, g, lr, decay, decoupled)
     m = b.Add(b.Mul(m, near(beta1)), b.Mul(g, near(one_less(b, beta1))))
-    v = b.Add(b.Mul(v, near(beta2)), b.Mul(b.Mul(g, g), near(one_less(b, beta2))))
+    v = second_moment(b, v, g, beta2)
     size = near(b.Div(lr, correction(b, beta1, step)))
     root = near(b.Sqrt(correction(b, beta2, step)))
     kept = [m, v] if most is None else [m, v, b.Max(most, v)]

@@ -37,6 +37,22 @@ def shrunk(b: Builder, p: Value, lr: Value, decay: Value) -> Value:
     return b.Mul(p, b.cast(one_less(b, b.Mul(lr, decay)), type_of(p).dtype))
 
 
+def weight_decayed(
+    b: Builder, p: Value, g: Value, lr: Value, decay: Value, decoupled: bool
+) -> tuple[Value, Value]:
+    """`p` and `g` after weight decay: of p itself where it is decoupled, else as a part of g."""
+    if decoupled:
+        return shrunk(b, p, lr, decay), g
+    return p, decayed(b, p, g, decay)
+
+
+def second_moment(b: Builder, v: Value, g: Value, beta: Value) -> Value:
+    """`beta v + (1 - beta) g^2`."""
+    dtype = type_of(v).dtype
+    rest = b.cast(one_less(b, beta), dtype)
+    return b.Add(b.Mul(v, b.cast(beta, dtype)), b.Mul(b.Mul(g, g), rest))
+
+
 def correction(b: Builder, beta: Value, step: Value) -> Value:
     """`1 - beta^step` as f64[]: in fp32 `1 - 0.999` is already off by 5e-5."""
     return one_less(b, b.Pow(beta, b.cast(step, DType.DOUBLE)))

@@ -19,7 +19,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.ops.optimizers.arithmetic import correction, mixed, one_less, scaled
+from onward.graph.ops.optimizers.arithmetic import (
+    correction,
+    decayed,
+    mixed,
+    one_less,
+    scaled,
+    second_moment,
+)
 from onward.graph.ops.optimizers.record import (
     Group,
     Groups,
@@ -61,14 +68,13 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     dtype = type_of(p).dtype
     g = scaled(b, g, inputs[12] if len(inputs) > 12 else None)
     m = mixed(b, m, g, one_less(b, beta1))
-    rest = b.cast(one_less(b, beta2), dtype)
-    v = b.Add(b.Mul(v, b.cast(beta2, dtype)), b.Mul(b.Mul(g, g), rest))
+    v = second_moment(b, v, g, beta2)
     first, second = m, v
     if attrs["bias_correction"]:
         first = b.Div(m, b.cast(correction(b, beta1, step), dtype))
         second = b.Div(v, b.cast(correction(b, beta2, step), dtype))
     u = b.Div(first, b.Add(b.Sqrt(second), b.cast(eps, dtype)))
-    u = b.Add(u, b.Mul(p, b.cast(decay, dtype)))
+    u = decayed(b, p, u, decay)
     rate = lr
     if attrs["adapt"]:
         size, step_size = (b.cast(b.ReduceL2(x, keepdims=0), DType.DOUBLE) for x in (p, u))

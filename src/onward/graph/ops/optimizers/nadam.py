@@ -18,17 +18,17 @@ import onnx_ir as ir
 from onward.graph.graph import type_of
 from onward.graph.ops.optimizers.arithmetic import (
     correction,
-    decayed,
     mixed,
     one_less,
     scaled,
-    shrunk,
+    second_moment,
+    weight_decayed,
 )
 from onward.graph.ops.optimizers.record import (
-    Group,
     Groups,
     Optimizer,
     beta,
+    decoupled,
     setting,
     updated_types,
 )
@@ -67,10 +67,7 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     p, g, product, m, v, lr, beta1, beta2, eps, decay, slowing, step = given
     dtype, kept = type_of(p).dtype, type_of(product).dtype
     g = scaled(b, g, inputs[12] if len(inputs) > 12 else None)
-    if attrs["decoupled"]:
-        p = shrunk(b, p, lr, decay)
-    else:
-        g = decayed(b, p, g, decay)
+    p, g = weight_decayed(b, p, g, lr, decay, attrs["decoupled"])
     time = b.cast(step, DType.DOUBLE)
     now = _momentum(b, beta1, slowing, time)
     following = _momentum(b, beta1, slowing, b.Add(time, np.array(1.0)))
@@ -78,8 +75,7 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     product = b.cast(b.Mul(b.cast(product, DType.DOUBLE), now), kept)
     wide = b.cast(product, DType.DOUBLE)
     m = mixed(b, m, g, one_less(b, beta1))
-    rest = b.cast(one_less(b, beta2), dtype)
-    v = b.Add(b.Mul(v, b.cast(beta2, dtype)), b.Mul(b.Mul(g, g), rest))
+    v = second_moment(b, v, g, beta2)
     root = b.Sqrt(b.Div(v, b.cast(correction(b, beta2, step), dtype)))
     divisor = b.Add(root, b.cast(eps, dtype))
     of_g = b.Div(b.Mul(lr, one_less(b, now)), one_less(b, wide))
@@ -103,15 +99,11 @@ _UPDATE = Op(
     "g. Inputs: p f[*], g f[*], product f32[], m f[*], v f[*], lr, beta1, beta2, eps, weight decay "
     "and momentum decay f64[], step i64[], scale f[]?.",
     cases=tuple(
-        ({"decoupled": decoupled}, (_P, _P, "f32[]", _P, _P, *("f64[]",) * 6, "i64[]", *scale))
-        for decoupled in (0, 1)
+        ({"decoupled": flag}, (_P, _P, "f32[]", _P, _P, *("f64[]",) * 6, "i64[]", *scale))
+        for flag in (0, 1)
         for scale in ((), ("f32[]",))
     ),
 )
-
-
-def _attributes(group: Group) -> dict[str, Any]:
-    return {"decoupled": int(group["decoupled_weight_decay"])}
 
 
 OPTIMIZERS = (
@@ -128,7 +120,7 @@ OPTIMIZERS = (
             "weight_decay": setting("weight_decay"),
             "momentum_decay": setting("momentum_decay"),
         },
-        attributes=_attributes,
+        attributes=decoupled,
         types={"mu_product": _one_number},
         starts={"mu_product": lambda group: 1.0},
     ),

@@ -19,17 +19,17 @@ import onnx_ir as ir
 from onward.graph.graph import type_of
 from onward.graph.ops.optimizers.arithmetic import (
     correction,
-    decayed,
     mixed,
     one_less,
     scaled,
-    shrunk,
+    second_moment,
+    weight_decayed,
 )
 from onward.graph.ops.optimizers.record import (
-    Group,
     Groups,
     Optimizer,
     beta,
+    decoupled,
     setting,
     updated_types,
 )
@@ -75,13 +75,9 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     p, g, m, v, lr, beta1, beta2, eps, decay, step = [x for x in inputs[:10] if x is not None]
     dtype = type_of(p).dtype
     g = scaled(b, g, inputs[10] if len(inputs) > 10 else None)
-    if attrs["decoupled"]:
-        p = shrunk(b, p, lr, decay)
-    else:
-        g = decayed(b, p, g, decay)
+    p, g = weight_decayed(b, p, g, lr, decay, attrs["decoupled"])
     m = mixed(b, m, g, one_less(b, beta1))
-    rest = b.cast(one_less(b, beta2), dtype)
-    v = b.Add(b.Mul(v, b.cast(beta2, dtype)), b.Mul(b.Mul(g, g), rest))
+    v = second_moment(b, v, g, beta2)
     factor, certain = _rectification(b, beta2, step)
     size = b.cast(b.Div(lr, correction(b, beta1, step)), dtype)
     adapted = b.Div(b.cast(factor, dtype), b.Add(b.Sqrt(v), b.cast(eps, dtype)))
@@ -99,15 +95,11 @@ _UPDATE = Op(
     "p f[*], g f[*], m f[*], v f[*], lr, beta1, beta2, eps, weight decay f64[], step i64[], scale "
     "f[]?.",
     cases=tuple(
-        ({"decoupled": decoupled}, (_P, _P, _P, _P, *("f64[]",) * 5, "i64[]", *scale))
-        for decoupled in (0, 1)
+        ({"decoupled": flag}, (_P, _P, _P, _P, *("f64[]",) * 5, "i64[]", *scale))
+        for flag in (0, 1)
         for scale in ((), ("f32[]",))
     ),
 )
-
-
-def _attributes(group: Group) -> dict[str, Any]:
-    return {"decoupled": int(group["decoupled_weight_decay"])}
 
 
 OPTIMIZERS = (
@@ -123,6 +115,6 @@ OPTIMIZERS = (
             "eps": setting("eps"),
             "weight_decay": setting("weight_decay"),
         },
-        attributes=_attributes,
+        attributes=decoupled,
     ),
 )

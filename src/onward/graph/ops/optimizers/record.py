@@ -126,6 +126,11 @@ def beta(i: int) -> Callable[[Group], float]:
     return lambda group: group["betas"][i]
 
 
+def decoupled(group: Group) -> dict[str, Any]:
+    """`Optimizer.attributes` of torch's `decoupled_weight_decay`."""
+    return {"decoupled": int(group["decoupled_weight_decay"])}
+
+
 def setting(name: str) -> Callable[[Group], float]:
     """A function that reads the setting of this name from a group."""
     return lambda group: group[name]
@@ -147,6 +152,7 @@ __all__ = [
     "Optimizer",
     "StateForm",
     "beta",
+    "decoupled",
     "every_slot",
     "no_attributes",
     "setting",

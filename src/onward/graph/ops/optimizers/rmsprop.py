@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.ops.optimizers.arithmetic import decayed, mixed, one_less, scaled
+from onward.graph.ops.optimizers.arithmetic import decayed, mixed, one_less, scaled, second_moment
 from onward.graph.ops.optimizers.record import Group, Groups, Optimizer, setting, updated_types
 from onward.graph.ops.record import Op
 
@@ -45,11 +45,10 @@ def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     ]
     dtype = type_of(p).dtype
     g = decayed(b, p, scaled(b, g, scale), decay)
-    rest = one_less(b, alpha)
-    v = b.Add(b.Mul(v, b.cast(alpha, dtype)), b.Mul(b.Mul(g, g), b.cast(rest, dtype)))
+    v = second_moment(b, v, g, alpha)
     spread, kept = v, []
     if average is not None:
-        average = mixed(b, average, g, rest)
+        average = mixed(b, average, g, one_less(b, alpha))
         spread, kept = b.Sub(v, b.Mul(average, average)), [average]
     step = b.Div(g, b.Add(b.Sqrt(spread), b.cast(eps, dtype)))
     if velocity is not None:
