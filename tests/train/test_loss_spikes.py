@@ -175,6 +175,24 @@ def test_loss_spikes_and_nonfinite_gradients_are_told_apart() -> None:
     assert trainer.train_step(*batch(41, odd=False)).updated
 
 
+def test_an_interrupt_after_a_refusal_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(model(), loss_spikes="raise")
+    for i in range(40):
+        trainer.train_step(*batch(i, odd=False))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer._window), "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train_step(*batch(40, odd=True))
+    x, y = batch(41, odd=False)
+    x[0, 0] = torch.nan
+    assert trainer.train_step(x, y).skipped, "of a gradient that is not finite, and no error"
+    assert trainer.train_step(*batch(42, odd=False)).updated
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_losses_of_any_size_and_losses_that_do_not_move(scale: float) -> None:
     from onward.train.loss_spikes import LossSpikes

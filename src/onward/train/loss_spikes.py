@@ -53,11 +53,6 @@ class LossSpikes:
         self._refused: float | None = None  # the loss of the update that was left out just now
 
     @property
-    def decides(self) -> bool:
-        """Whether updates may be left out."""
-        return self.policy in ("skip", "raise")
-
-    @property
     def refused(self) -> bool:
         """Whether the update before was left out because of its loss."""
         return self._refused is not None
@@ -69,6 +64,12 @@ class LossSpikes:
         level = self._level()
         noise = NORMAL * statistics.median(abs(y - x) for x, y in pairwise(self._losses))
         return level + self.threshold * max(noise, FLOOR * abs(level))
+
+    def judge(self, loss: Callable[[], float]) -> Callable[[], bool] | None:
+        """Begins an update with this loss, which is known when it is called. Returns what says
+        whether the update may be made; None where every update may."""
+        self._refused = None  # of an update that was interrupted after it was left out
+        return (lambda: self.accepts(loss())) if self.policy in ("skip", "raise") else None
 
     def accepts(self, loss: float) -> bool:
         """Whether an update of this loss may be made."""

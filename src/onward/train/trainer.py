@@ -216,10 +216,8 @@ class Trainer(TrainerViews):
         assert signature.window_scale is not None, "an update alone has a scale"
         inputs[signature.window_scale] = window.scale()
 
-        def accept() -> bool:
-            return self._spikes.accepts(float(window.mean_loss()))
-
-        wrote = executable.run(inputs, {}, done, accept if self._spikes.decides else None)
+        accept = self._spikes.judge(lambda: float(window.mean_loss()))
+        wrote = executable.run(inputs, {}, done, accept)
         assert window.loss is not None, "a window that has ended has a loss"
         norm = signature.grad_norm
         result = StepResult(
@@ -482,9 +480,7 @@ class Trainer(TrainerViews):
             else:
                 self._updates.sum(signature)
 
-        def accept() -> bool:
-            return self._spikes.accepts(window.loss_with(prepared.executable, prepared.loss))
-
+        accept = self._spikes.judge(lambda: window.loss_with(prepared.executable, prepared.loss))
         with window.seed_drawn(self.updates) as seed:
             inputs = {
                 **prepared.inputs,
@@ -493,8 +489,8 @@ class Trainer(TrainerViews):
                 **self._scaling.inputs(signature),
                 **window.inputs(signature),
             }
-            judged = accept if last and self._spikes.decides else None
-            return inputs, prepared.executable.run(inputs, prepared.dims, done, judged)
+            run = prepared.executable.run
+            return inputs, run(inputs, prepared.dims, done, accept if last else None)
 
     def _end_window(self, executable: Executable, wrote: bool) -> None:
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
