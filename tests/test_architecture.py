@@ -39,7 +39,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"prepare"}),
     frozenset({"explanation"}),
     frozenset({"train"}),
-    frozenset({"module"}),
+    frozenset({"fitting", "module"}),
     frozenset({"onward"}),
     frozenset({"integrations", "recipes"}),
     frozenset({"cli"}),
@@ -50,24 +50,25 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "checkpoint", "data", "model_state", "capture", "kernels", "execute", "capture_cache",
-        "compile", "prepare", "train", "explanation", "module", "integrations", "recipes", "cli",
-        "reporting",
+        "checkpoint", "data", "fitting", "model_state", "capture", "kernels", "execute",
+        "capture_cache", "compile", "prepare", "train", "explanation", "module", "integrations",
+        "recipes", "cli", "reporting",
     }
 )  # fmt: skip
 
 # The rooms of capture, in the order of the flow: each imports from those before it alone.
 CAPTURE = (
-    "request", "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
-    "masked_rows", "expert_loops", "output_tree", "trace", "translate", "batch_guards",
-    "side_effects", "captured_module", "batch_leaves", "graph_inputs", "buffer_updates",
-    "evaluation", "archive", "traced", "stages", "export",
+    "weighted_losses", "request", "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions",
+    "aten", "huggingface", "masked_rows", "expert_loops", "output_tree", "trace", "translate",
+    "batch_guards", "side_effects", "captured_module", "batch_leaves", "graph_inputs",
+    "buffer_updates", "evaluation", "archive", "traced", "stages", "export",
 )  # fmt: skip
 
 PUBLIC_NAMES = [
     "CaptureError",
     "CheckpointError",
     "EagerWarning",
+    "FitOptions",
     "LossScale",
     "LossSpikeError",
     "Module",
@@ -79,11 +80,14 @@ PUBLIC_NAMES = [
     "StepResult",
     "Trainer",
     "TrainerOptions",
+    "WeightedLosses",
     "__version__",
     "accelerate",
     "data",
     "eager",
+    "evaluate",
     "explain",
+    "fit",
     "optim",
 ]
 

@@ -64,7 +64,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("trainer")
         patch.chdir(folder)
         programs = blocks(TRAINER, "python")
-        assert len(programs) == 11
+        assert len(programs) == 13
         for i, program in enumerate(programs):
             exec(compile(program, f"docs/trainer.md, program {i + 1}", "exec"), found)
             if i == 1:  # later programs use the same names
@@ -147,7 +147,7 @@ def test_options_are_those_of_the_trainer() -> None:
     shown = [eval(f"dict({row})") for row in rows]
     fields = [field.name for field in dataclasses.fields(onward.TrainerOptions)]
     assert [name for options in shown for name in options] == fields
-    for kind in (onward.TrainerOptions, onward.ModuleOptions):
+    for kind in (onward.TrainerOptions, onward.ModuleOptions, onward.FitOptions):
         assert "|\n".join(table_of(kind)) + "|\n" in TRAINER
     for options in shown:
         onward.Trainer(mlp(), onward.optim.AdamW(), nn.functional.cross_entropy, options=options)

@@ -18,6 +18,8 @@ from onward.options import LossScale, ModuleOptions, TrainerOptions
 
 if TYPE_CHECKING:
     from onward import data
+    from onward.capture import WeightedLosses
+    from onward.fitting import FitOptions, evaluate, fit
     from onward.module import Module, accelerate, eager, explain
     from onward.reporting import Reporter
     from onward.train import StepResult, Trainer, optim
@@ -28,6 +30,7 @@ __all__ = [
     "CaptureError",
     "CheckpointError",
     "EagerWarning",
+    "FitOptions",
     "LossScale",
     "LossSpikeError",
     "Module",
@@ -39,23 +42,30 @@ __all__ = [
     "StepResult",
     "Trainer",
     "TrainerOptions",
+    "WeightedLosses",
     "__version__",
     "accelerate",
     "data",
     "eager",
+    "evaluate",
     "explain",
+    "fit",
     "optim",
 ]
 
 _LATER = {
+    "FitOptions": "onward.fitting",
     "Module": "onward.module",
     "Reporter": "onward.reporting",
     "StepResult": "onward.train",
     "Trainer": "onward.train",
+    "WeightedLosses": "onward.capture",
     "accelerate": "onward.module",
     "data": "onward.data",
     "eager": "onward.module",
+    "evaluate": "onward.fitting",
     "explain": "onward.module",
+    "fit": "onward.fitting",
     "optim": "onward.train.optim",
 }
 

@@ -14,6 +14,7 @@ from onward.errors import OnwardError, check_names, refused, shown
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount, whole_number
 
 Class = TypeVar("Class", bound=type)
+Options = TypeVar("Options")
 Reader = Callable[[str, Any], Any]
 """A function of an option's name and the value given for it. It returns the value converted, and
 raises OnwardError where it is invalid."""
@@ -51,10 +52,26 @@ def read_options(options: Any) -> None:
         object.__setattr__(options, field.name, value)
 
 
+def options_of(kind: type[Options], options: Any) -> Options:
+    """Converts options given as an object of this class, a mapping, or None (the defaults). Raises
+    OnwardError for anything else."""
+    if options is None:
+        return kind()
+    if isinstance(options, kind):
+        return options
+    if not isinstance(options, Mapping):
+        raise OnwardError(
+            f"options is {shown(options)}; fix: an onward.{kind.__name__}, or a dict of its fields"
+        )
+    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    check_names("options", "option", [str(name) for name in options], known)
+    return kind(**options)
+
+
 # ---- readers: the allowed values of one option
 
 
-def _steps(name: str, value: object) -> int:
+def read_count(name: str, value: object) -> int:
     number = whole_number(value)
     if number is None or number < 1:
         raise refused(name, value, "a whole number, 1 or more")
@@ -123,7 +140,7 @@ def _seed(name: str, value: object) -> int | None:
     return number
 
 
-def _switch(name: str, value: object) -> bool:
+def read_switch(name: str, value: object) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
         raise refused(name, value, "True or False")
     return bool(value)
@@ -180,7 +197,7 @@ def _loss_scale(name: str, value: object) -> float | LossScale:
     return number
 
 
-def _one_of(*values: str) -> Reader:
+def read_one_of(*values: str) -> Reader:
     """A reader that accepts one of these strings."""
 
     def read(name: str, value: object) -> str:
@@ -238,7 +255,7 @@ class LossScale:
             if number is None or not least <= number <= most:
                 raise refused(f"loss_scale: {name}", getattr(self, name), words)
             object.__setattr__(self, name, number)
-        interval = _steps("loss_scale: growth_interval", self.growth_interval)
+        interval = read_count("loss_scale: growth_interval", self.growth_interval)
         object.__setattr__(self, "growth_interval", interval)
 
 
@@ -252,7 +269,7 @@ class TrainerOptions:
 
     gradient_accumulation_steps: int = option(
         1,
-        _steps,
+        read_count,
         "updates the weights after every 4th `train_step`",
         "4",
         {"gradient_accumulation_steps": "micro-batches per optimizer update"},
@@ -291,7 +308,7 @@ class TrainerOptions:
 
     verify: bool = option(
         False,
-        _switch,
+        read_switch,
         "compares the first batch with eager PyTorch and stock onnxruntime before training goes "
         "on; in mixed precision with `torch.autocast` too",
         "True",
@@ -321,7 +338,7 @@ class TrainerOptions:
 
     recompute: str = option(
         "auto",
-        _one_of("auto", "layers", "none"),
+        read_one_of("auto", "layers", "none"),
         "keeps of each layer what it passes on and computes the rest again in backward, "
         'as gradient checkpointing does, with the same results to the bit; `"auto"` does so where '
         'the model is set to, by `gradient_checkpointing_enable()`; `"none"` keeps everything',
@@ -335,7 +352,7 @@ class TrainerOptions:
 
     skip_nonfinite: bool = option(
         True,
-        _switch,
+        read_switch,
         "updates also where a gradient is infinite or NaN, as eager PyTorch does; otherwise such "
         "an update is left out and the step says `skipped`",
         "False",
@@ -380,7 +397,7 @@ class TrainerOptions:
 
     strict: bool = option(
         False,
-        _switch,
+        read_switch,
         "raises `CaptureError`, with every reason, where a part of the model cannot be captured or "
         "the optimizer has no update in a graph; otherwise that part or the optimizer's own "
         "`step()` runs in PyTorch, and a warning says which and why",
@@ -422,7 +439,7 @@ class TrainerOptions:
 
     optimizer_state: str = option(
         "fp32",
-        _one_of("fp32", "bf16", "8bit"),
+        read_one_of("fp32", "bf16", "8bit"),
         "keeps the moments of Adam and AdamW in codes of 8 bits, 2.03 bytes a weight instead of 8 "
         '(small parameters and embeddings stay fp32); `"bf16"`: in 4 bytes, rounded '
         "stochastically, by the seed",
@@ -434,7 +451,7 @@ class TrainerOptions:
 
     gradient_accumulation_dtype: str = option(
         "fp32",
-        _one_of("fp32", "bf16"),
+        read_one_of("fp32", "bf16"),
         "keeps the sums of a window's gradients in 2 bytes a weight instead of 4",
         '"bf16"',
     )
@@ -444,7 +461,7 @@ class TrainerOptions:
 
     gradient_accumulation_average: str = option(
         "auto",
-        _one_of("auto", "labels", "micro_batches"),
+        read_one_of("auto", "labels", "micro_batches"),
         "takes the mean of the micro-batches' losses even where they hold different numbers of "
         "labels; otherwise a window's loss is the mean over all its labels, as of one big batch",
         '"micro_batches"',
@@ -520,18 +537,7 @@ class TrainerOptions:
     @classmethod
     def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
         """Converts options given as TrainerOptions, a mapping, or None (the defaults)."""
-        if options is None:
-            return cls()
-        if isinstance(options, cls):
-            return options
-        if not isinstance(options, Mapping):
-            raise OnwardError(
-                f"options is {shown(options)}; fix: an onward.TrainerOptions, or a dict of its "
-                "fields"
-            )
-        known = [f.name for f in dataclasses.fields(cls)]
-        check_names("options", "option", [str(name) for name in options], known)
-        return cls(**options)
+        return options_of(cls, options)
 
 
 @documented
@@ -542,7 +548,7 @@ class ModuleOptions:
 
     outputs: str = option(
         "auto",
-        _one_of("auto", "all", "loss"),
+        read_one_of("auto", "all", "loss"),
         'computes what the calls before have read; `"all"`: every output in each call; `"loss"`: '
         "the loss alone",
         '"auto"',
@@ -554,7 +560,7 @@ class ModuleOptions:
 
     strict: bool = option(
         False,
-        _switch,
+        read_switch,
         "raises `CaptureError` where a call cannot run as a graph; otherwise parts of the model, "
         "or the whole call, run in eager PyTorch, and a warning says which and why",
         "True",
@@ -567,7 +573,7 @@ class ModuleOptions:
         None, _budget, "as in TrainerOptions, for a call's forward and backward", '"2GB"'
     )
     recompute: str = option(
-        "auto", _one_of("auto", "layers", "none"), "as in TrainerOptions", '"layers"'
+        "auto", read_one_of("auto", "layers", "none"), "as in TrainerOptions", '"layers"'
     )
     disable: Sequence[str] = option((), _pass_names, "as in TrainerOptions", '"gemm_add"')
 

@@ -234,8 +234,8 @@ def resolves(dotted: str) -> bool:
 
 @cache
 def options() -> frozenset[str]:
-    """The fields of `TrainerOptions` and of `ModuleOptions`."""
-    kinds = (onward.TrainerOptions, onward.ModuleOptions)
+    """The fields of `TrainerOptions`, of `ModuleOptions` and of `FitOptions`."""
+    kinds = (onward.TrainerOptions, onward.ModuleOptions, onward.FitOptions)
     return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind))
 
 

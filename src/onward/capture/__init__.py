@@ -11,6 +11,7 @@ from onward.capture.huggingface import CACHE, CacheSetting, without_flash_length
 from onward.capture.request import CaptureRequest, LossFunction
 from onward.capture.trace.as_eager import called_in_inference_mode
 from onward.capture.trace.export import ONE_AT_A_TIME, traced_elsewhere, untraced
+from onward.capture.weighted_losses import WeightedLosses
 from onward.captured import Captured
 from onward.model_state.eager_context import eager, is_eager
 from onward.model_state.refusals import (
@@ -31,6 +32,7 @@ __all__ = [
     "Captured",
     "CapturedModule",
     "LossFunction",
+    "WeightedLosses",
     "apart_from_hooks",
     "called_in_inference_mode",
     "capture",

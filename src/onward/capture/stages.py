@@ -333,7 +333,8 @@ def _translate(traced: Traced) -> None:
     results = dict(zip(names[first:], outputs[first:], strict=True))
     loss = outputs[0] if want_loss else None
     graph = traced.result.graph
-    graph.signature = graph.signature.but(loss=loss, results=results)
+    losses = {name: results[given] for name, given in traced.flat.noted.losses.items()}
+    graph.signature = graph.signature.but(loss=loss, results=results, losses=losses)
 
 
 def _named(nodes: Collection[torch.fx.Node], translator: Translator) -> set[str]:

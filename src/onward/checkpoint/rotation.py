@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,15 +64,17 @@ def is_checkpoint(folder: Path) -> bool:
     return os.path.lexists(folder / MANIFEST) or (folder / TENSORS).exists()
 
 
-def rotate(output_dir: Path, written: Path, limit: int) -> list[Path]:
+def rotate(output_dir: Path, written: Path, limit: int, keep: Iterable[Path] = ()) -> list[Path]:
     """Removes the oldest checkpoints of the run that wrote `written` until `limit` are left, and
-    what it has left half written. Never removes `written`, nor another run's. Returns the paths of
-    what was removed.
+    what it has left half written. Never removes `written`, what is to be kept, nor another run's.
+    Returns the paths of what was removed.
 
-    limit: 1 or more.
+    limit: 1 or more, besides those to keep.
     """
     run = read_manifest(written).run
-    own = [f for f in checkpoints(output_dir) if f.manifest.run == run]
+    kept = {path.resolve() for path in keep}
+    found = [f for f in checkpoints(output_dir) if f.manifest.run == run]
+    own = [f for f in found if f.path.resolve() not in kept]
     newest = [f.path for f in own if f.path != written][: limit - 1]
     gone = [f.path for f in own if f.path != written and f.path not in newest]
     for path in (*gone, *_abandoned(output_dir)):

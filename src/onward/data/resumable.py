@@ -136,6 +136,11 @@ class ResumableDataLoader:
         self._version += 1
         return self._version
 
+    def end_epoch(self) -> None:
+        """Goes to the next epoch, and leaves out what is left of this one. A loop over the loader
+        that is under way has to be begun anew."""
+        self._next_epoch()
+
     # ---- saved and restored
 
     def state_dict(self) -> dict[str, Any]:

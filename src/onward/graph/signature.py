@@ -49,7 +49,8 @@ class Signature:
     loss is a mean over its labels has added up so far, by its name in `WINDOW`. window_scale:
     f64[], a factor of the accumulators, where no forward precedes the update.
 
-    Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input.
+    Outputs. loss: f[]. results: the model's own, by the user's name. losses: f[], those that the
+    loss is a weighted sum of, by the user's name; they are results too. gradients: by input.
     left_gradients: those that a step leaves for an optimizer outside of the graph, by parameter; no
     other value shares their memory, so that the optimizer may write to them. parts:
     results of regions that no loss depends on, by the region's path; its code runs in every call
@@ -81,6 +82,7 @@ class Signature:
     window_scale: str | None = None
     loss: str | None = None
     results: dict[str, str] = field(default_factory=dict)
+    losses: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     left_gradients: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
@@ -124,11 +126,13 @@ class Signature:
         return Signature(**kept)
 
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
-        """The outputs of a run: the loss, these results, and in any case next values of buffers
-        that the forward writes, and results of regions. update: True adds next parameters and
-        state, or the gradients left in their place, False the sums of gradients, None neither."""
+        """The outputs of a run: the loss, these results, and in any case the losses that it is a
+        sum of, next values of buffers that the forward writes, and results of regions. update:
+        True adds next parameters and state, or the gradients left in their place, False the sums of
+        gradients, None neither."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
+        names += [name for name in self.losses.values() if name not in names]
         names += [*self.written.values(), *self.parts.values()]
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
@@ -141,8 +145,8 @@ class Signature:
 
 
 _OUTPUTS = frozenset({
-    "loss", "results", "gradients", "parts", "grad_norm", "finite", "updated", "accumulated",
-    "written", "rescaled", "windowed", "divisor", "left_gradients",
+    "loss", "results", "losses", "gradients", "parts", "grad_norm", "finite", "updated",
+    "accumulated", "written", "rescaled", "windowed", "divisor", "left_gradients",
 })  # fmt: skip
 
 __all__ = ["WINDOW", "Hyperparameter", "Signature", "Slot"]

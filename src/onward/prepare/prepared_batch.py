@@ -58,6 +58,12 @@ class PreparedBatch(Generic[Bound]):
         assert self.signature.loss is not None, "a step has a loss"
         return self.executable.output(self.signature.loss)
 
+    @property
+    def losses(self) -> dict[str, torch.Tensor]:
+        """Copies of the losses that the loss is a weighted sum of, by the user's names."""
+        output = self.executable.output
+        return {name: output(found) for name, found in self.signature.losses.items()}
+
     def output(self, name: str) -> torch.Tensor:
         """A copy of a result by the user's name; `loss` is the training loss unless the model has a
         result of that name."""

@@ -17,7 +17,8 @@ class StepResult:
     loss: f32[], of this micro-batch. grad_norm: f32[] before clipping; None where gradients are not
     clipped or no update was due. lr: of the first group; NaN if it has none. skipped: whether the
     update was left out because a gradient was infinite or NaN, or because its loss was a spike
-    (`TrainerOptions.loss_spikes`). outputs: those named by `fetch=`.
+    (`TrainerOptions.loss_spikes`). outputs: those named by `fetch=`. losses: f32[] each, those that
+    `WeightedLosses` sums, without their weights.
     updated: whether the weights changed. window_loss: f32[], of the accumulation window that this
     step ended, a mean like that of its gradients; None where the window is open.
     """
@@ -29,6 +30,7 @@ class StepResult:
     updated: bool = True
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     window_loss: torch.Tensor | None = None
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         outputs = ", ".join(f"{n}: {tensor_text(t)}" for n, t in self.outputs.items())

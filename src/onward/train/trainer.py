@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,7 @@ class Trainer(TrainerViews):
 
     loss_fn(outputs, *targets) computes the loss of a model that does not return one; the target is
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
+    `WeightedLosses` is a loss_fn with several losses.
     options: TrainerOptions, or a dict of them. `verify` is short for `TrainerOptions(verify=True)`.
     `loss_fn` and `model_desc` may be replaced and apply from the next step on; model, optimizer and
     options may not (AttributeError). Raises OnwardError for unsupported arguments, before anything
@@ -109,7 +110,7 @@ class Trainer(TrainerViews):
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
-        self._registered: list[Stateful] = []
+        self.registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
         self._writer = BackgroundWriter()
         self._last: LastRun | None = None
@@ -178,6 +179,7 @@ class Trainer(TrainerViews):
             updated=last and wrote,
             outputs={name: prepared.output(name) for name in names},
             window_loss=self._window.loss if last else None,
+            losses=prepared.losses,
         )
         # last: it may run the step once more
         self._note(result.loss, wrote, last, self._last.nonfinite_origin)
@@ -253,6 +255,7 @@ class Trainer(TrainerViews):
             lr=self._lr(),
             updated=False,
             outputs={name: prepared.output(name) for name in names},
+            losses=prepared.losses,
         )
 
     # ---- state
@@ -303,7 +306,7 @@ class Trainer(TrainerViews):
         They are told apart by their order, so that a resumed run registers the same ones.
         """
         check_stateful(objects)
-        self._registered += objects
+        self.registered += objects
 
     @exclusive
     def save(
@@ -312,6 +315,7 @@ class Trainer(TrainerViews):
         *,
         background: bool = False,
         save_total_limit: int | None = None,
+        keep: Iterable[str | Path] = (),
     ) -> Path:
         """Writes a checkpoint into `output_dir` and returns its folder, `checkpoint-<updates>`.
 
@@ -322,14 +326,16 @@ class Trainer(TrainerViews):
 
         background: copies the state and returns; a thread writes. A failure is then a warning, and
         raised by `finish_saves`. save_total_limit: checkpoints that are kept of this run, 1 or
-        more. Raises CheckpointError where the disk fails; the checkpoints before it stay.
+        more. keep: checkpoints that are kept besides, such as the best one. Raises CheckpointError
+        where the disk fails; the checkpoints before it stay.
         """
         limit = read_limit("save_total_limit", save_total_limit)
         self._check_whole()
         self._follow_for_state()
         self._optimizer.sync()
         folder = Path(output_dir)
-        path = folder / folder_name(self.updates, self.micro_steps)
+        path = folder / self.checkpoint_name
+        kept = [Path(each) for each in keep]
         taken = take_checkpoint(
             self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
         )
@@ -341,7 +347,7 @@ class Trainer(TrainerViews):
             packed.write(path)
             self._skipped.checkpoint = self._spikes.checkpoint = path
             if limit is not None:
-                rotate(folder, path, limit)
+                rotate(folder, path, limit, kept)
 
         if background:
             self._writer.add(path, write)
@@ -352,6 +358,11 @@ class Trainer(TrainerViews):
         except OSError as error:
             raise unwritten(path, error) from error
         return path
+
+    @property
+    def checkpoint_name(self) -> str:
+        """The name of the folder that `save` would write now."""
+        return folder_name(self.updates, self.micro_steps)
 
     def finish_saves(self) -> None:
         """Waits until all checkpoints are written. Raises CheckpointError where the last one
@@ -378,9 +389,22 @@ class Trainer(TrainerViews):
         self.memory.torn = False
         return path
 
+    @exclusive
+    def load_weights(self, folder: str | Path) -> Path:
+        """Gives the model the weights of a checkpoint, or of the newest in a folder that is whole;
+        returns it. Optimizer, counters and all other state stay as they are.
+
+        Raises what `resume` raises, and nothing is changed then.
+        """
+        self._writer.wait()
+        self._average.require_own()
+        path, found = read_newest(Path(folder), strict=True)
+        restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
+        return path
+
     def _checkpoint_parts(self) -> tuple[StatePart, ...]:
         """The parts of a checkpoint, in the order in which they are restored."""
-        return (random_part(), registered_part(self._registered), *self._state_parts())
+        return (random_part(), registered_part(self.registered), *self._state_parts())
 
     def _state_parts(self) -> tuple[StatePart, ...]:
         """The parts of a state in the order in which they are restored. The optimizer's, which

@@ -88,6 +88,14 @@ class TrainerViews:
         return self._compare(self._bind(args, kwargs), bisect)
 
     @exclusive
+    def output_names(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Returns the names of the outputs that `fetch` may name for a batch, given as to
+        `eval_step`."""
+        batch = self._bind(args, kwargs)
+        step = self._steps.evaluation(self.model, self.loss_fn, batch)
+        return tuple(step.graphs.forward.signature.results)
+
+    @exclusive
     def report(self) -> Report:
         """Reports the last training step: seconds of each compile stage, edits of each pass, the
         predicted peak, launches, notes, the share of the arithmetic done and the row counts. Print

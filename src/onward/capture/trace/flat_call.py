@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,7 @@ from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.row_choices import Choosing
 from onward.capture.trace.sharing import Sharing
+from onward.capture.weighted_losses import WeightedLosses
 from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state import Walk, traces_names
@@ -32,16 +34,18 @@ class _Noted:
     """What a run of a `FlatCall` records; an object of its own, since an export restores the
     attributes of a module.
 
-    names: names of the outputs. chosen: names of results that are masked rows, which are no
-    outputs. layouts: (method, answer) where the forward asks for a memory layout. sharing: its
-    calls that return a view or a copy. answers, masks: what the first eager run has recorded
-    (`Asked`); answers is None before it. asked: the answers that the traced run was given. read:
-    how many questions read numbers. tree: how the results form the model's outputs, for a whole
-    call. over_all: whether a function that may loop over all experts has run, other than `alone`.
-    mode: the mode reads of the traced run, if gradients are on.
+    names: names of the outputs. losses: name of a loss of `WeightedLosses` -> its output.
+    chosen: names of results that are masked rows, which are no outputs. layouts: (method,
+    answer) where the forward asks for a memory layout. sharing: its calls that return a view or
+    a copy. answers, masks: what the first eager run has recorded (`Asked`); answers is None
+    before it. asked: the answers that the traced run was given. read: how many questions read
+    numbers. tree: how the results form the model's outputs, for a whole call. over_all: whether
+    a function that may loop over all experts has run, other than `alone`. mode: the mode reads
+    of the traced run, if gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
+    losses: Mapping[str, str] = types.MappingProxyType({})
     chosen: tuple[str, ...] | list[str] = ()
     layouts: list[tuple[str, Any]]
     sharing: Sharing
@@ -190,7 +194,11 @@ class FlatCall(torch.nn.Module):
         if not self.want_loss:
             self.noted.names = list(named)
             return tuple(named.values())
-        if self.loss_fn is not None:
+        if isinstance(self.loss_fn, WeightedLosses):
+            parts = self.loss_fn.parts(outputs, *target)
+            loss = self.loss_fn.total(parts)
+            self.noted.losses = _named_losses(parts, named)
+        elif self.loss_fn is not None:
             loss = self.loss_fn(outputs, *target)
         elif "loss" in named:
             loss = named.pop("loss")
@@ -207,6 +215,17 @@ class FlatCall(torch.nn.Module):
             )
         self.noted.names = ["loss", *named]
         return (loss, *named.values())
+
+
+def _named_losses(
+    parts: Mapping[str, torch.Tensor], named: dict[str, torch.Tensor]
+) -> dict[str, str]:
+    """Adds losses to the named outputs. Returns the output of each loss."""
+    found: dict[str, str] = {}
+    for name, loss in parts.items():
+        found[name] = distinct(name, named)
+        named[found[name]] = loss
+    return found
 
 
 def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

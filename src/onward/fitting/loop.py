@@ -1,0 +1,305 @@
+"""fit: the loop over epochs and batches, with schedule, evaluation, checkpoints and callbacks.
+
+The order of events, the names of what is logged and the rules for the best model are those of
+transformers' Trainer, whose callbacks take part in it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import MissingExtraError, OnwardError
+from onward.fitting.evaluation import Metric, evaluate
+from onward.fitting.fit_options import FitOptions
+from onward.fitting.fit_state import FitState
+from onward.reporting import Reporter
+from onward.train import StepResult, Trainer
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a loop has done.
+
+    global_step: updates, those of resumed runs too. training_loss: the mean loss of the updates of
+    this call; NaN where there were none. metrics: of the last evaluation. best_metric,
+    best_model_checkpoint: of the best evaluation, None without one. log_history: every log and
+    evaluation with its step. seconds: of this call.
+    """
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+    best_metric: float | None
+    best_model_checkpoint: str | None
+    log_history: list[dict[str, float]]
+    seconds: float
+
+
+def fit(
+    trainer: Trainer,
+    train_dataloader: Iterable[Any],
+    eval_dataloader: Iterable[Any] | None = None,
+    *,
+    options: FitOptions | Mapping[str, Any] | None = None,
+    lr_scheduler: Any = None,
+    compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
+    reporter: Reporter | None = None,
+) -> FitResult:
+    """Trains over epochs of batches, and evaluates, logs and saves as `options` say.
+
+        options = onward.FitOptions(num_train_epochs=3, eval_strategy="epoch")
+        onward.fit(trainer, train_loader, eval_loader, options=options,
+                   callbacks=[EarlyStoppingCallback(2)])
+
+    train_dataloader: batches as `train_step` takes them; each pass over it is an epoch. The last
+    window of an epoch may be shorter (`Trainer.update`). lr_scheduler: stepped after each update.
+    compute_metrics, metrics: of `evaluate`. callbacks: of transformers; `args` are the options.
+    `on_pre_optimizer_step` does not come, since the step is one graph. reporter: gets every log.
+
+    To resume within an epoch, the loader must have a position of its own, as
+    `onward.data.ResumableDataLoader` has. Raises OnwardError for options that do not fit what is
+    given, and MissingExtraError without transformers.
+    """
+    chosen = FitOptions.of(options)
+    run = _Loop(trainer, train_dataloader, eval_dataloader, chosen, reporter)
+    run.measured = {"compute_metrics": compute_metrics, "metrics": metrics}
+    run.begin(lr_scheduler, callbacks)
+    with run.registered():
+        return run.run()
+
+
+@dataclass
+class _Loop:
+    """One call of `fit`: the objects that take part, and the state of the run."""
+
+    trainer: Trainer
+    train_dataloader: Any
+    eval_dataloader: Any
+    options: FitOptions
+    reporter: Reporter | None
+    measured: dict[str, Any] = field(default_factory=dict)
+    scheduler: Any = None
+    evaluated: dict[str, float] = field(default_factory=dict)  # by the last evaluation
+    last: StepResult | None = None  # of an update
+
+    def begin(self, scheduler: Any, callbacks: Sequence[Any]) -> None:
+        """Checks what is given, and makes schedule, state and callbacks."""
+        options, trainer = self.options, self.trainer
+        if options.eval_strategy != "no" and self.eval_dataloader is None:
+            raise OnwardError(
+                f"eval_strategy={options.eval_strategy!r} has nothing to evaluate; fix: give "
+                "eval_dataloader"
+            )
+        if scheduler is not None and options.lr_scheduler_type is not None:
+            raise OnwardError(
+                "a scheduler and lr_scheduler_type are two schedules; fix: leave one of them out"
+            )
+        self.window = trainer.options.gradient_accumulation_steps
+        self.per_epoch, self.max_steps = self._length()
+        self.scheduler = scheduler or self._named_schedule()
+        self.state = FitState(options, self.max_steps, callbacks, trainer, self.scheduler)
+        self.state.handler.train_dataloader = self.train_dataloader
+        self.state.handler.eval_dataloader = self.eval_dataloader
+
+    def _length(self) -> tuple[int | None, int]:
+        """Micro-batches of an epoch, None where unknown, and updates of the whole run."""
+        options = self.options
+        try:
+            size = len(self.train_dataloader)
+        except TypeError:
+            if options.max_steps is None:
+                raise OnwardError(
+                    "train_dataloader has no length, so that epochs cannot be counted; fix: give "
+                    "max_steps"
+                ) from None
+            return None, options.max_steps
+        if not size:
+            raise OnwardError("train_dataloader has no batch; fix: give more data")
+        updates = math.ceil(options.num_train_epochs * math.ceil(size / self.window))
+        return size, options.max_steps or updates
+
+    def _named_schedule(self) -> Any:
+        name = self.options.lr_scheduler_type
+        if name is None:
+            return None
+        try:
+            from transformers import get_scheduler
+        except ImportError as error:
+            raise MissingExtraError("transformers", "hf") from error
+        return get_scheduler(
+            name,
+            self.trainer.optimizer,
+            num_warmup_steps=self.options.warmup_steps,
+            num_training_steps=self.max_steps,
+        )
+
+    @contextmanager
+    def registered(self) -> Generator[None]:
+        """A context in which checkpoints hold the loop's own state, the schedule's and the data's
+        position, besides what the user has registered."""
+        found = (self.train_dataloader, self.scheduler, self.state)
+        stateful = [o for o in found if hasattr(o, "state_dict") and hasattr(o, "load_state_dict")]
+        have = self.trainer.registered
+        added = [o for o in stateful if not any(o is other for other in have)]
+        self.trainer.register_for_checkpointing(*added)
+        try:
+            yield
+        finally:
+            have[:] = [o for o in have if not any(o is other for other in added)]
+
+    # ---- the loop
+
+    def run(self) -> FitResult:
+        started = time.perf_counter()
+        self._resume()
+        state = self.state
+        first, before = state.now.global_step, state.total_loss
+        state.event("on_train_begin")
+        while state.now.global_step < self.max_steps and not state.control.should_training_stop:
+            self._epoch()
+        best = state.now.best_model_checkpoint
+        if self.options.load_best_model_at_end and best is not None:
+            self.trainer.load_weights(best)
+        done, seconds = state.now.global_step - first, time.perf_counter() - started
+        loss = (state.total_loss - before) / done if done else math.nan
+        if done:
+            self._tell({"train_runtime": seconds, "train_loss": loss})
+        state.event("on_train_end")
+        return FitResult(
+            global_step=state.now.global_step,
+            training_loss=loss,
+            metrics=self.evaluated,
+            best_metric=state.now.best_metric,
+            best_model_checkpoint=best,
+            log_history=list(state.now.log_history),
+            seconds=seconds,
+        )
+
+    def _resume(self) -> None:
+        asked = self.options.resume_from_checkpoint
+        if asked is False:
+            return
+        if not hasattr(self.train_dataloader, "state_dict"):
+            raise OnwardError(
+                f"{type(self.train_dataloader).__name__} has no position to go back to, so that "
+                "a resumed run would see other batches; fix: onward.data.ResumableDataLoader"
+            )
+        folder = self.options.output_dir if asked is True else asked
+        self.trainer.resume(str(folder))
+
+    def _epoch(self) -> None:
+        """Trains on the batches that are left of an epoch, until a callback ends it."""
+        trainer, state, seen = self.trainer, self.state, 0
+        state.event("on_epoch_begin")
+        for batch in self.train_dataloader:
+            seen += 1
+            if trainer.micro_steps == 0:
+                state.event("on_step_begin")
+            result = trainer.train_step(batch)
+            state.micro += 1
+            if trainer.micro_steps:
+                state.event("on_substep_end")
+            else:
+                self._updated(result)
+            if state.control.should_epoch_stop or state.control.should_training_stop:
+                break
+        else:
+            result = trainer.update()  # a last window of fewer micro-batches
+            if result is not None:
+                self._updated(result)
+            state.end_epoch()
+        if not seen:
+            raise OnwardError("train_dataloader gave no batch in an epoch; fix: give more data")
+        if state.control.should_epoch_stop and state.micro:
+            self._leave_epoch()
+        state.event("on_epoch_end")
+        self._act()
+
+    def _leave_epoch(self) -> None:
+        """Leaves out what is left of an epoch that a callback has ended."""
+        self.state.end_epoch()
+        skip = getattr(self.train_dataloader, "end_epoch", None)
+        if skip is not None and self.train_dataloader.samples:
+            skip()
+
+    def _updated(self, result: StepResult) -> None:
+        """Counts an update, and does what is due after it."""
+        if result.updated and self.scheduler is not None:
+            self.scheduler.step()
+        loss = result.loss if result.window_loss is None else result.window_loss
+        self.state.event("on_optimizer_step")
+        self.state.updated(float(loss), self.per_epoch or self.max_steps * self.window)
+        self.last = result
+        self.state.event("on_step_end")
+        self._act()
+
+    def _act(self) -> None:
+        """Logs, evaluates and saves, as callbacks and options have asked for."""
+        state, options = self.state, self.options
+        if state.control.should_log:
+            self._log()
+        if state.control.should_evaluate:
+            is_best = self._evaluate()
+            if options.save_strategy == "best":
+                state.control.should_save = is_best
+            elif is_best and options.load_best_model_at_end:
+                state.control.should_save = True
+        if state.control.should_save and options.output_dir is not None:
+            self._save(options.output_dir)
+        state.asked_nothing()
+
+    def _log(self) -> None:
+        """Logs the mean loss of the updates since the last log, and the last update's numbers."""
+        last = self.last
+        if last is None or not self.state.unlogged:
+            return
+        logs = {"loss": self.state.mean_loss(), "learning_rate": last.lr}
+        if last.grad_norm is not None:
+            logs["grad_norm"] = float(last.grad_norm)
+        self._tell(logs)
+
+    def _tell(self, logs: dict[str, float]) -> None:
+        state = self.state
+        logs = logs | {"epoch": state.now.epoch}
+        state.now.log_history.append(logs | {"step": state.now.global_step})
+        if self.reporter is not None:
+            self.reporter.log(state.now.global_step, logs)
+        state.event("on_log", logs=logs)
+
+    def _evaluate(self) -> bool:
+        """Evaluates. Returns whether the result is the best so far."""
+        found = evaluate(
+            self.trainer,
+            self.eval_dataloader,
+            after_batch=lambda: self.state.event("on_prediction_step"),
+            **self.measured,
+        ).named()
+        self._tell(found)
+        self.evaluated = found
+        self.state.event("on_evaluate", metrics=found)
+        return self.state.is_best(found)
+
+    def _save(self, folder: str) -> None:
+        path = Path(folder) / self.trainer.checkpoint_name
+        self.state.saving(path)
+        best = self.state.now.best_model_checkpoint
+        self.trainer.save(
+            folder,
+            save_total_limit=self.options.save_total_limit,
+            keep=() if best is None else (best,),
+        )
+        self.state.event("on_save")
+
+
+__all__ = ["FitResult", "fit"]
