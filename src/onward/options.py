@@ -336,6 +336,16 @@ class TrainerOptions:
     recomputation cannot save (optimizer state, gradients that wait for their update) is not counted
     in it. None: no limit."""
 
+    auto_micro_batch: bool = option(
+        False,
+        read_switch,
+        "splits a batch whose step does not fit into the free memory into micro-batches, as few as "
+        "fit; loss, gradients and dropout masks are those of the whole batch",
+        "True",
+    )
+    """Splits a batch whose step does not fit into the free memory. Its loss must be a mean over
+    labels or elements, and no sample may depend on another one; otherwise the batch is refused."""
+
     recompute: str = option(
         "auto",
         read_one_of("auto", "layers", "none"),

@@ -66,7 +66,7 @@ def test_run_allocates_no_more_than_the_declared_workspace(
     found: list[tuple[int, int, int]] = []
     plain = Executable.run
 
-    def measured(self: Executable, inputs: Any, dims: Any, done: Any) -> bool:
+    def measured(self: Executable, inputs: Any, dims: Any, done: Any, accept: Any = None) -> bool:
         found.append(allocations(lambda: plain(self, inputs, dims)))
         done(True)
         return True
@@ -95,7 +95,9 @@ def test_a_step_on_counted_rows_allocates_no_more_either(
     trainer.train_step(data)
     plan, found, plain = trainer.plan, [], Executable.run
 
-    def measured(self: Executable, inputs: Any, dims: Any = None, done: Any = None) -> bool:
+    def measured(
+        self: Executable, inputs: Any, dims: Any = None, done: Any = None, accept: Any = None
+    ) -> bool:
         found.append((self, allocations(lambda: plain(self, inputs, dims))))
         if done is not None:
             done(True)

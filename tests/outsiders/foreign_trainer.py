@@ -9,6 +9,7 @@ that the tests import and the installed transformers lacks is a stand-in: a `req
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import os
@@ -60,17 +61,20 @@ def stand_in(name: str) -> Any:
 
 def fill(path: Path) -> list[str]:
     """Stand-ins for what a file imports from transformers and does not find; their names."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and not node.level
+        and (node.module or "").partition(".")[0] == "transformers"
+    ]
+    for node in nodes:  # all first: importing some of them replaces the module transformers
+        with contextlib.suppress(ImportError):
+            importlib.import_module(node.module or "")
     filled = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom) or node.level:
-            continue
-        if (node.module or "").partition(".")[0] != "transformers":
-            continue
-        try:
-            module = importlib.import_module(node.module or "")
-        except ImportError:
-            continue
-        for alias in node.names:
+    for node in nodes:
+        module = sys.modules.get(node.module or "")
+        for alias in node.names if module is not None else ():
             if alias.name != "*" and not hasattr(module, alias.name):
                 setattr(module, alias.name, stand_in(alias.name))
                 filled.append(alias.name)
@@ -82,7 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collect_file(file_path: Path) -> None:
-    if file_path.suffix == ".py":
+    # pytest offers the files beside the folders above the root too, whatever they hold
+    if file_path.suffix == ".py" and file_path.name.startswith("test_"):
         fill(file_path)
 
 

@@ -105,9 +105,43 @@ def in_a_loop() -> dict[str, Any]:
     return {"said": said, "worst": worst}
 
 
+def in_parts() -> dict[str, Any]:
+    """A batch that does not fit, split; beside the same step with all memory."""
+    nets = model(), model()
+    trainers = [
+        onward.Trainer(
+            net,
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            nn.functional.cross_entropy,
+            options={"auto_micro_batch": splits},
+        )
+        for net, splits in zip(nets, (True, False), strict=True)
+    ]
+    for trainer in trainers:
+        trainer.train_step(*batch(8))
+    large = batch(16384)
+    limited(ROOM)
+    try:
+        found = trainers[0].train_step(*large)
+    finally:
+        limited(None)
+    wanted = trainers[1].train_step(*large)
+    peaks = [trainer.plan.peak for trainer in trainers]
+    for trainer in trainers:  # short batches are whole again
+        trainer.train_step(*batch(12))
+    pairs = zip(nets[0].parameters(), nets[1].parameters(), strict=True)
+    return {
+        "loss": [float(found.loss), float(wanted.loss)],
+        "peaks": peaks,
+        "worst": max(float((p - q).detach().abs().max()) for p, q in pairs),
+        "accumulates": bool(trainers[0].plan.signature.accumulators),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    print(json.dumps({"trainer": in_a_trainer(), "loop": in_a_loop()}))
+    found = {"trainer": in_a_trainer(), "loop": in_a_loop(), "parts": in_parts()}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

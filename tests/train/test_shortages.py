@@ -55,6 +55,14 @@ def test_nothing_has_changed_and_training_goes_on_as_if_it_had_not_been(
     assert found["loop"]["worst"] < 1e-6, "gradients of the next call are eager's"
 
 
+def test_a_batch_that_does_not_fit_is_split(found: dict[str, Any]) -> None:
+    parts = found["parts"]
+    assert parts["peaks"][0] < parts["peaks"][1] / 3, "it had to be split"
+    assert parts["loss"][0] == pytest.approx(parts["loss"][1], rel=1e-5)
+    assert parts["worst"] < 1e-6, "weights after it"
+    assert not parts["accumulates"], "a batch that fits is not split"
+
+
 def test_the_ways_out_save_what_they_say(found: dict[str, Any]) -> None:
     """The plans of steps with the options have the peaks that the message predicts."""
     sys.path.insert(0, str(PROGRAM.parent))

@@ -158,6 +158,22 @@ class CapturedModule:
             if tensors[leaf].shape[0] == count and isinstance(size, int) != varies
         ]
 
+    def sample_leaves(self, tensors: list[torch.Tensor]) -> list[int]:
+        """Returns the leaves with a row for each sample: those whose dim 0 is, in every batch, as
+        large as dim 0 of the first tensor that has dims. Empty where the graph does not say so: it
+        is for this size alone, or another dim has the size by chance."""
+        first = {leaf: size for leaf, dim, size in self._sizes if dim == 0}
+        if not first or isinstance(size := first[min(first)], int):
+            return []
+        name, factor = size.multiple
+        count = tensors[min(first)].shape[0]
+        others = [(leaf, dim) for leaf, dim, s in self._sizes if s != size or dim]
+        doubtful = [tensors[leaf].shape[dim] == count for leaf, dim in others if dim == 0]
+        within = [name in getattr(s, "symbols", ()) for _, dim, s in self._sizes if dim]
+        if factor != 1 or any(doubtful) or any(within):
+            return []
+        return sorted(leaf for leaf, found in first.items() if found == size)
+
     def leading(self, tensors: list[torch.Tensor]) -> dict[str, int]:
         """Returns symbol -> factor, where the batch size is factor * symbol. Empty where the graph
         is for this batch size alone."""

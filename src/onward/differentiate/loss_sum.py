@@ -285,8 +285,9 @@ def _samples(graph: Graph) -> str | None:
 
 
 def _linear(shape: Sequence[Dim | int], samples: str | None) -> bool:
-    """Whether the number of elements of a shape is proportional to the number of samples."""
-    if samples is None:
+    """Whether the number of elements of a shape is proportional to the number of samples. It is
+    taken to be in a graph for one number of samples, such as 1, which shows none of it."""
+    if samples is None or samples.isdigit():
         return True
     size = product(shape)
     return isinstance(size, Dim) and all(list(n).count(samples) == 1 for n, _ in size.terms)

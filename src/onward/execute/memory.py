@@ -19,6 +19,7 @@ import torch
 
 from onward.errors import OutOfMemoryError
 from onward.execute.blocks import Blocks
+from onward.execute.shortage import free_bytes
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import MemoryRegion
@@ -42,6 +43,9 @@ class Memory:
         self.device = device
         self.version = 0
         self.torn = False  # whether an update was interrupted, so that weights are of two steps
+        # whether arenas that the free memory cannot hold are refused, rather than asked for: most
+        # systems grant them, and end the process when they are written
+        self.is_bounded = False
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}
         self.blocks = Blocks(
@@ -73,6 +77,7 @@ class Memory:
         ]  # fmt: skip
         if not growing:
             return
+        self._check_free(sum(sizes[r] for r in growing), sum(map(self.arena_bytes, growing)))
         for region in growing:  # free all of them before allocating any
             self._arenas.pop(region, None)
         for tenant in self._tenants:
@@ -82,6 +87,16 @@ class Memory:
         for region in growing:
             self._arenas[region] = self._block(sizes[region], region)
             self.version += 1
+
+    def _check_free(self, nbytes: int, held: int) -> None:
+        """Raises OutOfMemoryError where arenas of so many bytes, in place of `held`, would be more
+        than is free."""
+        free = free_bytes(self.device) if self.is_bounded else None
+        if free is not None and nbytes > free + held:
+            raise OutOfMemoryError(
+                f"{nbytes / 2**20:.0f} MiB of activations and temporaries do not fit into the "
+                f"{(free + held) / 2**20:.0f} MiB that are free"
+            )
 
     def give_away(self) -> None:
         """Leaves the arenas to whoever still holds windows of them; the next run gets new ones."""

@@ -129,7 +129,7 @@ class Signature:
         """The outputs of a run: the loss, these results, and in any case the losses that it is a
         sum of, next values of buffers that the forward writes, and results of regions. update:
         True adds next parameters and state, or the gradients left in their place, False the sums of
-        gradients, None neither."""
+        gradients, None neither. What a window adds up is always computed."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
         names += [name for name in self.losses.values() if name not in names]
@@ -139,9 +139,7 @@ class Signature:
             names += [*self.rescaled.values(), *self.left_gradients.values()]
         elif update is False:
             names += self.accumulated.values()
-        if update is not None:
-            names += self.windowed.values()
-        return names
+        return [*names, *self.windowed.values()]
 
 
 _OUTPUTS = frozenset({

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from onward.execute import Executable
 from onward.explanation.nonfinite import NonfiniteOrigin, nonfinite_origin
 from onward.plan import Plan
@@ -32,6 +34,10 @@ class LastRun:
     def plan(self) -> Plan:
         """The plan that ran."""
         return self.prepared.executable.plan
+
+    def labels(self) -> torch.Tensor:
+        """The labels f64[] that the window had counted after this run."""
+        return self.prepared.executable.output(self.prepared.signature.windowed["labels"])
 
     def report(self) -> Report:
         """Makes a new report, which the caller may change."""

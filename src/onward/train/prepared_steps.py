@@ -41,12 +41,13 @@ KEPT = 8  # states, most recently used first
 @dataclass
 class _Made:
     """A step and its compiler and capture. version: `UpdateState.version` at which a training step
-    was built; None for an evaluation."""
+    was built; None for an evaluation. accumulates: whether the step adds up gradients."""
 
     step: Step
     compiler: Compiler
     captured: CapturedModule
     version: int | None
+    accumulates: bool = False
 
 
 @dataclass
@@ -91,15 +92,23 @@ class PreparedSteps:
         """Bytes of the optimizer's state that no step graph holds."""
         return self._optimizer.own_state_bytes
 
-    def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
-        """Returns the training step for batches like this one, made if there is none. Raises
-        CaptureError where there can be none."""
+    def training(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        batch: Batch,
+        is_part: bool = False,
+    ) -> Step:
+        """Returns the training step for batches like this one, made if there is none. is_part: the
+        batch is a part of one, so that gradients are added up. Raises CaptureError where there can
+        be no step."""
         state = self._now(model, loss_fn, training=True)
-        made = _find(state.train, batch)
+        accumulates = is_part or self._accumulates
+        made = _find([m for m in state.train if m.accumulates == accumulates], batch)
         if made is None:
-            return self._make(state, model, loss_fn, batch, training=True)
+            return self._make(state, model, loss_fn, batch, True, accumulates)
         if made.version != self._updates.version:
-            made.step = self._step(model, batch, made.compiler, made.captured, training=True)
+            made.step = self._step(model, batch, made.compiler, made.captured, True, accumulates)
             made.version = self._updates.version
         return made.step
 
@@ -110,7 +119,7 @@ class PreparedSteps:
         CaptureError where there can be none."""
         state = self._now(model, loss_fn, training=False)
         made = _find(state.eval, batch)
-        return made.step if made else self._make(state, model, loss_fn, batch, training=False)
+        return made.step if made else self._make(state, model, loss_fn, batch, False, False)
 
     def _now(self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool) -> _State:
         """Finds or makes the state that model and loss function are in, and moves it to the
@@ -144,21 +153,27 @@ class PreparedSteps:
         loss_fn: LossFunction | None,
         batch: Batch,
         training: bool,
+        accumulates: bool,
     ) -> Step:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
         compiler = Compiler(target, self._options.disable, policy=policy)
-        trained = None if training or sets_more(model) else _find(state.train, batch)
-        captured = None if trained is None else compiler.evaluation(trained.captured)
+        known = None if not training and sets_more(model) else _find(state.train, batch)
+        captured = None
+        if known is not None and training:  # a step that adds up gradients, or one that does not
+            compiler, captured = known.compiler, known.captured
+        elif known is not None:
+            captured = compiler.evaluation(known.captured)
         captured = captured or self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)
-        step = self._step(model, batch, compiler, captured, training)
+        step = self._step(model, batch, compiler, captured, training, accumulates)
         if state.guards.settle(captured):
             state.train.clear()
             state.eval.clear()
         version = self._updates.version if training else None
-        (state.train if training else state.eval).append(_Made(step, compiler, captured, version))
+        made = _Made(step, compiler, captured, version, accumulates)
+        (state.train if training else state.eval).append(made)
         return step
 
     def _step(
@@ -168,10 +183,13 @@ class PreparedSteps:
         compiler: Compiler,
         captured: CapturedModule,
         training: bool,
+        accumulates: bool,
     ) -> Step:
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
-        graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
+        graphs = Graphs(
+            compiler, captured, self.recipe(captured, accumulates) if training else None
+        )
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
@@ -190,9 +208,15 @@ class PreparedSteps:
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
 
-    def recipe(self, captured: CapturedModule) -> Recipe:
-        """The recipe of a training step for this capture. Changes nothing."""
-        return self._recipe(captured.parameters, captured.reached)
+    @property
+    def _accumulates(self) -> bool:
+        return self._options.gradient_accumulation_steps > 1
+
+    def recipe(self, captured: CapturedModule, accumulates: bool | None = None) -> Recipe:
+        """The recipe of a training step for this capture. accumulates: whether it adds up
+        gradients; None: as the options say. Changes nothing."""
+        adds = self._accumulates if accumulates is None else accumulates
+        return self._recipe(captured.parameters, captured.reached, adds)
 
     def update_alone(self) -> Executable:
         """The update by the sums of the open window, which ends without another micro-batch."""
@@ -205,7 +229,7 @@ class PreparedSteps:
         trained = frozenset(path for path, p in parameters.items() if p.requires_grad)
         if self._alone is None or self._alone[:2] != (trained, self._updates.version):
             self._optimizer.join(parameters, parameters)
-            recipe = self._recipe(parameters, parameters)
+            recipe = self._recipe(parameters, parameters, self._accumulates)
             compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
             types = {name: to_type(parameters[name]) for name in recipe.parameters}
             graph = compiler.update(types, recipe)
@@ -215,13 +239,18 @@ class PreparedSteps:
             self._alone = trained, self._updates.version, made
         return self._alone[2]
 
-    def _recipe(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> Recipe:
+    def _recipe(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        reached: Collection[str],
+        accumulates: bool,
+    ) -> Recipe:
         groups = self._optimizer.groups(parameters, reached)
         left = self._optimizer.left_gradients(parameters, reached)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,
-            self._options.gradient_accumulation_steps > 1,
+            accumulates,
             self._options.skip_nonfinite,
             self._options.scaling,
             self._updates.accumulator,

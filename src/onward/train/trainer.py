@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from onward.capture import LossFunction, unwrapped
-from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
-from onward.errors import OnwardError
+from onward.checkpoint import BackgroundWriter
+from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
-from onward.options import TrainerOptions, read_limit, read_names
+from onward.options import TrainerOptions, read_names
 from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
+from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
 from onward.train.arguments import (
     check_arguments,
@@ -38,17 +38,13 @@ from onward.train.arguments import (
 from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,
-    check_stateful,
-    random_part,
-    read_newest,
-    registered_part,
-    take_checkpoint,
 )
 from onward.train.exclusive import exclusive
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.loss_spikes import LossSpikes
+from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, record_of, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
@@ -56,6 +52,7 @@ from onward.train.result import StepResult
 from onward.train.skipped_updates import FindOrigin, SkippedUpdates
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore, saved
+from onward.train.trainer_checkpoints import TrainerCheckpoints
 from onward.train.trainer_views import TrainerViews
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
 from onward.train.ways_out import naming_ways_out
@@ -64,7 +61,7 @@ from onward.train.window import AccumulationWindow
 FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
 
 
-class Trainer(TrainerViews):
+class Trainer(TrainerCheckpoints, TrainerViews):
     """Trains `model` with `optimizer`, one `train_step` per micro-batch.
 
     loss_fn(outputs, *targets) computes the loss of a model that does not return one; the target is
@@ -107,6 +104,8 @@ class Trainer(TrainerViews):
             self.options.loss_spike_threshold,
             self.options.max_skipped_updates,
         )
+        self._parts = MicroBatches()
+        self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # an example batch for exports
@@ -158,17 +157,60 @@ class Trainer(TrainerViews):
         self._follow_optimizer()
         self._optimizer.sync()
         self._verify_first(batch)
-        names, last = names_to_fetch(self.options, fetch), self._window.is_last
+        names = names_to_fetch(self.options, fetch)
         step = self._steps.training(self.model, self.loss_fn, batch)
+        if not self.options.auto_micro_batch:
+            return self._micro_step(step, batch, names)
+        while True:
+            try:
+                return self._in_parts(step, batch, names)
+            except OutOfMemoryError:
+                if self.memory.torn or not self._parts.add(batch):
+                    raise
+
+    def _in_parts(
+        self, step: PreparedStep[Executable], batch: Batch, names: tuple[str, ...]
+    ) -> StepResult:
+        """Runs a micro-batch in as many parts as it is known to need. step: of the whole."""
+        parts, window = self._parts.parts(batch, step), self._window
+        if len(parts) == 1:
+            return self._micro_step(step, batch, names)
+        adding = partial(self._steps.training, self.model, self.loss_fn, is_part=True)
+        self._parts.check(step, batch, adding)
+        found, undo, is_first = PartResults(), window.undo_point(), window.is_first
+        try:
+            for number, part in enumerate(parts, 1):
+                before = window.sums["labels"]
+                result = self._micro_step(adding(part), part, names, number < len(parts))
+                found.add(result, self._last_run().labels() - before, part.batch_size)
+        except BaseException:
+            if window.parts and is_first:
+                undo()
+                self._updates.window = frozenset()
+            elif window.parts:  # the sums of the window hold a part of the batch
+                self.memory.torn = True
+            raise
+        return found.joined()
+
+    def _micro_step(
+        self,
+        step: PreparedStep[Executable],
+        batch: Batch,
+        names: tuple[str, ...],
+        more: bool = False,
+    ) -> StepResult:
+        """Runs a micro-batch or, where parts of the same one follow (`more`), a part of it."""
+        last = self._window.is_last and not more
         request = OutputRequest(names, update=last)
         why = self._optimizer.why
         record = record_of(self.optimizer) if why is None else None
-        with naming_ways_out(step, batch, request, self.options, record):
+        is_whole = not self.options.auto_micro_batch  # else the way out is to split it
+        with naming_ways_out(step, batch, request, self.options, record, is_whole):
             prepared = step.prepare(batch, request)
             self._remember(batch)
             lr = self._lr()
             self._updates.enter(prepared.signature, self._window.is_first)
-            inputs, wrote = self._run(prepared, batch.batch_size, last)
+            inputs, wrote = self._run(prepared, batch.batch_size, last, more)
         self._last = LastRun(step, batch, request, prepared, inputs, why)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
@@ -297,115 +339,6 @@ class Trainer(TrainerViews):
         that it has now. Raises OnwardError without the option `ema_decay`."""
         return self._average.state_dict()
 
-    # ---- checkpoints
-
-    def register_for_checkpointing(self, *objects: Stateful) -> None:
-        """Adds objects whose `state_dict` goes into checkpoints: learning rate schedulers, data
-        loaders, counters of one's own. Raises OnwardError for what has no `load_state_dict`.
-
-        They are told apart by their order, so that a resumed run registers the same ones.
-        """
-        check_stateful(objects)
-        self.registered += objects
-
-    @exclusive
-    def save(
-        self,
-        output_dir: str | Path,
-        *,
-        background: bool = False,
-        save_total_limit: int | None = None,
-        keep: Iterable[str | Path] = (),
-    ) -> Path:
-        """Writes a checkpoint into `output_dir` and returns its folder, `checkpoint-<updates>`.
-
-        It has the weights in Hugging Face's layout, the state of the optimizer, an open
-        accumulation window, the loss scale, the random generators of Python, NumPy and PyTorch, and
-        what was registered; `resume` goes on from it to the bit. It is whole or not there, whenever
-        the process or the machine stops.
-
-        background: copies the state and returns; a thread writes. A failure is then a warning, and
-        raised by `finish_saves`. save_total_limit: checkpoints that are kept of this run, 1 or
-        more. keep: checkpoints that are kept besides, such as the best one. Raises CheckpointError
-        where the disk fails; the checkpoints before it stay.
-        """
-        limit = read_limit("save_total_limit", save_total_limit)
-        self._check_whole()
-        self._follow_for_state()
-        self._optimizer.sync()
-        folder = Path(output_dir)
-        path = folder / self.checkpoint_name
-        kept = [Path(each) for each in keep]
-        taken = take_checkpoint(
-            self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
-        )
-        packed = taken.packed()
-        if background:
-            packed = packed.copied()
-
-        def write() -> None:
-            packed.write(path)
-            self._skipped.checkpoint = self._spikes.checkpoint = path
-            if limit is not None:
-                rotate(folder, path, limit, kept)
-
-        if background:
-            self._writer.add(path, write)
-            return path
-        self._writer.wait()
-        try:
-            write()
-        except OSError as error:
-            raise unwritten(path, error) from error
-        return path
-
-    @property
-    def checkpoint_name(self) -> str:
-        """The name of the folder that `save` would write now."""
-        return folder_name(self.updates, self.micro_steps)
-
-    def finish_saves(self) -> None:
-        """Waits until all checkpoints are written. Raises CheckpointError where the last one
-        failed."""
-        self._writer.finish()
-
-    @exclusive
-    def resume(self, folder: str | Path, *, strict: bool = False) -> Path:
-        """Goes on from a checkpoint, or from the newest in a folder that is whole; returns it.
-
-        Every byte is compared with its sha256 before anything is changed. A damaged checkpoint is
-        passed over with a warning; strict: it raises CheckpointError. Raises CheckpointError too
-        where there is none, and OnwardError where it does not fit this model and optimizer; nothing
-        is changed then.
-        """
-        self._writer.wait()
-        path, found = read_newest(Path(folder), strict)
-        state = {**found.state, "model": found.model.state_dict()}
-        self._follow_for_state()
-        self._optimizer.require_owner()
-        restore(self._checkpoint_parts(), state)
-        self._run_id = str(found.facts["run"])
-        self._skipped.checkpoint = self._spikes.checkpoint = path
-        self.memory.torn = False
-        return path
-
-    @exclusive
-    def load_weights(self, folder: str | Path) -> Path:
-        """Gives the model the weights of a checkpoint, or of the newest in a folder that is whole;
-        returns it. Optimizer, counters and all other state stay as they are.
-
-        Raises what `resume` raises, and nothing is changed then.
-        """
-        self._writer.wait()
-        self._average.require_own()
-        path, found = read_newest(Path(folder), strict=True)
-        restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
-        return path
-
-    def _checkpoint_parts(self) -> tuple[StatePart, ...]:
-        """The parts of a checkpoint, in the order in which they are restored."""
-        return (random_part(), registered_part(self.registered), *self._state_parts())
-
     def _state_parts(self) -> tuple[StatePart, ...]:
         """The parts of a state in the order in which they are restored. The optimizer's, which
         cannot be rolled back, is last."""
@@ -475,7 +408,8 @@ class Trainer(TrainerViews):
         self._average.require_own()
         if self.memory.torn:
             raise OnwardError(
-                "an exception interrupted an update, so that only some weights were updated; "
+                "an exception interrupted an update or a batch in parts, so that only some of the "
+                "weights or of the window's gradients are there; "
                 "fix: load_state_dict with a state saved before"
             )
 
@@ -490,15 +424,21 @@ class Trainer(TrainerViews):
         self._verified = True
 
     def _run(
-        self, prepared: PreparedBatch[Executable], batch_size: int, last: bool
+        self, prepared: PreparedBatch[Executable], batch_size: int, last: bool, more: bool
     ) -> tuple[Mapping[str, Any], bool]:
-        """Runs a micro-batch; `last`: it ends its window. Returns the inputs that it ran with, and
-        whether it wrote, which it does not if a gradient is infinite or NaN or the loss a spike."""
+        """Runs a micro-batch; `last`: it ends its window; `more`: parts of it follow.
+
+        Returns the inputs that it ran with, and whether it wrote, which it does not if a gradient
+        is infinite or NaN or the loss a spike.
+        """
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
             window.add(prepared.executable, prepared.loss)
-            window.advance(batch_size, last and wrote)
+            if more:
+                window.advance_part(batch_size)
+            else:
+                window.advance(batch_size, last and wrote)
             if last:
                 self._end_window(prepared.executable, wrote)
             else:

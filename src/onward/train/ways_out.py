@@ -39,13 +39,15 @@ def naming_ways_out(
     request: OutputRequest,
     options: TrainerOptions,
     record: Record | None,
+    wanted: bool = True,
 ) -> Generator[None]:
     """A context for a step of this batch that adds the ways out to an OutOfMemoryError, from plans
-    that are made for it. record: of the optimizer, where the graph makes the updates."""
+    that are made for it. record: of the optimizer, where the graph makes the updates. wanted:
+    whether anybody will read them."""
     try:
         yield
     except OutOfMemoryError as error:
-        if error.plan is None:
+        if error.plan is None or not wanted:
             raise
         padded = _planned(step, batch, request, step.session.memory_budget)
         found = list(_ways(padded, step, batch, request, options, record))

@@ -24,11 +24,13 @@ class AccumulationWindow:
     update. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits. sums: what
     the open window has added up, by the names of `WINDOW`, f64[]. by_labels: whether it counts
     labels; otherwise each micro-batch counts as one. loss: f64[], of the window that ended last.
+    parts: those of the next micro-batch that are done, where it is split to fit into memory.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
         self.size = size
         self.micro_steps = 0
+        self.parts = 0
         self.samples = 0
         self.steps = 0
         self.left_out = 0
@@ -42,8 +44,8 @@ class AccumulationWindow:
 
     @property
     def is_first(self) -> bool:
-        """Whether the next micro-batch opens a window."""
-        return self.micro_steps == 0
+        """Whether the next micro-batch, or the next part of one, opens a window."""
+        return self.micro_steps == 0 and self.parts == 0
 
     @property
     def is_last(self) -> bool:
@@ -88,7 +90,8 @@ class AccumulationWindow:
     def loss_with(self, executable: Executable, loss: torch.Tensor) -> float:
         """The loss of the window if a micro-batch that has run, with this loss f[], ends it."""
         sums = self._with(executable, loss)
-        return float(sums["loss"] / sums["divisor"]) if self.size > 1 else float(loss)
+        is_mean = self.size > 1 or executable.plan.signature.windowed
+        return float(sums["loss"] / sums["divisor"]) if is_mean else float(loss)
 
     def _with(self, executable: Executable, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         """The sums with another micro-batch."""
@@ -114,10 +117,26 @@ class AccumulationWindow:
         state = self._stream.state()
         return state["stream"][0], state["generator"] is None
 
+    def advance_part(self, batch_size: int) -> None:
+        """Counts a part of a micro-batch, with more to come."""
+        self.samples = self.offset + batch_size
+        self.parts += 1
+
+    def undo_point(self) -> Callable[[], None]:
+        """A function that takes the window back to where it is now."""
+        before, stream = dict(vars(self)), self._stream.save_point()
+
+        def undo() -> None:
+            vars(self).update(before)
+            self._stream.go_back(stream)
+
+        return undo
+
     def advance(self, batch_size: int, updated: bool) -> None:
         """Counts one micro-batch; `updated`: it ended with an update."""
         self.samples = self.offset + batch_size
         self.steps += 1
+        self.parts = 0
         if self.is_last:
             self.end(updated)
         else:
@@ -126,7 +145,7 @@ class AccumulationWindow:
 
     def end(self, updated: bool) -> None:
         """Ends the window, by an update or, where it was left out, without."""
-        self.evaluations = self.micro_steps = 0
+        self.evaluations = self.micro_steps = self.parts = 0
         self.left_out = 0 if updated else self.left_out + 1
         self.loss = self.mean_loss()
         self.sums = _zeros()
@@ -134,7 +153,8 @@ class AccumulationWindow:
     def mean_loss(self) -> torch.Tensor:
         """The loss of the micro-batches of the window, f[]."""
         total = self.sums["loss"]
-        return (total / self.sums["divisor"]).to(self._kind) if self.size > 1 else total
+        is_mean = self.size > 1 or self.by_labels
+        return (total / self.sums["divisor"]).to(self._kind) if is_mean else total
 
     @contextmanager
     def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
@@ -203,6 +223,7 @@ class AccumulationWindow:
         stream.restore(state)
         after = {
             "micro_steps": state["micro_steps"],
+            "parts": 0,
             "samples": state["samples"],
             "left_out": state.get("left_out", 0),
             "evaluations": state.get("evaluations", 0),

@@ -1,0 +1,177 @@
+"""TrainerCheckpoints: the methods of a Trainer that save a run, and go on from what was saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
+from onward.execute import Memory
+from onward.options import read_limit
+from onward.train.averaged_weights import AveragedWeights
+from onward.train.checkpointing import (
+    Stateful,
+    check_stateful,
+    random_part,
+    read_newest,
+    registered_part,
+    take_checkpoint,
+)
+from onward.train.exclusive import exclusive
+from onward.train.held_optimizer import HeldOptimizer
+from onward.train.loss_spikes import LossSpikes
+from onward.train.skipped_updates import SkippedUpdates
+from onward.train.state import model_part
+from onward.train.state_part import StatePart, restore
+
+
+class TrainerCheckpoints:
+    """The methods of a Trainer that write checkpoints, and go on from one.
+
+    registered: objects whose state goes into checkpoints too. The attributes are set by the
+    Trainer.
+    """
+
+    model: torch.nn.Module
+    memory: Memory
+    registered: list[Stateful]
+    _lock: threading.RLock
+    _run_id: str
+    _writer: BackgroundWriter
+    _optimizer: HeldOptimizer[Any]
+    _average: AveragedWeights
+    _skipped: SkippedUpdates
+    _spikes: LossSpikes
+
+    @property
+    def updates(self) -> int:
+        """The number of optimizer updates done."""
+        raise NotImplementedError
+
+    @property
+    def micro_steps(self) -> int:
+        """The number of micro-batches done in the open accumulation window."""
+        raise NotImplementedError
+
+    def _check_whole(self) -> None:
+        raise NotImplementedError
+
+    def _follow_for_state(self) -> None:
+        raise NotImplementedError
+
+    def _state_parts(self) -> tuple[StatePart, ...]:
+        raise NotImplementedError
+
+    def register_for_checkpointing(self, *objects: Stateful) -> None:
+        """Adds objects whose `state_dict` goes into checkpoints: learning rate schedulers, data
+        loaders, counters of one's own. Raises OnwardError for what has no `load_state_dict`.
+
+        They are told apart by their order, so that a resumed run registers the same ones.
+        """
+        check_stateful(objects)
+        self.registered += objects
+
+    @exclusive
+    def save(
+        self,
+        output_dir: str | Path,
+        *,
+        background: bool = False,
+        save_total_limit: int | None = None,
+        keep: Iterable[str | Path] = (),
+    ) -> Path:
+        """Writes a checkpoint into `output_dir` and returns its folder, `checkpoint-<updates>`.
+
+        It has the weights in Hugging Face's layout, the state of the optimizer, an open
+        accumulation window, the loss scale, the random generators of Python, NumPy and PyTorch, and
+        what was registered; `resume` goes on from it to the bit. It is whole or not there, whenever
+        the process or the machine stops.
+
+        background: copies the state and returns; a thread writes. A failure is then a warning, and
+        raised by `finish_saves`. save_total_limit: checkpoints that are kept of this run, 1 or
+        more. keep: checkpoints that are kept besides, such as the best one. Raises CheckpointError
+        where the disk fails; the checkpoints before it stay.
+        """
+        limit = read_limit("save_total_limit", save_total_limit)
+        self._check_whole()
+        self._follow_for_state()
+        self._optimizer.sync()
+        folder = Path(output_dir)
+        path = folder / self.checkpoint_name
+        kept = [Path(each) for each in keep]
+        taken = take_checkpoint(
+            self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
+        )
+        packed = taken.packed()
+        if background:
+            packed = packed.copied()
+
+        def write() -> None:
+            packed.write(path)
+            self._skipped.checkpoint = self._spikes.checkpoint = path
+            if limit is not None:
+                rotate(folder, path, limit, kept)
+
+        if background:
+            self._writer.add(path, write)
+            return path
+        self._writer.wait()
+        try:
+            write()
+        except OSError as error:
+            raise unwritten(path, error) from error
+        return path
+
+    @property
+    def checkpoint_name(self) -> str:
+        """The name of the folder that `save` would write now."""
+        return folder_name(self.updates, self.micro_steps)
+
+    def finish_saves(self) -> None:
+        """Waits until all checkpoints are written. Raises CheckpointError where the last one
+        failed."""
+        self._writer.finish()
+
+    @exclusive
+    def resume(self, folder: str | Path, *, strict: bool = False) -> Path:
+        """Goes on from a checkpoint, or from the newest in a folder that is whole; returns it.
+
+        Every byte is compared with its sha256 before anything is changed. A damaged checkpoint is
+        passed over with a warning; strict: it raises CheckpointError. Raises CheckpointError too
+        where there is none, and OnwardError where it does not fit this model and optimizer; nothing
+        is changed then.
+        """
+        self._writer.wait()
+        path, found = read_newest(Path(folder), strict)
+        state = {**found.state, "model": found.model.state_dict()}
+        self._follow_for_state()
+        self._optimizer.require_owner()
+        restore(self._checkpoint_parts(), state)
+        self._run_id = str(found.facts["run"])
+        self._skipped.checkpoint = self._spikes.checkpoint = path
+        self.memory.torn = False
+        return path
+
+    @exclusive
+    def load_weights(self, folder: str | Path) -> Path:
+        """Gives the model the weights of a checkpoint, or of the newest in a folder that is whole;
+        returns it. Optimizer, counters and all other state stay as they are.
+
+        Raises what `resume` raises, and nothing is changed then.
+        """
+        self._writer.wait()
+        self._average.require_own()
+        path, found = read_newest(Path(folder), strict=True)
+        restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
+        return path
+
+    def _checkpoint_parts(self) -> tuple[StatePart, ...]:
+        """The parts of a checkpoint, in the order in which they are restored."""
+        return (random_part(), registered_part(self.registered), *self._state_parts())
+
+
+__all__ = ["TrainerCheckpoints"]
