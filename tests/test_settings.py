@@ -40,6 +40,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "", "1", "0.6", "60%", "half", "2 gigabytes", "GB", "-1GB", "1e3MB", "1B", "1.2.3GB",
         "nanGB", [1], {}, torch.tensor(0.5),
     ),
+    "auto_micro_batch": (None, 0, 1, "auto", 1.0, [], np.int64(1)),
     "recompute": (None, True, 0, "", "Layers", "layer", "all", "full", ["layers"]),
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "max_skipped_updates": (
@@ -88,6 +89,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "memory_budget": (
         (None, None), (2, 2), (1.0, 1.0), (1e-9, 1e-9), (np.float32(0.5), 0.5), ("2GB", "2GB"),
     ),
+    "auto_micro_batch": ((True, True), (False, False), (np.bool_(True), True)),
     "recompute": (("auto", "auto"), ("layers", "layers"), ("none", "none")),
     "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
     "max_skipped_updates": ((None, None), (1, 1), (np.int64(8), 8)),

@@ -220,7 +220,8 @@ def test_a_callback_ends_training(event: str, tmp_path: Path) -> None:
     assert found.global_step == given.state.global_step
     assert (found.global_step > 0) == (event != "on_substep_end")
     left_out = ["on_pre_optimizer_step", *([] if found.global_step else ["on_log"])]
-    assert recorders[1].seen == [e for e in recorders[0].seen if e[0] not in left_out]
+    theirs, ours = ([e for e in r.seen if e[0] not in left_out] for r in recorders)
+    assert ours == theirs
 
 
 def test_a_callback_ends_an_epoch(tmp_path: Path) -> None:
@@ -360,8 +361,8 @@ def test_what_cannot_be_done_is_refused_in_a_line(name: str) -> None:
 def test_a_metric_that_is_not_there(tmp_path: Path) -> None:
     trainer = onward.Trainer(model(), onward.optim.SGD(lr=0.1))
     train, held_out = loaders()
-    options = {"eval_strategy": "epoch", "metric_for_best_model": "f1", "num_train_epochs": 1}
-    with pytest.raises(onward.OnwardError, match="'f1' is not in the evaluation"):
+    options = {"eval_strategy": "epoch", "metric_for_best_model": "rouge", "num_train_epochs": 1}
+    with pytest.raises(onward.OnwardError, match="'rouge' is not in the evaluation"):
         onward.fit(trainer, train, held_out, options=options)
 
 

@@ -89,7 +89,7 @@ def trained(
     for length in (9, 12, 7):
         given = batch(7, length)
         split_into(trainer, given, parts)
-        found.append(trainer.train_step(**given, fetch="output" if loss_fn else "logits"))
+        found.append(trainer.train_step(given, fetch="output" if loss_fn else "logits"))
     return net, found, trainer
 
 
@@ -199,16 +199,16 @@ def test_what_cannot_be_split_is_refused_and_nothing_has_changed(name: str) -> N
     torch.manual_seed(0)
     net = make()
     trainer = onward.Trainer(net, onward.optim.SGD(lr=0.1), options={"auto_micro_batch": True})
-    trainer.train_step(**points(6, 0))  # whole, it trains
+    trainer.train_step(points(6, 0))  # whole, it trains
     before, batch = copy.deepcopy(trainer.state_dict()), points(8, 0)
     split_into(trainer, batch, 2)
     with pytest.raises(OnwardError, match=words_) as error:
-        trainer.train_step(**batch)
+        trainer.train_step(batch)
     assert len(str(error.value)) < 300
     after = trainer.state_dict()
     assert all(torch.equal(x, after["model"][k]) for k, x in before["model"].items())
     assert (after["updates"], trainer.micro_steps) == (before["updates"], 0)
-    trainer.train_step(**points(6, 0))
+    trainer.train_step(points(6, 0))
 
 
 def test_an_input_that_is_as_long_by_chance_is_refused() -> None:
@@ -228,10 +228,10 @@ def test_an_input_that_is_as_long_by_chance_is_refused() -> None:
     batch = points(8, 0) | {"table": torch.randn(8, 3)}
     split_into(trainer, batch, 2)
     with pytest.raises(OnwardError, match=r"does not say which inputs|depend on each other"):
-        trainer.train_step(**batch)
+        trainer.train_step(batch)
     batch["table"] = torch.randn(5, 3)  # of another length it goes with every part
     split_into(trainer, batch, 2)
-    assert trainer.train_step(**batch).updated
+    assert trainer.train_step(batch).updated
 
 
 # ---- faults in the middle
@@ -261,9 +261,9 @@ def test_a_step_that_fails_between_parts_has_not_been(at: int, error: BaseExcept
             with pytest.MonkeyPatch.context() as patch:
                 interrupting(patch, at, error)
                 with pytest.raises(type(error)):
-                    trainer.train_step(**batch)
+                    trainer.train_step(batch)
             assert trainer.micro_steps == 0
-        trainer.train_step(**batch)
+        trainer.train_step(batch)
     first, second = (net.state_dict() for net, _, _ in nets)
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
@@ -272,15 +272,15 @@ def test_a_part_that_fails_in_an_open_window_is_told() -> None:
     _, _, trainer = trained(MODELS["cross entropy"], 1, gradient_accumulation_steps=3)
     saved, batch = trainer.state_dict(), points(6, 9)
     split_into(trainer, batch, 3)
-    trainer.train_step(**batch)
+    trainer.train_step(batch)
     with pytest.MonkeyPatch.context() as patch:
         interrupting(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            trainer.train_step(**batch)
+            trainer.train_step(batch)
     with pytest.raises(OnwardError, match=r"a batch in parts.*load_state_dict"):
-        trainer.train_step(**batch)
+        trainer.train_step(batch)
     trainer.load_state_dict(saved)
-    assert trainer.train_step(**batch).loss.isfinite()
+    assert trainer.train_step(batch).loss.isfinite()
 
 
 def test_parts_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_parts_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     batches = [points(7, 0) for _ in range(3)]
     monkeypatch.setattr("onward.train.micro_batches._TRIED", 2)
     monkeypatch.setattr(Executable, "run", run)
-    found = [trainer.train_step(**b) for b in batches]
+    found = [trainer.train_step(b) for b in batches]
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-5, atol=1e-6)
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
@@ -320,6 +320,6 @@ def test_one_sample_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatc
     _, _, trainer = trained(MODELS["cross entropy"], 1)
     monkeypatch.setattr(Executable, "run", run)
     with pytest.raises(OutOfMemoryError):
-        trainer.train_step(**points(4, 0))
+        trainer.train_step(points(4, 0))
     monkeypatch.undo()
-    assert trainer.train_step(**points(4, 0)).updated
+    assert trainer.train_step(points(4, 0)).updated

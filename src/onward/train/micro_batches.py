@@ -32,7 +32,7 @@ log = logging.getLogger("onward")
 
 Step = PreparedStep[Executable]
 
-# of two ways to sum the losses of four samples, relative to the loss
+# how close two sums of the losses of a few samples are, relative to the loss
 _CLOSE, _CLOSE_IN_LOW = 1e-3, 3e-2
 _TRIED = 4  # samples
 
