@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from onward.data import ResumableDataLoader
 from onward.errors import OnwardError
@@ -181,14 +181,9 @@ def test_arguments_that_would_change_the_order(name: str) -> None:
         loader(0, **{name: None})
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
 @pytest.mark.parametrize(
     ("dataset", "settings", "said"),
-    [(Stream(), {}, "needs a dataset with __len__"), (Drawing(0), {}, "has 0 samples"),
+    [(Drawing(0), {}, "has 0 samples"),
      (Drawing(3), {"drop_last": True}, "has 3 samples, which make no batch of 4"),
      (Drawing(), {"batch_size": 0}, "batch_size is 0"),
      (Drawing(), {"batch_size": True}, "batch_size is True")],

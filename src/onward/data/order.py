@@ -67,15 +67,16 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, places: Sequence[Place]) -> Any:
         """The batch of the samples at these places; what a DataLoader asks for."""
         found: list[Any] = []
-        with _generators_kept():
+        with generators_kept():
             for place in places:
-                _seed_all(self.seed, place.epoch, place.number)
+                seed_all(self.seed, place.epoch, place.number)
                 found.append(self.dataset[place.index])
-            _seed_all(self.seed, places[0].epoch, places[0].number, len(places))
+            seed_all(self.seed, places[0].epoch, places[0].number, len(places))
             return self.collate(found)
 
 
-def _seed_all(*words: int) -> None:
+def seed_all(*words: int) -> None:
+    """Seeds the generators of Python, NumPy and PyTorch by these numbers."""
     digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "little")
     random.seed(seed)
@@ -84,7 +85,7 @@ def _seed_all(*words: int) -> None:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Within it the process's random numbers may be seeded: behind it they go on as before. A
     worker has no numbers of its own to keep."""
     if get_worker_info() is not None:
@@ -99,4 +100,4 @@ def _generators_kept() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-__all__ = ["Order", "Place", "SeededDataset"]
+__all__ = ["Order", "Place", "SeededDataset", "generators_kept", "seed_all"]

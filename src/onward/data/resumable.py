@@ -20,21 +20,25 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from onward.data.order import Order, Place, SeededDataset
+from onward.data.stream import SeededStream
 from onward.errors import OnwardError
 
 _OWN = ("sampler", "batch_sampler", "generator", "worker_init_fn")
 
 
 class ResumableDataLoader:
-    """Batches of a map-style dataset, epoch by epoch.
+    """Batches of a dataset, epoch by epoch.
 
-    dataset: with `__len__` and `__getitem__`. seed: of the order, and of what samples draw at
-    random; the order of an epoch is the same for any number of workers, and in any process.
-    shuffle: whether each epoch has an order of its own. drop_last: leaves out an epoch's last batch
-    where it is smaller. loader: further arguments of `torch.utils.data.DataLoader`, such as
-    num_workers, collate_fn and persistent_workers.
+    dataset: with `__len__` and `__getitem__`; or an iterable one, which is read in its own order,
+    again for each epoch and from its beginning after a resume, so that it must give the same
+    samples each time. seed: of the order, and of what samples draw at random; the order of an epoch
+    is the same for any number of workers, and in any process. shuffle: whether each epoch has an
+    order of its own; None: as long as the dataset is not iterable. drop_last: leaves out an epoch's
+    last batch where it is smaller. loader: further arguments of `torch.utils.data.DataLoader`, such
+    as num_workers, collate_fn and persistent_workers.
 
-    Raises OnwardError for an iterable dataset, which has no places to go back to.
+    Raises OnwardError for arguments that contradict each other: an iterable dataset has no order
+    to shuffle, and is read by one worker at most.
     """
 
     def __init__(
@@ -43,40 +47,27 @@ class ResumableDataLoader:
         batch_size: int,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         drop_last: bool = False,
         **loader: Any,
     ) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise OnwardError(
-                "a ResumableDataLoader needs a dataset with __len__ and __getitem__; fix: give a "
-                "map-style dataset, or register an iterable one that has a state_dict of its own"
-            )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise OnwardError(f"batch_size is {batch_size!r}; fix: a whole number, 1 or more")
-        if len(dataset) < (batch_size if drop_last else 1):
-            raise OnwardError(
-                f"the dataset has {len(dataset)} samples, which make no batch of {batch_size}; "
-                "fix: give more data, or a smaller batch_size"
-            )
-        odd = [name for name in _OWN if name in loader]
-        if odd:
-            raise OnwardError(
-                f"{odd[0]} cannot be given to a ResumableDataLoader, whose seed decides order and "
-                "random numbers; fix: leave it out"
-            )
+        streams = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
+        _check(dataset, batch_size, drop_last, loader, streams, shuffle)
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.order = Order(len(dataset), seed, shuffle)
+        size = 0 if streams else len(dataset)
+        self.order = Order(size, seed, not streams and shuffle is not False)
         self._epoch = self._samples = 0
         self._version = 0  # of the position: it was set anew so often
-        seeded = SeededDataset(dataset, seed, loader.pop("collate_fn", None) or default_collate)
-        self._batches = DataLoader(
-            seeded,
-            batch_sampler=_Batches(self),
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),  # else each loop would move the generator of the process
-            **loader,
-        )
+        collate = loader.pop("collate_fn", None) or default_collate
+        self._stream: SeededStream | None = None
+        # else each loop would move the generator of the process
+        loader |= {"collate_fn": _as_it_is, "generator": torch.Generator()}
+        if streams:
+            self._stream = SeededStream(dataset, batch_size, seed, drop_last, collate)
+            self._batches = DataLoader(self._stream, batch_size=None, **loader)
+        else:
+            seeded = SeededDataset(dataset, seed, collate)
+            self._batches = DataLoader(seeded, batch_sampler=_Batches(self), **loader)
 
     @property
     def epoch(self) -> int:
@@ -89,7 +80,9 @@ class ResumableDataLoader:
         return self._samples
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Batches of a whole epoch. Raises TypeError for an iterable dataset."""
+        if self._stream is not None:
+            raise TypeError("the length of an iterable dataset is not known")
         size, batch = self.order.size, self.batch_size
         return size // batch if self.drop_last else -(-size // batch)
 
@@ -99,6 +92,9 @@ class ResumableDataLoader:
         Raises OnwardError where a state was loaded meanwhile: batches that were made before belong
         to another position.
         """
+        if self._stream is not None:
+            yield from self._streamed(self._stream)
+            return
         version, places = self._version, self.places()
         made = iter(self._batches)
         left = self._batches_left()
@@ -114,6 +110,25 @@ class ResumableDataLoader:
             self._require(version)
         for _ in made:  # lets persistent workers finish their epoch
             pass
+
+    def _streamed(self, stream: SeededStream) -> Iterator[Any]:
+        """The batches that are left of an iterable dataset's epoch."""
+        version = self._version
+        stream.place[:] = torch.tensor([self._epoch, self._samples])
+        given = False
+        for found in self._batches:
+            given = True
+            self._require(version)
+            self._samples += found.samples
+            if found.is_last:  # the epoch ends with the batch, not with a look behind it
+                version = self._next_epoch()
+            yield found.batch
+            self._require(version)
+        if not given:
+            raise OnwardError(
+                f"the dataset has no batch in epoch {self._epoch} from sample {self._samples} on; "
+                "fix: give one that can be iterated again, with as many samples as before"
+            )
 
     def places(self) -> Iterator[list[Place]]:
         """The samples of each batch that is left of the epoch, as the position is now."""
@@ -166,7 +181,8 @@ class ResumableDataLoader:
                     "same dataset, seed and shuffle"
                 )
         epoch, samples = state["epoch"], state["samples"]
-        if not 0 <= samples < own.size or epoch < 0:
+        least = samples + 1 if self._stream is not None else own.size
+        if not 0 <= samples < least or epoch < 0:
             raise OnwardError(f"the position of the data is epoch {epoch}, sample {samples}: none")
         if state["order_sha256"] != own.sha256(epoch):
             raise OnwardError(
@@ -182,6 +198,46 @@ class ResumableDataLoader:
                 "the position of the data was loaded or moved on within a loop over it; fix: begin "
                 "a new loop over the loader"
             )
+
+
+def _check(
+    dataset: Any,
+    batch_size: int,
+    drop_last: bool,
+    loader: Mapping[str, Any],
+    streams: bool,
+    shuffle: bool | None,
+) -> None:
+    """Raises OnwardError for arguments of a loader that are invalid or contradict each other."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OnwardError(f"batch_size is {batch_size!r}; fix: a whole number, 1 or more")
+    odd = [name for name in _OWN if name in loader]
+    if odd:
+        raise OnwardError(
+            f"{odd[0]} cannot be given to a ResumableDataLoader, whose seed decides order and "
+            "random numbers; fix: leave it out"
+        )
+    if streams:
+        if shuffle:
+            raise OnwardError(
+                "an iterable dataset has no order to shuffle; fix: shuffle=None, and shuffle in "
+                "the dataset, by its set_epoch(epoch)"
+            )
+        if loader.get("num_workers", 0) > 1:
+            raise OnwardError(
+                f"num_workers is {loader['num_workers']} for an iterable dataset, whose samples "
+                "several workers would share out in an order of their own; fix: 0 or 1"
+            )
+        if isinstance(dataset, Iterator) or not hasattr(dataset, "__iter__"):
+            raise OnwardError(
+                f"the dataset is a {type(dataset).__name__}, which cannot be read again for the "
+                "next epoch; fix: an object whose __iter__ begins anew, such as an IterableDataset"
+            )
+    elif len(dataset) < (batch_size if drop_last else 1):
+        raise OnwardError(
+            f"the dataset has {len(dataset)} samples, which make no batch of {batch_size}; "
+            "fix: give more data, or a smaller batch_size"
+        )
 
 
 class _Batches:
