@@ -51,10 +51,11 @@ class ResumableDataLoader:
         drop_last: bool = False,
         **loader: Any,
     ) -> None:
+        given: Any = dataset  # of a type that the tests below do not narrow
         streams = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
         _check(dataset, batch_size, drop_last, loader, streams, shuffle)
         self.batch_size, self.drop_last = batch_size, drop_last
-        size = 0 if streams else len(dataset)
+        size = 0 if streams else len(given)
         self.order = Order(size, seed, not streams and shuffle is not False)
         self._epoch = self._samples = 0
         self._version = 0  # of the position: it was set anew so often
