@@ -240,18 +240,25 @@ def test_a_callback_ends_an_epoch(tmp_path: Path) -> None:
 
 
 class Stop(TrainerCallback):
-    """Ends the run by an exception, as a kill would, after an update."""
+    """Ends the run by an exception, as a kill would, after an update or its checkpoint."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, at: int, saved: bool) -> None:
+        self.at, self.saved = at, saved
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step == self.at:
+        if state.global_step == self.at and not self.saved:
+            raise KeyboardInterrupt
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == self.at and self.saved:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stops", [(3,), (6,), (2, 5, 8)])
-def test_a_resumed_run_is_the_uninterrupted_one(stops: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("stops", [(3,), (6,), (2, 5, 8), (2, 3, 4)])
+def test_a_resumed_run_is_the_uninterrupted_one(
+    stops: tuple[int, ...], saved: bool, tmp_path: Path
+) -> None:
     options = {
         "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "steps",
         "save_steps": 1, "save_total_limit": 2, "logging_steps": 2, "lr_scheduler_type": "linear",
@@ -270,7 +277,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(stops: tuple[int, ...], tmp_path
             onward.data.ResumableDataLoader(DATA, BATCH, seed=5, collate_fn=collate),
             loaders()[1],
             options=options | {"resume_from_checkpoint": resume, "output_dir": folder},
-            callbacks=[EarlyStoppingCallback(2), *([] if at is None else [Stop(at)])],
+            callbacks=[EarlyStoppingCallback(2), *([] if at is None else [Stop(at, saved)])],
         )
         return net, found
 

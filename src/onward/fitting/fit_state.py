@@ -17,7 +17,8 @@ class FitState:
     """The progress of a loop, its callbacks, and what these have asked for.
 
     now: transformers' TrainerState. control: transformers' TrainerControl. handler: calls the
-    callbacks. micro: micro-batches of the epoch. total_loss: the sum over all updates.
+    callbacks. epochs: those that have ended. micro: micro-batches of the present one. total_loss:
+    the sum over all updates.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class FitState:
             [DefaultFlowCallback, *callbacks], trainer.model, None, trainer.optimizer, scheduler
         )
         self.micro, self.total_loss = 0, 0.0
-        self._epochs = 0  # that have ended
+        self.epochs = 0
         self._since: tuple[int, float] = (0, 0.0)  # updates, and sum of losses, at the last log
         self.event("on_init_end")
 
@@ -65,11 +66,11 @@ class FitState:
         """Counts an update with this loss. per_epoch: micro-batches of an epoch."""
         self.now.global_step += 1
         self.total_loss += loss
-        self.now.epoch = self._epochs + self.micro / per_epoch
+        self.now.epoch = self.epochs + self.micro / per_epoch
 
     def end_epoch(self) -> None:
         """Counts an epoch."""
-        self._epochs += 1
+        self.epochs += 1
         self.micro = 0
 
     @property
@@ -117,7 +118,7 @@ class FitState:
         return {
             "now": asdict(self.now),
             "micro": self.micro,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "total_loss": self.total_loss,
             "since": list(self._since),
             "callbacks": self._callback_states(),
@@ -129,7 +130,7 @@ class FitState:
         for name, value in state["now"].items():
             if hasattr(self.now, name) and name not in own:
                 setattr(self.now, name, value)
-        self.micro, self._epochs = state["micro"], state["epochs"]
+        self.micro, self.epochs = state["micro"], state["epochs"]
         self.total_loss, self._since = state["total_loss"], tuple(state["since"])
         for callback in self.handler.callbacks:
             saved = state["callbacks"].get(type(callback).__name__)

@@ -197,6 +197,11 @@ class _Loop:
             )
         folder = self.options.output_dir if asked is True else asked
         self.trainer.resume(str(folder))
+        state, data = self.state, self.train_dataloader
+        ended = getattr(data, "epoch", 0) > state.epochs or state.micro == self.per_epoch
+        if state.micro and ended:  # the checkpoint is of the last update of an epoch
+            state.end_epoch()
+            self._epoch_ended()
 
     def _epoch(self) -> None:
         """Trains on the batches that are left of an epoch, until a callback ends it."""
@@ -223,7 +228,10 @@ class _Loop:
             raise OnwardError("train_dataloader gave no batch in an epoch; fix: give more data")
         if state.control.should_epoch_stop and state.micro:
             self._leave_epoch()
-        state.event("on_epoch_end")
+        self._epoch_ended()
+
+    def _epoch_ended(self) -> None:
+        self.state.event("on_epoch_end")
         self._act()
 
     def _leave_epoch(self) -> None:
