@@ -21,6 +21,7 @@ reference that Python's pydoc carries unless `--text` names a file.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -54,6 +55,7 @@ def main() -> int:
     if set(names) & set(fault_rows.NEEDS_STRACE) and not shutil.which("strace"):
         line.error("R1 needs strace; fix: install it, or leave R1 out with --only")
     torch.set_num_threads(options.threads or 1)  # forks have no pools of threads
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads or 1))  # of new processes
     size = spikes.QUICK if options.quick else spikes.Size()
     effort = QUICK if options.quick else Effort()
     clock = Clock(options.budget)

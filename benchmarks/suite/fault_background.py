@@ -156,7 +156,7 @@ def background(
             for number in range(effort.saves):
                 tally.add(GOOD if number < equal else "other bytes")
             tally.text = f"{overlapped} steps ended before the write did"
-            found = in_child(lambda: stall(work / "stall", effort.repeats), 600.0).answer
+            found = in_child(lambda: stall(work / "stall", effort.repeats)).answer
             stalls.cells[name].text = (
                 f"{1e3 * found['stall']:.0f} ms, {found['stall'] / found['plain']:.1%} of "
                 f"{1e3 * found['plain']:.0f} ms (the call: {1e3 * found['call']:.0f} ms; a save "
@@ -165,7 +165,7 @@ def background(
         else:
             folder = work / f"{name}-waiting"
             seconds, step = in_child(
-                lambda s=system, f=folder: waiting_save(s, f, effort.repeats), 600.0
+                lambda s=system, f=folder: waiting_save(s, f, effort.repeats)
             ).answer
             stalls.cells[name].text = (
                 f"{1e3 * seconds:.0f} ms, {seconds / (BETWEEN * step):.1%} of "

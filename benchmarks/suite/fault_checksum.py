@@ -68,7 +68,7 @@ def verification(
         "load": "a load",
     }  # fmt: skip
     lines = {key: Line(what) for key, what in names.items()}
-    ended = in_child(lambda: costs(work / "sums", effort.megabytes, effort.repeats), 600.0)
+    ended = in_child(lambda: costs(work / "sums", effort.megabytes, effort.repeats))
     assert ended.answer is not None, ended.said
     found = ended.answer
     for key, line in lines.items():

@@ -23,8 +23,8 @@ def within_updates(effort: Effort, system: System, work: Path, clock: Clock) -> 
     """The exception comes by a timer, as it does after Ctrl-C."""
     tally, draw, refused = Tally(), random.Random(4), 0
     ended = in_child(lambda: reference(system, work / "reference"))
-    before, after, seconds = ended.answer
-    assert before != after, "the update changes nothing"
+    whole, seconds = ended.answer
+    assert whole[0] != whole[-1], "the update changes nothing"
     for count in range(effort.interrupts):
         if clock.over():
             break
@@ -32,33 +32,33 @@ def within_updates(effort: Effort, system: System, work: Path, clock: Clock) -> 
         ended = in_child(lambda m=moment, c=count: interrupted(system, m, work / f"{c}"))
         answer = str(ended.answer)
         refused += answer.startswith("refused")
-        sound = answer in (before, after) or answer.startswith("refused")
+        sound = answer in whole or answer.startswith("refused")
         tally.add(GOOD if sound and not ended.status else TORN)
     if refused:
         tally.text = f"{refused} refused"
     return tally
 
 
-def reference(system: System, folder: Path) -> tuple[str, str, float]:
-    """The digests before and after the update of a run, and the seconds that it takes."""
+def reference(system: System, folder: Path) -> tuple[list[str], float]:
+    """The digests before the update of a run and behind each of its micro-batches, whose gradients
+    are part of a Trainer's state, and the seconds that it takes."""
     watch, found = Watch(), list[str]()
-    begin = end = 0.0
+    spent = since = 0.0
 
     def step(number: int) -> None:
-        nonlocal begin, end
-        if number == END:
-            end = time.perf_counter()
-        if number in (BEGIN, END):
+        nonlocal spent, since
+        if BEGIN < number <= END:
+            spent += time.perf_counter() - since
+        if BEGIN <= number <= END:
             found.append(watch.state())
-        if number == BEGIN:
-            begin = time.perf_counter()
-        elif number == END:
+        if number == END:
             raise SystemExit(0)
+        since = time.perf_counter()
 
     watch.step = step
     with contextlib.suppress(SystemExit):
         system(TASK, folder, watch)
-    return found[0], found[1], end - begin
+    return found, spent
 
 
 def interrupted(system: System, moment: float, folder: Path) -> str:

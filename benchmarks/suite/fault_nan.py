@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,13 +108,15 @@ def by_transformers(data: Samples, at: int) -> Seen:
         def get_train_dataloader(self) -> Any:
             return DataLoader(data, ROWS)
 
+    place = tempfile.TemporaryDirectory()
     arguments = TrainingArguments(
-        output_dir="unused", num_train_epochs=1, learning_rate=1e-3, use_cpu=True, seed=1,
+        output_dir=place.name, num_train_epochs=1, learning_rate=1e-3, use_cpu=True, seed=1,
         per_device_train_batch_size=ROWS, report_to="none", logging_steps=1, save_strategy="no",
         disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     trainer = InOrder(Poisoned(), arguments, train_dataset=data, callbacks=[Told()])
-    trainer.train()
+    with place:
+        trainer.train()
     losses = {
         entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry
     }
@@ -170,6 +173,7 @@ def poisoned(
             data = Samples(at * ROWS + 1, bad)
             ended = in_child(lambda n=name, d=data, a=at: RUNS[n](d, a))
             if ended.status:
+                say(ended.said[-1000:])
                 for tally in tallies:
                     tally.add("stopped with an error")
                 continue

@@ -60,6 +60,7 @@ class Child:
         try:
             for number in (1, 2):
                 os.dup2(self._said.fileno(), number)
+            self._before = sys.stdout, sys.stderr  # whose end might close what is opened now
             sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,7 +92,7 @@ class Child:
         self._status = status
         return False
 
-    def wait(self, timeout: float = 120.0) -> Ended:
+    def wait(self, timeout: float = 600.0) -> Ended:
         """Waits for the end; after `timeout` seconds the process is killed."""
         parts: list[bytes] = []
         end = time.monotonic() + timeout
@@ -112,7 +113,7 @@ class Child:
         return Ended(os.waitstatus_to_exitcode(status), answer, said)
 
 
-def in_child(work: Callable[[], Any], timeout: float = 120.0) -> Ended:
+def in_child(work: Callable[[], Any], timeout: float = 600.0) -> Ended:
     """Runs `work` in a fork of this process, to its end."""
     return Child(work).wait(timeout)
 

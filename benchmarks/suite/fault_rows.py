@@ -46,7 +46,7 @@ def warmed(names: Sequence[str]) -> None:
     threads would be missing in a fork."""
     import accelerate
     from transformers import Trainer
-    from transformers import logging as transformers_logging
+    from transformers.utils import logging as transformers_logging
 
     assert accelerate and Trainer
     logging.getLogger("onward").setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -34,19 +35,22 @@ TASK = systems.Task()
 SECOND = 2 * TASK.save_every * TASK.window  # the micro-batch behind which the second save comes
 
 
-@pytest.fixture(autouse=True)
-def captured_here(captures_kept: None, tmp_path: Path) -> None:
-    """What is captured in this process, the forks of it need not capture."""
-    del captures_kept
-    ONWARD(replace(TASK, updates=1, save_every=0), tmp_path / "captured", systems.Watch())
+@pytest.fixture(autouse=True, scope="module")
+def prepared(kept_capture: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is captured in this process, and the graphs that are kept on disk, its forks have."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onward.compile.capture", kept_capture)
+        patch.setenv("ONWARD_CACHE", str(folder / "cache"))
+        patch.setenv("ONWARD_GRAPH_CACHE", "1")
+        ONWARD(replace(TASK, updates=1, save_every=0), folder / "run", systems.Watch())
+        yield
 
 
 @pytest.fixture(scope="module")
-def whole(kept_capture: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest that a run which nothing stops ends with."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onward.compile.capture", kept_capture)
-        answer = kill.finished(ONWARD, TASK, tmp_path_factory.mktemp("whole")).answer
+    answer = kill.finished(ONWARD, TASK, tmp_path_factory.mktemp("whole")).answer
     assert answer
     return answer
 
@@ -96,9 +100,9 @@ def calls(whole: str, tmp_path_factory: pytest.TempPathFactory) -> int:
     return in_the_second_save(tmp_path_factory.mktemp("counted"), 0).answer
 
 
-@pytest.mark.parametrize("part", [0.1, 0.9, 0.96])
+@pytest.mark.parametrize("part", [0.3, 0.93])
 def test_killed_within_a_save(part: float, calls: int, whole: str, tmp_path: Path) -> None:
-    """While files are written; about the rename; while the checkpoint before is removed."""
+    """While files are written; about the rename, or while the checkpoint before is removed."""
     ended = in_the_second_save(tmp_path, int(calls * part))
     assert ended.status == -9, ended.said
     assert kill.finished(ONWARD, TASK, tmp_path).answer == whole
@@ -107,7 +111,7 @@ def test_killed_within_a_save(part: float, calls: int, whole: str, tmp_path: Pat
 def test_killed_at_random_moments(whole: str, tmp_path: Path) -> None:
     """Each of the processes comes further than the one before it, or starts anew."""
     task = replace(TASK, save_every=1, keep=2)
-    for moment in (0.5, 0.9, 1.2):
+    for moment in (0.6, 1.2):
         child = process.Child(lambda: ONWARD(task, tmp_path / "run", systems.Watch()))
         time.sleep(moment)
         child.kill()
@@ -115,7 +119,7 @@ def test_killed_at_random_moments(whole: str, tmp_path: Path) -> None:
     assert kill.finished(ONWARD, task, tmp_path / "run").answer == whole
 
 
-@pytest.mark.parametrize("kind", ["a flipped bit", "a block of zeros", "a missing file"])
+@pytest.mark.parametrize("kind", ["a flipped bit", "a missing file"])
 def test_a_damaged_checkpoint_is_passed_over(
     kind: str, saved: Path, whole: str, tmp_path: Path
 ) -> None:
@@ -125,28 +129,24 @@ def test_a_damaged_checkpoint_is_passed_over(
     damage.DAMAGES[kind](newest / "optimizer.safetensors", older, random.Random(1))
     ended = damage.again(ONWARD, replace(TASK, keep=2), folder)
     assert ended.answer == [whole, TASK.save_every], ended.said
-    assert "is passed over" in ended.said
 
 
 def test_a_whole_checkpoint_is_used(saved: Path, whole: str, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "run")
     ended = damage.again(ONWARD, replace(TASK, keep=2), folder)
     assert ended.answer == [whole, 2 * TASK.save_every], ended.said
-    assert "passed over" not in ended.said
 
 
-@pytest.mark.parametrize("stops", [[3, 7], [4, 8, 10, 12]], ids=str)
-def test_stopped_and_resumed(stops: list[int], whole: str, tmp_path: Path) -> None:
-    """Within accumulation windows; three times within an epoch and at its end."""
-    kind = resume.Kind("here", resume.once)
-    task = replace(TASK, save_every=0)
-    assert resume.chain(ONWARD, task, kind, stops, tmp_path / "run", whole) == tables.GOOD
+def test_stopped_and_resumed(whole: str, tmp_path: Path) -> None:
+    """Within an accumulation window, three times within an epoch, and at its end."""
+    kind, task = resume.Kind("here", resume.once), replace(TASK, save_every=0)
+    assert resume.chain(ONWARD, task, kind, [3, 8, 12], tmp_path, whole) == tables.GOOD
 
 
 def test_an_interrupted_update_is_whole(tmp_path: Path) -> None:
-    effort = tables.Effort(interrupts=4)
+    effort = tables.Effort(interrupts=3)
     tally = interrupts.within_updates(effort, ONWARD, tmp_path, progress.Clock(60.0))
-    assert (tally.good, tally.tried) == (4, 4), tally
+    assert (tally.good, tally.tried) == (3, 3), tally
 
 
 def test_a_batch_that_is_not_finite(tmp_path: Path) -> None:
