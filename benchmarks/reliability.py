@@ -46,24 +46,29 @@ def main() -> int:
     line.add_argument("--text", type=Path, help="training text; default: pydoc's topics")
     line.add_argument("--only", default="", help="comma-separated rows; default: all")
     line.add_argument("--systems", default="", help="comma-separated; default: all three")
+    line.add_argument("--share", type=float, default=1.0, help="of the cases; default: all, 1")
     line.add_argument(
         "--merge", action="store_true", help="keep the other rows of the newest report"
     )
     options = line.read()
     names = line.names("row", options.only, [*fault_rows.ROWS, SPIKES])
     systems = line.names("system", options.systems, list(SYSTEMS))
+    if not 0 < options.share <= 1:
+        line.error(f"no share between 0 and 1: {options.share}")
     if set(names) & set(fault_rows.NEEDS_STRACE) and not shutil.which("strace"):
         line.error("R1 needs strace; fix: install it, or leave R1 out with --only")
     torch.set_num_threads(options.threads or 1)  # forks have no pools of threads
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads or 1))  # of new processes
     size = spikes.QUICK if options.quick else spikes.Size()
-    effort = QUICK if options.quick else Effort()
+    effort = QUICK if options.quick else Effort().part(options.share)
     clock = Clock(options.budget)
     report = started("Faults that are put into training", threads=options.threads or 1)
     stem = f"{NAME}-quick" if options.quick else NAME
     before = fault_rows.earlier(options.out, stem) if options.merge else {}
     rows = report["rows"] = dict(before.get("rows", {}))
     report["loss spikes"] = before.get("loss spikes")
+    if report["loss spikes"]:
+        report["loss spikes"].setdefault("machine", fault_rows.measured_on(before["machine"]))
     target = writer(options, NAME)
     if set(names) - {SPIKES}:
         fault_rows.warmed(systems)
@@ -76,7 +81,8 @@ def main() -> int:
                 data = read(options.text, None, size.vocabulary)
             except (OSError, UnicodeDecodeError) as error:
                 line.error(f"{error}; fix: a UTF-8 text file for --text")
-            report["loss spikes"] = spikes.measured(size, data, clock)
+            found = spikes.measured(size, data, clock)
+            report["loss spikes"] = {**found, "machine": fault_rows.measured_on(report["machine"])}
         else:
             rows[name] = fault_rows.measured(name, effort, systems, clock, report["machine"])
         text = "\n".join([*heading(report), *fault_rows.page(rows), *spikes_page(report)])
@@ -88,7 +94,9 @@ def main() -> int:
 def spikes_page(report: dict[str, object]) -> list[str]:
     """The section on loss spikes, where they were measured."""
     found = report["loss spikes"]
-    return ["", "## Loss spikes", "", *spikes.table(found)] if isinstance(found, dict) else []
+    if not isinstance(found, dict):
+        return []
+    return ["", "## Loss spikes", "", *spikes.table(found), "", found["machine"]]
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def background(
             equal, overlapped = in_child(lambda: equal_saves(work / "equal", effort.saves)).answer
             for number in range(effort.saves):
                 tally.add(GOOD if number < equal else "other bytes")
-            tally.text = f"{overlapped} steps ended before the write did"
+            tally.text = f"{overlapped} steps were made while they were written"
             found = in_child(lambda: stall(work / "stall", effort.repeats)).answer
             stalls.cells[name].text = (
                 f"{1e3 * found['stall']:.0f} ms, {found['stall'] / found['plain']:.1%} of "

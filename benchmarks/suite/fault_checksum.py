@@ -38,7 +38,7 @@ def costs(folder: Path, megabytes: int, repeats: int) -> dict[str, float]:
     moments = {name: torch.randn(side, side) for name in ("exp_avg", "exp_avg_sq")}
     facts = {"run": "a", "updates": 1, "micro_steps": 0}
     packed = Checkpoint(ModelState.of(model), {"optimizer": moments}, facts).packed()
-    data = memoryview(torch.cat([t.reshape(-1) for t in moments.values()]).numpy()).cast("B")
+    data = torch.cat([t.reshape(-1) for t in moments.values()]).view(torch.uint8).numpy().data
     times: dict[str, list[float]] = {name: [] for name in ("save", "load", "verify", "sha256")}
     target = folder / "checkpoint-1"
 

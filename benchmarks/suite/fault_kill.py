@@ -60,7 +60,7 @@ def within_saves(
         finished(system, replace(task, stop=task.save_every * task.window), base)
         folder = shutil.copytree(base, home / "traced")
         calls = calls_in(saving(system, task, folder), folder)
-        points = calls[:: effort.calls or 1]
+        points = calls[:: effort.calls]
         tally = line.cells[name] = Tally(text=f"{len(calls)} calls")
         for number, (call, count) in enumerate(points):
             if clock.over():

@@ -66,14 +66,21 @@ def measured(
         found = ROWS[name](effort, {system: SYSTEMS[system] for system in systems}, work, clock)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    loaded = " (loaded machine)" if load > IDLE * host["cores"] and name in TIMED else ""
-    versions = host["versions"]
-    found["machine"] = (
-        f"{host['date'][:10]}, {host['cpu']}, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, commit {host['commit'] or 'unknown'}, "
-        f"load {load:.1f}{loaded}."
-    )
+    found["machine"] = measured_on(host, load)
+    if name in TIMED and load > IDLE * host["cores"]:
+        found["machine"] += " The machine was loaded: times say little."
     return found
+
+
+def measured_on(host: Mapping[str, Any], load: float | None = None) -> str:
+    """A line on the machine of a report. load: before a part of it was measured; by default that
+    before the whole."""
+    load = host["load_before"] if load is None else load
+    versions = host["versions"]
+    return (
+        f"{host['date'][:10]}, {host['cpu']}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, commit {host['commit'] or 'unknown'}, load {load:.1f}."
+    )
 
 
 def earlier(folder: Path, name: str) -> dict[str, Any]:

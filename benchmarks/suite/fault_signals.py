@@ -215,8 +215,13 @@ def peers(
             early = ended.status == 0 and again.answer[1] < task.updates and done < task.updates
             fine = ended.status in (0, 143, 130, -15, -2) and not early
             same = GOOD if again.answer[0] in sound else WRONG
-            tally.add(same if fine else "ended with status 0 as if done" if early else
-                      STATUS.format(ended.status))
+            tally.add(
+                same
+                if fine
+                else "ended with status 0 as if done"
+                if early
+                else STATUS.format(ended.status)
+            )
         if waits:
             tally.text = (
                 f"ends within {max(waits):.2f} s, median {statistics.median(waits):.2f}; up to "

@@ -216,8 +216,8 @@ def run_transformers(task: Task, folder: Path, watch: Watch) -> str:
     watch.resumed = int(last.rpartition("-")[2]) if last else 0
 
     def state() -> str:
-        moments = {} if trainer.optimizer is None else trainer.optimizer.state_dict()["state"]
-        return digest(model, moments)
+        optimizer: Any = trainer.optimizer  # None before the first step
+        return digest(model, optimizer.state_dict()["state"] if optimizer else {})
 
     watch.state = state
     trainer.train(resume_from_checkpoint=last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.report import markdown
@@ -54,9 +54,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many cases each row takes, at most; 0 for a row without a choice: all."""
+    """How many cases each row takes, at most."""
 
-    calls: int = 0  # R1: every n-th of the calls of a save; 0: each
+    calls: int = 1  # R1: every n-th of the calls of a save
     kills: int = 40  # R2
     damages: int = 150  # R3
     clean: int = 30  # R3: loads without damage
@@ -66,6 +66,12 @@ class Effort:
     saves: int = 100  # R32
     repeats: int = 5  # timing rows: medians of so many
     megabytes: int = 200  # R34
+
+    def part(self, share: float) -> Effort:
+        """About this share of the cases; times are measured as often."""
+        counts = ("kills", "damages", "clean", "stops", "signals", "interrupts", "saves")
+        fewer = {name: max(1, round(share * getattr(self, name))) for name in counts}
+        return replace(self, calls=max(1, round(self.calls / share)), **fewer)
 
 
 QUICK = Effort(
