@@ -58,7 +58,7 @@ def trainer_of(task: Task) -> tuple[Any, Any]:
 
 
 def equal_saves(folder: Path, count: int) -> tuple[int, int]:
-    """Of `count` background saves, with two steps made while each is written, how many are byte for
+    """How many of `count` background saves, with two steps made while each is written, are byte for
     byte the save that waited; and how many steps ended before their write did."""
     trainer, batch = trainer_of(Task())
     equal = overlapped = 0
@@ -110,7 +110,7 @@ def stall(folder: Path, repeats: int) -> dict[str, float]:
         waiting.append(time.perf_counter() - begin)
     return {
         "plain": statistics.median(plain),
-        # of neighbours, so that the load of the machine is nearly the same
+        # the difference is of neighbours, for which the load of the machine is nearly the same
         "stall": statistics.median(b - a for a, b in zip(plain, saving, strict=True)),
         "call": statistics.median(calls),
         "waiting": statistics.median(waiting),

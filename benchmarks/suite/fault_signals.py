@@ -190,7 +190,7 @@ def peers(
     clock: Clock,
     whole: Mapping[signal.Signals, Line],
 ) -> None:
-    """The same with a peer's script; counts the updates that are done again."""
+    """Signals for a peer's script; counts the updates that are done again."""
     task = Task(save_every=2, keep=2, on_sigterm=True)
     draw = random.Random(2)
     sound = accepted(system, folder)

@@ -225,8 +225,9 @@ def run_transformers(task: Task, folder: Path, watch: Watch) -> str:
 
 
 def run_accelerate(task: Task, folder: Path, watch: Watch) -> str:
-    """accelerate in the loop of transformers' `run_clm_no_trainer.py`: `save_state` into
-    `step_<updates>`, `load_state` of the newest, `skip_first_batches`; with a seedable sampler."""
+    """accelerate in the loop of transformers' example that trains without its Trainer: `save_state`
+    into `step_<updates>`, `load_state` of the newest, `skip_first_batches`; with a seedable
+    sampler."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, set_seed
 

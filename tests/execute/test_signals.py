@@ -47,7 +47,7 @@ def test_all_are_handled_though_one_raises(first: int, handled: list[int]) -> No
 def test_one_that_comes_while_handlers_are_given_back_disables_no_other(
     place: int, handled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It raises before all handlers have their places; a later signal is heard all the same."""
+    """The first raises before all handlers have their places; a later signal is heard still."""
     given, count = signal.signal, 0
 
     def interrupted(number: int, handler: Any) -> Any:

@@ -150,7 +150,7 @@ def test_an_interrupted_update_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_not_finite(tmp_path: Path) -> None:
-    """It changes nothing, is shown, and is named."""
+    """The batch changes nothing, is shown, and is named."""
     at = 3
     ended = process.in_child(lambda: nan.by_onward(nan.Samples(at * nan.ROWS + 1, math.nan), at))
     assert not ended.status, ended.said
