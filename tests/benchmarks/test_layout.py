@@ -100,8 +100,9 @@ def private_reads(source: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute):
             hidden = re.match(r"_(?!_\w+__$)", node.attr) or node.attr == "__doc__"
             owner = ast.unparse(node.value)
-            if hidden and owner not in {"self", "cls", "torch"}:
-                yield f"line {node.lineno}: {owner}.{node.attr}"
+            called = f"{owner}.{node.attr}"
+            if hidden and owner not in {"self", "cls", "torch"} and called != "os._exit":
+                yield f"line {node.lineno}: {called}"
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             for part in [*module.split("."), *(alias.name for alias in node.names)]:
@@ -125,7 +126,9 @@ def test_a_private_read_is_seen(text: str) -> None:
     assert list(private_reads(ast.parse(text)))
 
 
-@pytest.mark.parametrize("text", ["self._x", "__doc__", "torch._dynamo.reset()", "a.__class__"])
+@pytest.mark.parametrize(
+    "text", ["self._x", "__doc__", "torch._dynamo.reset()", "a.__class__", "os._exit(0)"]
+)
 def test_an_own_name_is_none(text: str) -> None:
     assert not list(private_reads(ast.parse(text)))
 

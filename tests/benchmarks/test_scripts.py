@@ -217,11 +217,25 @@ def test_row_demand(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_reliability(tmp_path: Path) -> None:
-    report = run(tmp_path, "reliability", "--quick").report("reliability")["loss spikes"]
+    found = run(tmp_path, "reliability", "--quick", "--only", "spikes").report("reliability")
+    report = found["loss spikes"]
     assert [alarms["threshold"] for alarms in report["alarms"]] == [8.0]
     bits, labels = report["found"]
     assert bits["tried"] == labels["tried"] == labels["found"] + len(labels["missed"]) == 4
     assert labels["found"] > 0
+
+
+@pytest.mark.slow
+def test_faults(tmp_path: Path) -> None:
+    """Rows that are measured one after the other stand in one report; Onward keeps each promise."""
+    for name in ("R12", "R6", "R32", "R34"):
+        arguments = ["--only", name, "--systems", "Onward", "--merge"]
+        report = run(tmp_path, "reliability", "--quick", *arguments).report("reliability")
+        for line in report["rows"][name]["lines"]:
+            cell = line["cells"]["Onward"]
+            assert cell["good"] == cell["tried"] and not cell["bad"], (name, line)
+            assert cell["tried"] or cell["text"]
+    assert list(report["rows"]) == ["R12", "R6", "R32", "R34"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,28 @@ def test_an_interrupt_after_a_refusal_is_not_remembered(monkeypatch: pytest.Monk
     x[0, 0] = torch.nan
     assert trainer.train_step(x, y).skipped, "of a gradient that is not finite, and no error"
     assert trainer.train_step(*batch(42, odd=False)).updated
+
+
+def test_an_update_that_is_interrupted_and_made_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal waits until the update is made: its loss is one of those before the next."""
+    trainer, other = (trainer_of(model(), loss_spikes="skip") for _ in range(2))
+    advance = type(trainer._window).advance
+
+    def signalled(*given: Any) -> None:
+        advance(*given)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for i in range(4):
+            other.train_step(*batch(i, odd=False))
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(type(trainer._window), "advance", signalled)
+                trainer.train_step(*batch(i, odd=False))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    found, want = (each.state_dict()["loss_history"] for each in (trainer, other))
+    assert len(want) == 4 and torch.equal(found, want)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import onward
 from onward import CaptureError, OnwardError
+from onward.train.own_step import OwnStep
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -401,7 +403,7 @@ def test_a_step_that_raises(late: bool) -> None:
     looks(trainer).then = lambda: None
     assert trainer.updates == 1 and all(p.grad is None for p in model.parameters())
     if late:
-        with pytest.raises(OnwardError, match="only some weights were updated"):
+        with pytest.raises(OnwardError, match="not all of it was made"):
             trainer.train_step(batch(1))
         trainer.load_state_dict(saved)
     trainer.train_step(batch(1))
@@ -546,3 +548,31 @@ def test_looking_at_a_trainer() -> None:
     assert any("step() of your optimizer" in line for line in explained.memory.not_counted)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_an_interrupt_between_gradients_and_the_own_step_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The window is over and its update is not made: neither the state before nor that behind."""
+    _, trainer = trainer_of(MAKERS[next(iter(MAKERS))], gradient_accumulation_steps=2)
+    for number in range(3):
+        trainer.train_step(batch(number))
+    saved = trainer.state_dict()
+    advance = OwnStep.advance
+
+    def interrupted(self: OwnStep, signature: Any) -> None:
+        advance(self, signature)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(OwnStep, "advance", interrupted)
+            trainer.train_step(batch(3))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    for act in (lambda: trainer.train_step(batch(3)), trainer.update):
+        with pytest.raises(OnwardError, match=r"interrupted an update.*load_state_dict"):
+            act()
+    trainer.load_state_dict(saved)
+    assert trainer.train_step(batch(3)).updated

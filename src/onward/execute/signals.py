@@ -26,9 +26,13 @@ def signals_wait() -> Generator[None]:
         return
     arrived: list[int] = []
     handlers: dict[int, Any] = {}
+    waiting = True
 
     def later(number: int, frame: Any) -> None:
-        arrived.append(number)
+        if waiting:
+            arrived.append(number)
+        else:  # between the block's end and the moment at which this handler has its place back
+            handlers[number](number, frame)
 
     try:
         for number in _WAITING:
@@ -38,7 +42,18 @@ def signals_wait() -> Generator[None]:
                 signal.signal(number, later)
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in dict.fromkeys(arrived):
-            signal.raise_signal(number)
+        waiting = False
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        finally:
+            _raise_all(list(dict.fromkeys(arrived)))
+
+
+def _raise_all(numbers: list[int]) -> None:
+    """Sends the process these signals. A handler that raises keeps none from the others."""
+    if numbers:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:
+            _raise_all(numbers[1:])

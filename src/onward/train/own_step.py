@@ -92,6 +92,7 @@ class OwnStep(HeldOptimizer[GradientSums]):
 
     def advance(self, signature: Signature) -> None:
         self.updates.window = frozenset()
+        self._memory.torn = True  # until `step`: the window is over, and its update is not made
 
     def step(self, executable: Executable) -> None:
         """Runs the optimizer's `step()`, with `p.grad` set to the gradients that this executable

@@ -224,8 +224,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             losses=prepared.losses,
         )
         # last: it may run the step once more
-        self._note(result.loss, wrote, last, self._last.nonfinite_origin)
-        if last and wrote:
+        if not wrote:
+            self._note(result.loss, self._last.nonfinite_origin)
+        elif last:
             self._own_step(prepared.executable)
         return result
 
@@ -272,9 +273,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             updated=wrote,
             window_loss=window.loss,
         )
-        self._note(window.loss, wrote, True, partial(nonfinite_origin, executable, inputs, {}))
         if wrote:
             self._own_step(executable)
+        else:
+            self._note(window.loss, partial(nonfinite_origin, executable, inputs, {}))
         return result
 
     @exclusive
@@ -408,9 +410,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._average.require_own()
         if self.memory.torn:
             raise OnwardError(
-                "an exception interrupted an update or a batch in parts, so that only some of the "
-                "weights or of the window's gradients are there; "
-                "fix: load_state_dict with a state saved before"
+                "an exception interrupted an update or a batch in parts, so that not all of it was "
+                "made; fix: load_state_dict with a state saved before, or resume from a checkpoint"
             )
 
     def _verify_first(self, batch: Batch) -> None:
@@ -461,6 +462,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._scaling.advance(executable)
         if wrote:
             self._optimizer.advance(executable.plan.signature)
+            self._skipped.applied()
+            self._spikes.applied(self._window.loss)
             if self._optimizer.why is None:
                 self._average.update()
         else:
@@ -472,17 +475,14 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._optimizer.step(executable)
             self._average.update()
 
-    def _note(self, loss: torch.Tensor, wrote: bool, ended: bool, origin: FindOrigin) -> None:
-        """Counts skipped updates. ended: the run has ended a window. Raises NonfiniteError where
-        there are too many in a row, and LossSpikeError where `loss_spikes` says so."""
+    def _note(self, loss: torch.Tensor, origin: FindOrigin) -> None:
+        """Counts a skipped update. Raises NonfiniteError where there are too many in a row, and
+        LossSpikeError where `loss_spikes` says so."""
         if self._spikes.refused:
             self._spikes.skipped(self.updates + 1)
-        elif not wrote:
+        else:
             scale = self.loss_scale if self._scaling.moves else None
             self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
-        elif ended:
-            self._skipped.applied()
-            self._spikes.applied(self._window.loss)
 
     def _lr(self) -> float:
         """The learning rate of the first group; NaN where an optimizer outside of the graph keeps
