@@ -135,6 +135,8 @@ def command_line(
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *words(folder, output)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            # a shell in the background ignores SIGINT, and so would what is started there
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         time.sleep(moment)
         process.send_signal(number)
@@ -162,7 +164,7 @@ def command_line(
         tally = whole[number].cells["Onward"] = Tally()
         moment = seconds * 1.05
         counted(
-            tally, effort.signals * 2 // 5,
+            tally, max(1, effort.signals * 2 // 5),
             lambda output: forked(number, output, draw.uniform(0, moment)),  # noqa: B023
         )  # fmt: skip
         say(f"R8 onward finetune, {number.name}: {tally.told()}")
