@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
 
+from onward.errors import one_line
 from onward.graph.graph import MARKS, NOTES, Graph, Node, Role, Value, array_of
 from onward.graph.signature import Hyperparameter, Signature, Slot
 from onward.graph.types import Dim, DType, Size, Type
 
 _HEAD = 8
+_MOST_ALIKE = 1 << 24  # elements of a constant that is stored as one of them
 _KEPT = (bool, int, str, Dim)  # types of values that a stage may store in a node's `meta`
 _ATTRIBUTES = {
     ir.AttributeType.INT: ir.AttrInt64,
@@ -36,6 +39,9 @@ _KINDS = {kind.name: make for kind, make in _ATTRIBUTES.items()}
 
 class ArchiveError(ValueError):
     """Raised for a graph that cannot be written, and for bytes that are not a graph."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, 400))
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -52,7 +58,7 @@ def from_bytes(data: bytes) -> Graph:
         length = int.from_bytes(data[:_HEAD], "little")
         text = json.loads(data[_HEAD : _HEAD + length].decode())
         return _Reader(text, data[_HEAD + length :]).graph
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except Exception as error:  # any, since a value of any type may stand anywhere
         raise ArchiveError(f"these bytes are not a saved graph: {error}") from error
 
 
@@ -108,7 +114,8 @@ class _Writer:
         flat = np.ascontiguousarray(array).reshape(-1)
         rows = flat.view(np.uint8).reshape(-1, array.itemsize)
         # equal rows are stored once, such as a table of zeros
-        alike = len(rows) > 1 and bool((rows == rows[0]).all())
+        few = 1 < len(rows) <= _MOST_ALIKE
+        alike = few and bool((rows == rows[0]).all())
         self.blobs.append((rows[:1] if alike else rows).tobytes())
         return [*self._value(value), list(array.shape), len(self.blobs[-1])]
 
@@ -148,8 +155,10 @@ class _Reader:
             graph.ir.inputs.append(made)
         start = 0
         for name, type, _, shape, nbytes in text["constants"]:
-            part = np.frombuffer(blob[start : start + nbytes], self.types[type].dtype.numpy())
+            part = np.frombuffer(blob[start : start + nbytes], self._type(type).dtype.numpy())
             alike = part.size == 1 and 0 not in shape
+            if alike and not 0 < math.prod(shape) <= _MOST_ALIKE:
+                _cannot(f"{name} of {shape}")
             array = np.array(np.broadcast_to(part[0], shape) if alike else part.reshape(shape))
             made = self._value([name, type, None], ir.tensor(array, name=name))
             graph.ir.register_initializer(made)
@@ -167,11 +176,16 @@ class _Reader:
     def _value(self, fields: list[Any], array: Any = None) -> Value:
         name, type, content = fields
         value = Value(name=name, const_value=array)
-        value.meta["type"] = self.types[type]
+        value.meta["type"] = self._type(type)
         if content is not None:
             value.meta["content"] = tuple(size_of(n) for n in content)
         self.values.append(value)
         return value
+
+    def _type(self, number: int) -> Type:
+        if number < 0:
+            raise LookupError(f"no type {number}")
+        return self.types[number]
 
     def _at(self, number: int) -> Value:
         value = self.values[number]

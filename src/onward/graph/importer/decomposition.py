@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.errors import shown
 from onward.graph.build import Builder
 from onward.graph.graph import array_of, content_of, type_of
 from onward.graph.registry import enter
@@ -113,7 +114,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
+        return tensor_array(value)
     if isinstance(value, onnx.GraphProto | onnx.SparseTensorProto | onnx.TypeProto):
         return value
     if isinstance(value, list | tuple) or (
@@ -121,6 +122,16 @@ def plain(value: Any) -> Any:
     ):
         return [plain(v) for v in value]
     return value
+
+
+def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
+    """The numbers of a tensor in a model. Raises ValueError for one that names another file."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError(
+            f"the numbers of tensor {shown(tensor.name)} lie in another file; fix: "
+            "onnx.load(path), which reads them too"
+        )
+    return onnx.numpy_helper.to_array(tensor)
 
 
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
@@ -136,4 +147,12 @@ def numeric(dtype: DType) -> np.dtype[Any]:
     return np.dtype(dtype.numpy())
 
 
-__all__ = ["DECOMPOSITIONS", "Decomposition", "NodeCall", "decomposition", "numeric", "plain"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "Decomposition",
+    "NodeCall",
+    "decomposition",
+    "numeric",
+    "plain",
+    "tensor_array",
+]
