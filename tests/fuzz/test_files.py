@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc and inoti
 
 
 def test_each_format(tmp_path: Path) -> None:
-    """A round of the campaign, twice, in a process of its own."""
-    said = options(["--count", str(2 * sum(SHARES.values())), "--workers", "1", "--seed", "1000"])
+    """A round of the campaign, in a process of its own."""
+    said = options(["--count", str(sum(SHARES.values())), "--workers", "1", "--seed", "1000"])
     verdicts = campaign(said, tmp_path)
     assert not [v for v in verdicts if v["finding"]]
-    assert Counter(v["format"] for v in verdicts) == {name: 2 * n for name, n in SHARES.items()}
+    assert Counter(v["format"] for v in verdicts) == SHARES
     loaded = Counter(v["kind"] for v in verdicts)
-    assert loaded["loaded"] > 20 and loaded["refused"] > 100  # neither half is for nothing
+    assert loaded["loaded"] > 20 and loaded["refused"] > 50  # neither half is for nothing
 
 
 # ---- the judge, with loaders that do what none may

@@ -241,7 +241,7 @@ def test_a_constant_of_one_element_and_a_shape_of_the_files_choice(shape: list[A
 
 
 @pytest.mark.parametrize("key", ["name", "counts", "inputs", "nodes", "outputs", "types", "count"])
-@pytest.mark.parametrize("value", [None, 5, "x\x1b", [[]], [{}], {"a": 1}, [[0, 0, 0, 0, 0]]])
+@pytest.mark.parametrize("value", [None, [[]], [{}], {1: 1}, [[0, 0, 0, 0, 0]]])
 def test_fields_of_other_types_are_refused(key: str, value: Any) -> None:
     head, rest = parts(to_bytes(small()))
     with pytest.raises(ArchiveError) as error:

@@ -142,29 +142,44 @@ def test_loops_in_loops_end() -> None:
             => (bool d{depth}, float[3] w) {{ d{depth} = Identity (c{depth}) {inner} }}>"""
     text = '<ir_version: 10, opset_import: ["" : 23]>\n'
     text += f"model (float[3] v) => (float[3] w) <int64 n = {{1000}}, bool t = {{1}}> {{ {inner} }}"
-    with pytest.raises(ValueError, match="cannot read more than 100000 nodes"):
+    with pytest.raises(ValueError, match="cannot unroll loops of more than 2048 iterations in all"):
         from_onnx(parser.parse_model(text))
 
 
-@pytest.mark.parametrize("spoil", ["attribute", "constant", "type", "dims", "input", "output"])
+@pytest.mark.parametrize("spoil", ["constant", "type", "input", "output"])
 def test_what_the_checker_would_refuse_is_refused_in_one_line(spoil: str) -> None:
     model = read(FUNCTIONS)
     node = onnx.helper.make_node("Gelu", ["x"], ["z"], approximate="tanh")
     model.graph.node.append(node)
     match spoil:
-        case "attribute":
-            model.graph.node[-1].attribute[0].type = 99  # type: ignore[assignment]
         case "constant":
             model.graph.initializer.add(name="k", data_type=99, dims=[10**9, 10**9])
         case "type":
             model.graph.input[0].type.tensor_type.elem_type = 99
-        case "dims":
-            model.graph.initializer.add(name="k", data_type=1, dims=[-1])
         case "input":
             del model.graph.node[-1].input[:]
         case "output":
             model.graph.output[0].name = "nothing\x1b"
-    with pytest.raises(ValueError, match=r"^cannot read|^no node|.") as error:
+    with pytest.raises(ValueError, match=r".") as error:
         from_onnx(model)
     assert type(error.value) is ValueError
     assert str(error.value).isprintable() and len(str(error.value)) <= 400
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("y = Range (zero, size, one)",
+         "int64 zero = {0}, int64 size = {100000000}, int64 one = {1}"),
+        ("y = OneHot (at, size, pair)",
+         "int64[1] at = {1}, int64 size = {100000000}, int64[2] pair = {0, 1}"),
+        ("z = ConstantOfShape (size) y = EyeLike (z)", "int64[2] size = {30000, 30000}"),
+    ],
+)  # fmt: skip
+def test_constants_of_any_size_are_not_made(line: str, sizes: str) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]>\n'
+    text += f"model (float[1] x) => (float[N] y) <{sizes}> {{ {line} }}"
+    with pytest.raises(
+        ValueError, match=r"it makes a constant of \d+ elements, more than 16777216"
+    ):
+        from_onnx(parser.parse_model(text))

@@ -258,10 +258,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "too many layers": ({"n_layer": 10**9}, "asks for 1000000000 of 'n_layer', more than 100000"),
     "too many labels": ({"num_labels": 10**9}, "asks for 1000000000 of 'num_labels'"),
     "many layers": ({"n_layer": 100_000}, "more than 1"),
-    "a wide model": ({"n_embd": 2**20}, "'model's config.json asks for a model of"),
-    "a wider model": ({"n_embd": 2**50}, "no model can be made of 'model's config.json"),
-    "many words": ({"vocab_size": 10**9}, "config.json asks for a model of"),
-    "no heads": ({"n_head": 0}, "no model can be made of 'model's config.json (ZeroDivisionError"),
+    "a wide model": ({"n_embd": 2**20}, "config.json of 'model' asks for a model of"),
+    "a wider model": ({"n_embd": 2**50}, "no model can be made of config.json of 'model'"),
+    "many words": ({"vocab_size": 10**9}, "config.json of 'model' asks for a model of"),
+    "no heads": ({"n_head": 0}, "config.json of 'model' (ZeroDivisionError"),
     "a text as a size": ({"n_embd": "\x1b[2J"}, "config"),
     "a list as a class": ({"model_type": []}, "cannot load the configuration"),
     "own code": (
@@ -302,10 +302,10 @@ def test_a_configuration_from_the_hub_that_asks_for_more(
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("text", ['{"model": {"type": "\x1b"}}', "[]", '"x"', "[" * 5000, "{"])
-def test_a_broken_tokenizer(text: str, file: str, refused: Refused) -> None:
+@pytest.mark.parametrize("content", ['{"model": {"type": "\x1b"}}', "[]", '"x"', "[" * 5000, "{"])
+def test_a_broken_tokenizer(content: str, file: str, refused: Refused) -> None:
     """The tokenizers library raises `Exception` itself."""
-    line = refused(lambda folder: (folder / file).write_text(text))
+    line = refused(lambda folder: (folder / file).write_text(content))
     assert "cannot load a tokenizer from 'model'" in line or "has no vocabulary" in line
     assert line.isprintable()
 
@@ -431,6 +431,7 @@ def test_weights_of_another_model(refused: Refused) -> None:
     assert "none of the weights of model 'model' has a name" in refused(stored(change))
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
 def test_weights_that_are_no_floats(dtype: torch.dtype, refused: Refused) -> None:
     name = "transformer.ln_f.bias"

@@ -135,10 +135,11 @@ def _verify(path: Path, record: FileRecord) -> None:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):  # a folder is none for `fdopen` either
+        os.close(handle)
+        raise CheckpointError(f"{path} is not a regular file")
     with os.fdopen(handle, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is not a regular file")
         if found.st_size != record.bytes:
             fault = any_file_fault(path) if found.st_size else None
             if fault is not None:

@@ -146,6 +146,9 @@ class _Writer:
 
 class _Reader:
     def __init__(self, text: dict[str, Any], blob: bytes) -> None:
+        names, counts = [text["name"]], list[object](text["counts"])
+        if counts != text["counts"] or not all(isinstance(x, str) for x in names + counts):
+            raise TypeError("a name that is no text")
         self.graph = graph = Graph(text["name"])
         self.values: list[Value | None] = []
         self.types = [Type(DType[t], tuple(map(size_of, shape))) for t, shape in text["types"]]
@@ -204,7 +207,9 @@ class _Reader:
         marks: dict[str, Any],
         outputs: list[list[Any]],
     ) -> Node:
-        given = [None if i < 0 else self._at(i) for i in inputs]
+        given = [None if i == -1 else self._at(i) for i in inputs]
+        if not all(isinstance(x, str) for pair in properties.items() for x in pair):
+            raise TypeError(f"properties of {op} that are no texts")
         node = Node(
             domain,
             op,
@@ -214,7 +219,10 @@ class _Reader:
             name=name,
             metadata_props=properties,
         )
-        node.meta.update({n: size_of(m) if isinstance(m, list) else m for n, m in marks.items()})
+        held = {n: size_of(m) if isinstance(m, list) else m for n, m in marks.items()}
+        if not held.keys() <= MARKS.keys() or not all(isinstance(m, _KEPT) for m in held.values()):
+            raise LookupError(f"marks of {op} that no node has")
+        node.meta.update(held)
         return node
 
 
@@ -231,10 +239,13 @@ def plain_size(size: Size) -> Any:
 
 
 def size_of(size: Any) -> Size:
-    """Reads a size written by `plain_size`."""
-    if isinstance(size, int):
+    """Reads a size written by `plain_size`. Raises TypeError for other values."""
+    if type(size) is int:
         return size
-    return Dim(tuple((tuple(names), int(factor)) for names, factor in size))
+    terms = tuple((tuple(names), factor) for names, factor in size)
+    if not all(type(n) is int and all(isinstance(x, str) for x in names) for names, n in terms):
+        raise TypeError(f"{size} is no size")
+    return Dim(terms)
 
 
 # ---- signatures: keys that are not strings are written as lists
@@ -261,7 +272,10 @@ def _signed(entries: Mapping[str, Any]) -> Signature:
     for name, entry in entries.items():
         pairs = entry["pairs"] if isinstance(entry, dict) else None
         made[name] = entry if pairs is None else {_keyed(k): v for k, v in pairs}
-    return Signature(**made)
+    signature = Signature(**made)
+    if _signature(signature) != entries:
+        raise LookupError("its signature is not as it was written")
+    return signature
 
 
 def _keyed(key: Any) -> Any:

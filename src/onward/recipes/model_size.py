@@ -40,14 +40,14 @@ def parameter_count(name: str, model_config: PreTrainedConfig, files: Sequence[P
         asked = 4 * count + sum(b.numel() * b.element_size() for b in model.buffers())
     except Exception as error:  # what a library raises for sizes that it does not expect
         raise InputError(
-            f"no model can be made of {name!r}'s config.json ({one_line(repr(error), 160)})",
+            f"no model can be made of config.json of {name!r} ({one_line(repr(error), 160)})",
             where,
             "name a folder that save_pretrained wrote",
         ) from error
     stored = sum(path.stat().st_size for path in files)
     if files and asked > _TIMES * stored + _BESIDE:
         raise InputError(
-            f"{name!r}'s config.json asks for a model of {asked:,} bytes, and its weights have "
+            f"config.json of {name!r} asks for a model of {asked:,} bytes, and its weights have "
             f"{stored:,}",
             where,
             "name a folder whose config.json belongs to its weights",

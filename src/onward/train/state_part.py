@@ -47,7 +47,12 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
     if not isinstance(state, Mapping):
         raise unfit(f"it is a {type(state).__name__}, not a dict")
     for part in parts:
-        part.check(state)
+        try:
+            part.check(state)
+        except OnwardError:
+            raise
+        except Exception as error:  # any, since a value of any type may stand anywhere
+            raise unfit(repr(error)) from error
     backs: list[Callable[[], None]] = []
     try:
         for part in parts:

@@ -372,7 +372,10 @@ class Trainer(TrainerViews):
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
-        restore(self._checkpoint_parts(), state)
+        try:
+            restore(self._checkpoint_parts(), state)
+        except OnwardError as error:
+            raise OnwardError(f"{path}: {error}") from error
         self._run_id = str(found.facts["run"])
         self._skipped.checkpoint = self._spikes.checkpoint = path
         self.memory.torn = False

@@ -145,7 +145,7 @@ def change_checkpoint(folder: Path, draw: random.Random, outside: Path) -> str:
         else:
             path = folder / draw.choice([WEIGHTS, TENSORS])
             path.write_bytes(changed_file(path.read_bytes(), draw))
-    if draw.random() < 0.9:
+    if draw.random() < 0.9 and (folder / MANIFEST).is_file():
         with contextlib.suppress(*_ODD, OSError):
             signed(folder)
     return ", ".join(said)

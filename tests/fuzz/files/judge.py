@@ -116,10 +116,10 @@ class Judge:
             lines = traceback.format_exception(error)
             where = _place(error)
             return "escaped", f"escaped: {type(error).__name__} at {where}", "".join(lines)[-2500:]
-        if cost.seconds > SECONDS:
-            return "slow", f"slow at {_place(error)}", f"{cost.seconds:.1f} s; {error!r:.500}"
         if cost.bytes > BYTES:
             return "memory", f"memory at {_place(error)}", f"{cost.bytes >> 20} MiB; {error!r:.500}"
+        if cost.seconds > SECONDS:
+            return "slow", f"slow at {_place(error)}", f"{cost.seconds:.1f} s; {error!r:.500}"
         if error is None:
             return "loaded", "", "loaded"
         text = str(error)

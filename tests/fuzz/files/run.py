@@ -26,7 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "support")]
-PATIENCE = 900.0  # seconds for one case, however busy the machine is
+PATIENCE = 300.0  # seconds for one case, however busy the machine is
 LONGEST = 20.0  # seconds of processor time for one case, after which its worker is ended
 # cases of each format in one round, as many as take about equal times
 SHARES = {

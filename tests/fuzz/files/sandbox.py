@@ -99,7 +99,9 @@ class Sandbox:
                 path, writes = args[0], bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
                 if isinstance(path, int) or path is None:
                     continue
-                place = os.path.realpath(os.fsdecode(path))
+                # the hook is told of an open that will fail, as of a link that is not followed
+                real = os.path.abspath if args[2] & os.O_NOFOLLOW else os.path.realpath
+                place = real(os.fsdecode(path))
                 if writes:
                     return f"opens {place} to write"
                 if not place.startswith((str(self.case), *self._trusted)):

@@ -7,6 +7,7 @@ as one. Encoding: https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from dataclasses import dataclass
 
@@ -121,7 +122,8 @@ def changed_message(data: bytes, draw: random.Random) -> bytes:
             within.insert(draw.randint(0, len(within)), field)
         elif kind == 2:  # another field in its place, from anywhere
             there, j = draw.choice(every)
-            within[i] = there[j] if len(bytes_of([there[j]])) < 20_000 else field
+            small = len(bytes_of([there[j]])) < 20_000
+            within[i] = copy.deepcopy(there[j]) if small else field  # it may hold this field
         elif kind == 3:
             other = draw.choice([field.number + 1, 1, 2, 5, 7, 20, 2**28, 19_000])
             within[i] = Field(other, field.wire, field.held)

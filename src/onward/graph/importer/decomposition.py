@@ -26,6 +26,7 @@ Results: TypeAlias = "Value | Sequence[Value | None]"
 Subgraph: TypeAlias = "Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value]]"
 Decomposition: TypeAlias = "Callable[[NodeCall], Results]"
 DECOMPOSITIONS: dict[str, Decomposition] = {}
+LARGEST = 1 << 24  # most elements of a constant that is made of numbers in a model
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,12 @@ def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     return onnx.numpy_helper.to_array(tensor)
 
 
+def require_few(count: Size) -> None:
+    """Raises ValueError for a constant of more elements than a size in a model may ask for."""
+    if isinstance(count, int) and count > LARGEST:
+        raise ValueError(f"it makes a constant of {count} elements, more than {LARGEST}")
+
+
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
     def decorate(function: Decomposition) -> Decomposition:
         for op_type in op_types:
@@ -154,5 +161,6 @@ __all__ = [
     "decomposition",
     "numeric",
     "plain",
+    "require_few",
     "tensor_array",
 ]

@@ -7,6 +7,7 @@ names the node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ UNCHANGED = {
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
 FOLDED = 1 << 20  # most elements of a result that is computed while reading
-NODES = 100_000  # most nodes and constants of a graph that is read
+BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
 
@@ -114,12 +115,11 @@ class _Reader:
     def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
         self.graph, self.opsets = graph, opsets
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
+        self.bodies = 0
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
-            if len(self.graph.ir) + len(self.graph.ir.initializers) > NODES:
-                raise ValueError(f"cannot read more than {NODES} nodes, with loops unrolled")
             try:
                 results = self._node(node, env)
             except Exception as error:  # any, for a node that onnx's checker would refuse
@@ -219,6 +219,8 @@ class _Reader:
             onnx.helper.make_graph([alone], "folded", infos, results), opset_imports=opsets
         )
         try:
+            if _too_large(model, feeds):
+                return None
             with np.errstate(all="ignore"):
                 found: Any = ReferenceEvaluator(model).run(None, feeds)
         except Exception:  # becomes a node where the evaluator cannot compute it
@@ -249,6 +251,9 @@ class _Reader:
     def _subgraph(
         self, body: onnx.GraphProto, values: Sequence[Value | None], outer: Environment
     ) -> list[Value]:
+        self.bodies += 1
+        if self.bodies > BODIES:
+            raise ValueError(f"cannot unroll loops of more than {BODIES} iterations in all")
         env = dict(outer)
         for tensor in body.initializer:
             env[tensor.name] = self.graph.constant(tensor_array(tensor))
@@ -315,6 +320,19 @@ class _Reader:
             nodes.append(copy)
         inner.read(nodes, env)
         return [env.get(name) for name in body.output]
+
+
+def _too_large(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> bool:
+    """Whether a model makes more than `FOLDED` elements of its inputs, as onnx infers shapes."""
+    sized = onnx.ModelProto()
+    sized.CopyFrom(model)
+    small = {name: array for name, array in feeds.items() if array.size <= 64}  # may say a size
+    sized.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in small.items())
+    del sized.graph.input[:]  # one of that name would make an initializer a mere default
+    sized.graph.input.extend(info for info in model.graph.input if info.name not in small)
+    found = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph.output
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found]
+    return sum(map(math.prod, shapes)) > FOLDED
 
 
 def _array(x: Value) -> np.ndarray | None:
