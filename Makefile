@@ -10,6 +10,8 @@ TEST_ARGS ?=
 FINETUNE_ARGS ?=
 # Programs, the first seed, a limit in seconds; tests/fuzz/run.py --help lists all.
 FUZZ_ARGS ?= --count 5000 --seed 0
+# Cases, the first seed, formats; tests/fuzz/files/run.py --help lists all.
+FUZZ_FILES_ARGS ?= --count 20000 --seed 0
 BENCH_ARGS ?=
 MUTATION_ARGS ?=
 SANITIZE_ARGS ?=
@@ -25,7 +27,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz mutation sanitize false-alarms sweep node-tests outsiders lint format clean
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files mutation sanitize false-alarms sweep node-tests outsiders lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -74,6 +76,9 @@ false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm
 
 fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
 	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
+
+fuzz-files: $(VENV)/.installed-test ## load broken and hostile files of each format, from seeds (FUZZ_FILES_ARGS="--format onnx --show")
+	$(BIN)/python tests/fuzz/files/run.py --workers $(TEST_WORKERS) $(FUZZ_FILES_ARGS)
 
 sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside eager, write docs/models.md (hours; SWEEP_ARGS="--kind text")
 	@mkdir -p $(dir $(SWEEP_OUT))

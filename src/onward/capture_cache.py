@@ -152,7 +152,7 @@ class _Call:
                 {str(path): None if names is None else list(map(str, names)) for path, names in one}
                 for one in said["names"]
             ]
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # any, since a value of any type may stand anywhere
             raise ArchiveError(str(error)) from error
 
     def _unpacked(
@@ -166,7 +166,7 @@ class _Call:
                 (vars(walk.plain[path][0]), str(name), value)
                 for path, name, value in json.loads(body[8:length])["sets"]
             ]
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # any, since a value of any type may stand anywhere
             raise ArchiveError(str(error)) from error
         if not all(isinstance(value, _SET) for _, _, value in sets):
             raise ArchiveError("an attribute to set is no plain value")

@@ -30,7 +30,11 @@ class RegionError(CaptureError):
 
 
 class CheckpointError(OnwardError):
-    """A checkpoint cannot be written or read; the message names the file and says what is wrong."""
+    """A checkpoint cannot be written or read; the message names the file and says what is wrong, in
+    one line whatever the file has in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, 480))
 
 
 class NonfiniteError(OnwardError):
@@ -85,6 +89,14 @@ def check_names(where: str, kind: str, given: Iterable[str], known: Collection[s
 def refused(name: str, value: object, fix: str) -> OnwardError:
     """The error for an option with an invalid value."""
     return OnwardError(f"{name}={shown(value)} is invalid; fix: {fix}")
+
+
+def one_line(text: str, most: int) -> str:
+    """Text that a file may have decided, as part of a message: one line of printable characters, at
+    most `most` of them."""
+    words = " ".join(text[: 4 * most].split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+    return line if len(line) <= most else f"{line[: most - 4]} ..."
 
 
 def shown(value: object) -> str:

@@ -24,6 +24,8 @@ import onward
 from onward import capture_cache
 from onward.capture import aten
 from onward.capture.archive.shape_guards import is_condition
+from onward.capture.archive.tree import read_tree
+from onward.graph.archive import ArchiveError
 
 __all__ = ["cache", "exports", "folder", "kept", "program"]  # fixtures
 
@@ -385,3 +387,18 @@ CONDITIONS = {
 
 def test_a_condition_on_sizes_is_one_and_nothing_else() -> None:
     assert {text: is_condition(text) for text in CONDITIONS} == CONDITIONS
+
+
+@pytest.mark.parametrize("form", ["tuple of ours", "", "container", "dataclass", "fields"])
+def test_no_class_of_a_files_choice_is_called(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs' classes are known by name; an unknown form of one is refused before that."""
+    called = list[object]()
+
+    class Planted:
+        def __init__(self, *parts: object) -> None:
+            called.append(parts)
+
+    monkeypatch.setattr(sys.modules[__name__], "Planted", Planted, raising=False)
+    with pytest.raises(ArchiveError):
+        read_tree([["container", form, __name__, "Planted", [], [["computed", 0]]], ["y"]])
+    assert not called

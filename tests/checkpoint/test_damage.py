@@ -199,7 +199,9 @@ def test_all_are_damaged(tmp_path: Path) -> None:
         read_newest(tmp_path, strict=False)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "."])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/b", "..", "", ".", "a\0", "a\nb", "\ud800"]
+)
 def test_a_manifest_names_files_of_its_folder_alone(name: str, tmp_path: Path) -> None:
     """A manifest may be right by its digest and still name files elsewhere: it is refused."""
     from onward.checkpoint.manifest import FileRecord, manifest_bytes, read_manifest
@@ -266,11 +268,30 @@ def test_a_state_that_was_never_written(tmp_path: Path) -> None:
         {"tied_weights": {}, "state": {"$tensor": "absent"}, "model_extra_state": {}},
         {"tied_weights": {}, "state": {"$number": ["O", 1]}, "model_extra_state": {}},
         {"tied_weights": {}, "state": {"$dtype": "load"}, "model_extra_state": {}},
+        {"tied_weights": {"weight": "bias"}, "state": {}, "model_extra_state": {}},
+        {"tied_weights": {"a": ["weight"]}, "state": {}, "model_extra_state": {}},
+        {"tied_weights": {}, "state": [], "model_extra_state": {}},
+        {"tied_weights": {}, "state": {}, "model_extra_state": []},
+        {"tied_weights": {}, "state": {}, "model_extra_state": {"weight": 1}},
     ]
     for number, state in enumerate(states):
         packed = checkpoint(1).packed()
         packed.texts["trainer_state.json"] = json.dumps(state)  # type: ignore[index]
         path = tmp_path / str(number)
         packed.write(path)
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError, match=r"trainer_state\.json") as error:
             read_checkpoint(path)
+        assert str(error.value).isprintable() and len(str(error.value)) < 500
+
+
+def test_a_manifest_of_numbers_that_json_lacks(tmp_path: Path) -> None:
+    checkpoint(1).packed().write(tmp_path)
+    path = tmp_path / "manifest.json"
+    body = json.loads(path.read_bytes())
+    del body["sha256"]
+    body["facts"]["more"] = float("nan")
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(body, indent=2) + "\n")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        read_checkpoint(tmp_path)

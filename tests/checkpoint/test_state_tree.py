@@ -43,7 +43,7 @@ def returned(value: Any) -> Any:
     """The value, written to text and tensors and read."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(encoded(value, "state", tensors), allow_nan=False)
-    return decoded(json.loads(text), tensors)
+    return decoded(json.loads(text), "state", tensors)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -100,6 +100,27 @@ def test_kinds_of_dicts() -> None:
 def test_what_no_checkpoint_holds(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"state\.a\.0 is a .* and a checkpoint holds"):
         returned({"a": [value]})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"$set": [1, 1]}, {"$dict": [[1, 2], [1, 3]]}, {"$dict": [[[], 1]]}, {"$tuple": "ab"},
+        {"$counter": [["a"]]}, {"$number": ["int8", 1000]},
+        {"$number": ["V9", 0]}, {"$device": "x"},
+        {"$number": []}, {"$bytes": "A"}, {"$bytes": 5}, {"$float": 1}, {"$float": "nan", "b": 1},
+        {"$tensor": []}, {"$tensor": "state.b"}, {"$dtype": "float"}, {"a": float("nan")}, {"$": 1},
+        {"$dict": [["a", 1]]}, {"$array": "state.low"}, 1e400, [float("inf")],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_save_writes(said: Any) -> None:
+    """A state that is read is one that `encoded` writes, to the letter: nothing is dropped, no
+    tensor stands in another's place, and no error of another kind escapes."""
+    tensors = {"state.b": torch.zeros(2), "state.low": torch.zeros(2, dtype=torch.bfloat16)}
+    for value in (said, {"a": said}, [said]):
+        with pytest.raises(CheckpointError, match="the state is malformed"):
+            decoded(value, "state", tensors)
 
 
 def test_a_state_that_leads_to_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -226,3 +227,34 @@ def test_other_bytes_are_refused_and_nothing_else_happens() -> None:
         except ArchiveError:
             continue
         assert isinstance(again, Graph)  # a letter of a name, say: the file's digest is for that
+
+
+@pytest.mark.parametrize("shape", [[1 << 25], [1 << 40, 1 << 40], [-1], [2.5], ["4"], [1] * 70])
+def test_a_constant_of_one_element_and_a_shape_of_the_files_choice(shape: list[Any]) -> None:
+    """It would take more memory than the bytes have reason to."""
+    head, rest = parts(to_bytes(small()))
+    for constant in head["constants"]:
+        if constant[4] == 4:
+            constant[3] = shape
+    with pytest.raises(ArchiveError):
+        from_bytes(joined(head, rest))
+
+
+@pytest.mark.parametrize("key", ["name", "counts", "inputs", "nodes", "outputs", "types", "count"])
+@pytest.mark.parametrize("value", [None, [[]], [{}], {1: 1}, [[0, 0, 0, 0, 0]]])
+def test_fields_of_other_types_are_refused(key: str, value: Any) -> None:
+    head, rest = parts(to_bytes(small()))
+    with pytest.raises(ArchiveError) as error:
+        again = from_bytes(joined({**head, key: value}, rest))
+        to_bytes(again)
+    assert str(error.value).isprintable() and len(str(error.value)) <= 400
+
+
+def parts(data: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def joined(head: dict[str, Any], rest: bytes) -> bytes:
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + rest

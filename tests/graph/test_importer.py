@@ -4,6 +4,7 @@ oracle is onnx's reference evaluator."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,4 +102,84 @@ def test_a_model_of_an_older_form_is_refused() -> None:
     text = '<ir_version: 7, opset_import: ["" : 11]>\n'
     text += "model (float[2, 3] x) => (float[2, 3] y) { y = Softmax (x) }"
     with pytest.raises(ValueError, match="opset 11; fix: convert the model to opset 20 or newer"):
+        from_onnx(parser.parse_model(text))
+
+
+def test_numbers_in_other_files_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an initializer, and as a constant."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.data").write_bytes(bytes(12))
+    tensor = onnx.TensorProto(name="k", data_type=1, dims=[3])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="x.data")
+    initializer, constant = read(BRANCH), read(BRANCH)
+    initializer.graph.initializer.append(tensor)
+    made = onnx.helper.make_node("Constant", [], ["k"], value=tensor)
+    constant.graph.node.insert(0, made)
+    for model in (initializer, constant):
+        with pytest.raises(ValueError, match=r"tensor 'k' lie in another file; fix: onnx\.load"):
+            from_onnx(model, known={"go": np.array(True)})
+
+
+@pytest.mark.parametrize("other", ["A", "B"])
+def test_functions_that_call_themselves_are_refused(other: str) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 23, "own" : 1]>\n'
+    text += "model (float[3] x) => (float[3] y) { y = own.A (x) }\n"
+    for name, inner in (("A", "B"), ("B", other)):
+        text += '<domain: "own", opset_import: ["" : 23, "own" : 1]>\n'
+        text += f"{name} (x) => (y) {{ y = own.{inner} (x) }}\n"
+    with pytest.raises(ValueError, match=r"the function [AB], which calls itself"):
+        from_onnx(parser.parse_model(text))
+
+
+def test_loops_in_loops_end() -> None:
+    inner = "w = Mul (v, v)"
+    for depth in range(3):
+        inner = f"""w = Loop (n, t, v) <
+            body: graph = turn{depth} (int64 i{depth}, bool c{depth}, float[3] v)
+            => (bool d{depth}, float[3] w) {{ d{depth} = Identity (c{depth}) {inner} }}>"""
+    text = '<ir_version: 10, opset_import: ["" : 23]>\n'
+    text += f"model (float[3] v) => (float[3] w) <int64 n = {{1000}}, bool t = {{1}}> {{ {inner} }}"
+    with pytest.raises(ValueError, match="cannot unroll loops of more than 2048 iterations in all"):
+        from_onnx(parser.parse_model(text))
+
+
+@pytest.mark.parametrize("spoil", ["constant", "type", "input", "output"])
+def test_what_the_checker_would_refuse_is_refused_in_one_line(spoil: str) -> None:
+    model = read(FUNCTIONS)
+    node = onnx.helper.make_node("Gelu", ["x"], ["z"], approximate="tanh")
+    model.graph.node.append(node)
+    match spoil:
+        case "constant":
+            model.graph.initializer.add(name="k", data_type=99, dims=[10**9, 10**9])
+        case "type":
+            model.graph.input[0].type.tensor_type.elem_type = 99
+        case "input":
+            del model.graph.node[-1].input[:]
+        case "output":
+            model.graph.output[0].name = "nothing\x1b"
+    with pytest.raises(ValueError, match=r".") as error:
+        from_onnx(model)
+    assert type(error.value) is ValueError
+    assert str(error.value).isprintable() and len(str(error.value)) <= 400
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("y = Range (zero, size, one)",
+         "int64 zero = {0}, int64 size = {100000000}, int64 one = {1}"),
+        ("y = OneHot (at, size, pair)",
+         "int64[1] at = {1}, int64 size = {100000000}, int64[2] pair = {0, 1}"),
+        ("z = ConstantOfShape (size) y = EyeLike (z)", "int64[2] size = {30000, 30000}"),
+    ],
+)  # fmt: skip
+def test_constants_of_any_size_are_not_made(line: str, sizes: str) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]>\n'
+    text += f"model (float[1] x) => (float[N] y) <{sizes}> {{ {line} }}"
+    with pytest.raises(
+        ValueError, match=r"it makes a constant of \d+ elements, more than 16777216"
+    ):
         from_onnx(parser.parse_model(text))

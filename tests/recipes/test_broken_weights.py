@@ -90,6 +90,15 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "no JSON": (tensors(b"{", b""), "malformed .*EOF"),
     "no UTF-8": (tensors(b'{"\xff": 1}', b""), "malformed .*UTF-8"),
     "deep": (tensors(b'{"a":' * 5000, b""), "malformed"),
+    "a dtype that moves the cursor": (
+        tensors(entry(dtype="F\x1b[2J\n7")), r"unknown variant `F\\x1b\[2J",
+    ),
+    "a tensor with the name of a field, cut": (
+        tensors({"data_offsets": F32}, bytes(7)), "is cut short: its tensors take 8 .* has 7",
+    ),
+    "a note with the name of a field, cut": (
+        tensors({"__metadata__": {"data_offsets": "abc"}, "a": F32}, b""), "is cut short",
+    ),
     "metadata that is no text": (
         tensors({"__metadata__": {"a": 1}, "a": F32}), "malformed .*expected a string",
     ),
@@ -233,12 +242,28 @@ def test_a_shard_is_looked_at_too(refused: Refused) -> None:
     assert "'model/a.safetensors' is a git-lfs pointer" in refused(change)
 
 
+def test_a_tensor_in_two_shards(refused: Refused) -> None:
+    names = {"transformer.wte.weight": "a.safetensors", "x": "b.safetensors"}
+    index = {"metadata": {}, "weight_map": names}
+    line = refused(sharded(index, files=("a.safetensors", "b.safetensors")))
+    assert "'model/b.safetensors' has the tensor '" in line and "so has 'a.safetensors'" in line
+
+
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "a pickle": ({"transformers_weights": "adapter_model.bin"}, "which is no safetensors file"),
     "above": ({"transformers_weights": "../x.safetensors"}, "which is no file of its folder"),
     "absent": ({"transformers_weights": "x.safetensors"}, "which is not there"),
     "a kernel": ({"attn_implementation": "someone/kernel"}, "asks for code from the hub"),
     "quantized": ({"quantization_config": {"quant_method": "gptq"}}, "are quantized"),
+    "too many layers": ({"n_layer": 10**9}, "asks for 1000000000 of 'n_layer', more than 100000"),
+    "too many labels": ({"num_labels": 10**9}, "asks for 1000000000 of 'num_labels'"),
+    "many layers": ({"n_layer": 100_000}, "more than 1"),
+    "a wide model": ({"n_embd": 2**20}, "config.json of 'model' asks for a model of"),
+    "a wider model": ({"n_embd": 2**50}, "no model can be made of config.json of 'model'"),
+    "many words": ({"vocab_size": 10**9}, "config.json of 'model' asks for a model of"),
+    "no heads": ({"n_head": 0}, "config.json of 'model' (ZeroDivisionError"),
+    "a text as a size": ({"n_embd": "\x1b[2J"}, "config"),
+    "a list as a class": ({"model_type": []}, "cannot load the configuration"),
     "own code": (
         {"model_type": "theirs", "auto_map": {"AutoConfig": "code.Config"}},
         "cannot load the configuration",
@@ -274,6 +299,73 @@ def test_a_configuration_from_the_hub_that_asks_for_more(
     (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
     with pytest.raises(InputError, match=words):
         load_model_config(FinetuneConfig(model_name_or_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ['{"model": {"type": "\x1b"}}', "[]", '"x"', "[" * 5000, "{"])
+def test_a_broken_tokenizer(content: str, file: str, refused: Refused) -> None:
+    """The tokenizers library raises `Exception` itself."""
+    line = refused(lambda folder: (folder / file).write_text(content))
+    assert "cannot load a tokenizer from 'model'" in line or "has no vocabulary" in line
+    assert line.isprintable()
+
+
+@pytest.fixture
+def on_the_hub(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, bytes]], Any]:
+    """The files of a model as the hub's cache has them, with some changed, and the configuration
+    and the checked weights of that name."""
+    from onward.recipes.causal_lm import load_model_config, weight_files
+    from onward.recipes.options import FinetuneConfig
+
+    def load(changed: dict[str, bytes]) -> Any:
+        commit = "0" * 40
+        home = tmp_path / "hub" / "models--a-stranger--model"
+        (home / "blobs").mkdir(parents=True)
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text(commit)
+        snapshot = home / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        files = {path.name: path.read_bytes() for path in model_folder.iterdir()} | changed
+        for number, (name, content) in enumerate(files.items()):
+            if content:
+                (home / "blobs" / str(number)).write_bytes(content)
+                (snapshot / name).symlink_to(f"../../blobs/{number}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        config = FinetuneConfig(model_name_or_path="a-stranger/model")
+        return load_model_config(config), weight_files(config)
+
+    return load
+
+
+def test_weights_of_the_hub(on_the_hub: Callable[[dict[str, bytes]], Any]) -> None:
+    _, (path,) = on_the_hub({})
+    assert path.name == "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../../../x.safetensors", "which is no file of its folder"),
+        ("x.bin", "which is no .safetensors file"),
+        ("b.safetensors", "names .b.safetensors., which is not there"),
+    ],
+)
+def test_an_index_of_the_hub_that_names_what_it_must_not(
+    name: str, words: str, on_the_hub: Callable[[dict[str, bytes]], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"a stranger must not have this read")
+    index = json.dumps(of_shard(name)).encode()
+    with pytest.raises(ValueError, match=words):
+        on_the_hub({"model.safetensors": b"", "model.safetensors.index.json": index})
+
+
+def test_broken_weights_of_the_hub(on_the_hub: Callable[[dict[str, bytes]], Any]) -> None:
+    twice = tensors(b'{"a":%b,"a":%b}' % ((json.dumps(F32).encode(),) * 2))
+    with pytest.raises(ValueError, match=r"model\.safetensors' is malformed: .*'a' twice"):
+        on_the_hub({"model.safetensors": twice})
 
 
 def test_a_folder_with_an_adapter(refused: Refused) -> None:
@@ -339,9 +431,11 @@ def test_weights_of_another_model(refused: Refused) -> None:
     assert "none of the weights of model 'model' has a name" in refused(stored(change))
 
 
-def test_weights_that_are_no_floats(refused: Refused) -> None:
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_weights_that_are_no_floats(dtype: torch.dtype, refused: Refused) -> None:
     name = "transformer.ln_f.bias"
-    line = refused(stored(lambda w: w.update({name: torch.zeros(32, dtype=torch.int64)})))
+    line = refused(stored(lambda w: w.update({name: torch.zeros(32, dtype=dtype)})))
     assert f"{name} holds integers" in line
 
 

@@ -105,6 +105,9 @@ def test_a_damaged_record_and_another_process_are_refused(tmp_path: Path) -> Non
     (tmp_path / "a" / "run_config.json").write_text('{"options": {}')
     with pytest.raises(InputError, match="cannot be read"):
         read_record(tmp_path / "a")
+    (tmp_path / "a" / "run_config.json").write_text("[" * 100_000)  # Python's recursion
+    with pytest.raises(InputError, match=r"run_config\.json' cannot be read"):
+        read_record(tmp_path / "a")
 
 
 def test_what_a_run_wrote_is_replaced_on_request_and_nothing_else(tmp_path: Path) -> None:

@@ -105,10 +105,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / STATE} is malformed: {error!r}") from error
     weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TENSORS)
-    if not isinstance(tied, dict) or not all(kept in weights for kept in tied.values()):
+    if not isinstance(tied, dict) or not all(
+        isinstance(kept, str) and kept in weights and key not in weights
+        for key, kept in tied.items()
+    ):
         raise CheckpointError(f"{folder / STATE} ties weights to others that are not there")
-    model = ModelState(weights, tied, decoded(extra, tensors))
-    return Checkpoint(model, decoded(state, tensors), manifest.facts)
+    try:
+        state, extra = decoded(state, "state", tensors), decoded(extra, "model", tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / STATE}: {error}") from error
+    if not isinstance(state, dict) or not isinstance(extra, dict) or {*weights, *tied} & {*extra}:
+        raise CheckpointError(
+            f"{folder / STATE} is malformed: its states are no dicts of their own"
+        )
+    return Checkpoint(ModelState(weights, tied, extra), state, manifest.facts)
 
 
 def _require(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from onward.errors import one_line, shown
+
 _LONGEST = 100_000_000  # bytes of a header, by the format
 _AGAIN = "copy or download it again"
 _SAVE = "store the weights again with save_pretrained"
@@ -71,7 +73,7 @@ def tensor_file_fault(path: Path) -> FileFault | None:
         return FileFault(f"cannot be read ({error})", _AGAIN)
     (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
     if times > 1:  # the library takes the last one
-        return FileFault(f"is malformed: it has the tensor {name!r} twice", _SAVE)
+        return FileFault(f"is malformed: it has the tensor {shown(name)} twice", _SAVE)
     return None
 
 
@@ -105,8 +107,8 @@ def _outline(path: Path, length: int) -> tuple[list[str], int]:
 
     def entry(pairs: list[tuple[str, Any]]) -> list[str]:
         for key, value in pairs:
-            if key == "data_offsets":
-                ends.append(value[1])
+            if key == "data_offsets" and isinstance(value, list) and type(value[-1]) is int:
+                ends.append(value[-1])  # a tensor, or a note of the file's, may have this name
         return [key for key, _ in pairs]
 
     with path.open("rb") as file:
@@ -117,7 +119,7 @@ def _outline(path: Path, length: int) -> tuple[list[str], int]:
 
 def _described(error: str, path: Path, length: int, size: int) -> FileFault:
     """The fault behind an error of the safetensors library."""
-    cause = error.removeprefix("Error while deserializing header: ")[:160]
+    cause = one_line(error.removeprefix("Error while deserializing header: "), 160)
     if "incomplete metadata" in cause:
         there = size - 8 - length
         _, end = _outline(path, length)

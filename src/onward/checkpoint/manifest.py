@@ -84,10 +84,18 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is damaged: it is not JSON") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not of the format {FORMAT!r}")
-    if body.pop("sha256", None) != _digest(body):
+    try:
+        digest = _digest({k: v for k, v in body.items() if k != "sha256"})
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if body.pop("sha256", None) != digest:
         raise CheckpointError(f"{path} is damaged: its sha256 is another")
     files, facts = _parts(body, path)
-    odd = [name for name in files if Path(name).name != name or name in ("", ".", "..")]
+    odd = [
+        name
+        for name in files
+        if Path(name).name != name or not name.isprintable() or name in ("", ".", "..")
+    ]
     if odd:
         raise CheckpointError(f"{path} names {odd[0]!r}, which is no file of its folder")
     if data != manifest_bytes(files, facts):  # white space too: the digest is of the values
@@ -127,10 +135,11 @@ def _verify(path: Path, record: FileRecord) -> None:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):  # a folder is none for `fdopen` either
+        os.close(handle)
+        raise CheckpointError(f"{path} is not a regular file")
     with os.fdopen(handle, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is not a regular file")
         if found.st_size != record.bytes:
             fault = any_file_fault(path) if found.st_size else None
             if fault is not None:
@@ -149,7 +158,7 @@ def _verify(path: Path, record: FileRecord) -> None:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

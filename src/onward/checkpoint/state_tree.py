@@ -11,6 +11,7 @@ and named by their place in the state.
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -33,14 +34,20 @@ def encoded(state: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     return _Encoder(tensors).encode(state, where, 0)
 
 
-def decoded(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Decodes what `encoded` made. Raises CheckpointError for what it would not have made."""
+def decoded(value: Any, where: str, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Decodes what `encoded` made, with the same name of the state. Raises CheckpointError for what
+    it would not have made: encoded again, a state has to be the same text."""
     try:
-        return _decode(value, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"the state is malformed: {error!r}") from error
+        found = _decode(value, tensors)
+        again = json.dumps(encoded(found, where, {}), allow_nan=False)
+        same = again == json.dumps(value, allow_nan=False)
+    except CheckpointError:
+        raise
+    except Exception as error:  # any, since a value of any type may stand anywhere
+        raise CheckpointError(f"the {where} is malformed: {error!r}") from error
+    if not same:
+        raise CheckpointError(f"the {where} is malformed: no save writes it like this")
+    return found
 
 
 class _Encoder:

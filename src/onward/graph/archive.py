@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
 
+from onward.errors import one_line
 from onward.graph.graph import MARKS, NOTES, Graph, Node, Role, Value, array_of
 from onward.graph.signature import Hyperparameter, Signature, Slot
 from onward.graph.types import Dim, DType, Size, Type
 
 _HEAD = 8
+_MOST_ALIKE = 1 << 24  # elements of a constant that is stored as one of them
 _KEPT = (bool, int, str, Dim)  # types of values that a stage may store in a node's `meta`
 _ATTRIBUTES = {
     ir.AttributeType.INT: ir.AttrInt64,
@@ -36,6 +39,9 @@ _KINDS = {kind.name: make for kind, make in _ATTRIBUTES.items()}
 
 class ArchiveError(ValueError):
     """Raised for a graph that cannot be written, and for bytes that are not a graph."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, 400))
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -52,7 +58,7 @@ def from_bytes(data: bytes) -> Graph:
         length = int.from_bytes(data[:_HEAD], "little")
         text = json.loads(data[_HEAD : _HEAD + length].decode())
         return _Reader(text, data[_HEAD + length :]).graph
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except Exception as error:  # any, since a value of any type may stand anywhere
         raise ArchiveError(f"these bytes are not a saved graph: {error}") from error
 
 
@@ -108,7 +114,8 @@ class _Writer:
         flat = np.ascontiguousarray(array).reshape(-1)
         rows = flat.view(np.uint8).reshape(-1, array.itemsize)
         # equal rows are stored once, such as a table of zeros
-        alike = len(rows) > 1 and bool((rows == rows[0]).all())
+        few = 1 < len(rows) <= _MOST_ALIKE
+        alike = few and bool((rows == rows[0]).all())
         self.blobs.append((rows[:1] if alike else rows).tobytes())
         return [*self._value(value), list(array.shape), len(self.blobs[-1])]
 
@@ -139,6 +146,9 @@ class _Writer:
 
 class _Reader:
     def __init__(self, text: dict[str, Any], blob: bytes) -> None:
+        names, counts = [text["name"]], list[object](text["counts"])
+        if counts != text["counts"] or not all(isinstance(x, str) for x in names + counts):
+            raise TypeError("a name that is no text")
         self.graph = graph = Graph(text["name"])
         self.values: list[Value | None] = []
         self.types = [Type(DType[t], tuple(map(size_of, shape))) for t, shape in text["types"]]
@@ -148,8 +158,10 @@ class _Reader:
             graph.ir.inputs.append(made)
         start = 0
         for name, type, _, shape, nbytes in text["constants"]:
-            part = np.frombuffer(blob[start : start + nbytes], self.types[type].dtype.numpy())
+            part = np.frombuffer(blob[start : start + nbytes], self._type(type).dtype.numpy())
             alike = part.size == 1 and 0 not in shape
+            if alike and not 0 < math.prod(shape) <= _MOST_ALIKE:
+                _cannot(f"{name} of {shape}")
             array = np.array(np.broadcast_to(part[0], shape) if alike else part.reshape(shape))
             made = self._value([name, type, None], ir.tensor(array, name=name))
             graph.ir.register_initializer(made)
@@ -167,11 +179,16 @@ class _Reader:
     def _value(self, fields: list[Any], array: Any = None) -> Value:
         name, type, content = fields
         value = Value(name=name, const_value=array)
-        value.meta["type"] = self.types[type]
+        value.meta["type"] = self._type(type)
         if content is not None:
             value.meta["content"] = tuple(size_of(n) for n in content)
         self.values.append(value)
         return value
+
+    def _type(self, number: int) -> Type:
+        if number < 0:
+            raise LookupError(f"no type {number}")
+        return self.types[number]
 
     def _at(self, number: int) -> Value:
         value = self.values[number]
@@ -190,7 +207,9 @@ class _Reader:
         marks: dict[str, Any],
         outputs: list[list[Any]],
     ) -> Node:
-        given = [None if i < 0 else self._at(i) for i in inputs]
+        given = [None if i == -1 else self._at(i) for i in inputs]
+        if not all(isinstance(x, str) for pair in properties.items() for x in pair):
+            raise TypeError(f"properties of {op} that are no texts")
         node = Node(
             domain,
             op,
@@ -200,7 +219,10 @@ class _Reader:
             name=name,
             metadata_props=properties,
         )
-        node.meta.update({n: size_of(m) if isinstance(m, list) else m for n, m in marks.items()})
+        held = {n: size_of(m) if isinstance(m, list) else m for n, m in marks.items()}
+        if not held.keys() <= MARKS.keys() or not all(isinstance(m, _KEPT) for m in held.values()):
+            raise LookupError(f"marks of {op} that no node has")
+        node.meta.update(held)
         return node
 
 
@@ -217,10 +239,13 @@ def plain_size(size: Size) -> Any:
 
 
 def size_of(size: Any) -> Size:
-    """Reads a size written by `plain_size`."""
-    if isinstance(size, int):
+    """Reads a size written by `plain_size`. Raises TypeError for other values."""
+    if type(size) is int:
         return size
-    return Dim(tuple((tuple(names), int(factor)) for names, factor in size))
+    terms = tuple((tuple(names), factor) for names, factor in size)
+    if not all(type(n) is int and all(isinstance(x, str) for x in names) for names, n in terms):
+        raise TypeError(f"{size} is no size")
+    return Dim(terms)
 
 
 # ---- signatures: keys that are not strings are written as lists
@@ -247,7 +272,10 @@ def _signed(entries: Mapping[str, Any]) -> Signature:
     for name, entry in entries.items():
         pairs = entry["pairs"] if isinstance(entry, dict) else None
         made[name] = entry if pairs is None else {_keyed(k): v for k, v in pairs}
-    return Signature(**made)
+    signature = Signature(**made)
+    if _signature(signature) != entries:
+        raise LookupError("its signature is not as it was written")
+    return signature
 
 
 def _keyed(key: Any) -> Any:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from onward.errors import MissingExtraError
 from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.model_folder import (
+    INDEX,
+    WEIGHTS,
     check_links,
     check_model_folder,
     check_requests,
     integer_tensors,
+    shard_names,
 )
 from onward.recipes.options import FinetuneConfig, InputError
 
@@ -37,8 +40,6 @@ DROPOUT_NAMES = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
 )
-# Errors that loading raises for a broken folder: no file, no key, a wrong shape, a broken archive.
-LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 
 
 def require_hf() -> None:
@@ -89,7 +90,7 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
     name = config.model_name_or_path
     try:
         model_config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except LOAD_ERRORS as error:
+    except Exception as error:  # any, for values that a configuration class does not expect
         raise InputError(
             f"cannot load the configuration of model {name!r} ({_first_line(error)})",
             "in --model_name_or_path",
@@ -127,12 +128,13 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
         check_links(Path(name), where)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except LOAD_ERRORS as error:
+        tokens = tokenizer("a", add_special_tokens=False)["input_ids"]
+    except Exception as error:  # the tokenizers library has none of its own
         raise InputError(
             f"cannot load a tokenizer from {name!r} ({_first_line(error)})", where, fix
         ) from error
     # If files are missing, transformers returns a tokenizer without words.
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:
+    if not tokens:
         raise InputError(f"the tokenizer in {name!r} has no vocabulary", where, fix)
     return tokenizer
 
@@ -193,9 +195,12 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
     torch.manual_seed(config.seed)
     if from_scratch(config):
         return AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+    files = weight_files(config)
+    # those that were looked at, also where they come from the hub
+    source = str(files[0].parent) if files else config.model_name_or_path
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.model_name_or_path,
+            source,
             config=model_config,
             dtype=torch.float32,
             output_loading_info=True,
@@ -215,8 +220,6 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
                 "in --model_name_or_path",
                 "store them with save_pretrained",
             ) from error
-        if not isinstance(error, LOAD_ERRORS):
-            raise
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "
             f"({_first_line(error)})",
@@ -224,15 +227,17 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
             "name a folder with config.json and model.safetensors, as save_pretrained writes it"
             + ("" if config.allow_pickle else ", or add --allow_pickle for trusted .bin files"),
         ) from error
-    _check_loaded(config, model, info)
+    _check_loaded(config, model, info, integer_tensors(Path(source)))
     return model
 
 
-def _check_loaded(config: FinetuneConfig, model: PreTrainedModel, info: Mapping[str, Any]) -> None:
+def _check_loaded(
+    config: FinetuneConfig, model: PreTrainedModel, info: Mapping[str, Any], odd: frozenset[str]
+) -> None:
     """Says which weights were missing in the model's folder, and which were not used. Raises
     InputError where none of them is the model's, or one has another shape or holds integers.
 
-    info: what `from_pretrained` tells of its loading.
+    info: what `from_pretrained` tells of its loading. odd: the tensors that hold no floats.
     """
     name, where = config.model_name_or_path, "in --model_name_or_path"
     if mismatched := sorted(info["mismatched_keys"]):
@@ -246,9 +251,10 @@ def _check_loaded(config: FinetuneConfig, model: PreTrainedModel, info: Mapping[
         )
     weights = {key for key, _ in model.named_parameters()}
     weights |= {key.removeprefix(f"{model.base_model_prefix}.") for key in weights}
-    if integers := sorted(weights & integer_tensors(Path(name))):
+    if integers := sorted(weights & odd):
         raise InputError(
-            f"cannot load the weights of model {name!r} ({integers[0]} holds integers)",
+            f"cannot load the weights of model {name!r} ({integers[0]} "
+            "holds integers or complex numbers)",
             where,
             "name a folder with weights in fp32, bf16 or fp16",
         )
@@ -268,14 +274,25 @@ def _check_loaded(config: FinetuneConfig, model: PreTrainedModel, info: Mapping[
             print(f"note: {len(keys)} weights {what}: {shown}", file=sys.stderr)
 
 
-def parameter_count(config: FinetuneConfig, model_config: PreTrainedConfig) -> int:
-    """The number of weights, shared ones counted once; allocates none."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def weight_files(config: FinetuneConfig) -> tuple[Path, ...]:
+    """The files of the model's weights, checked: those of a local folder, or those of the hub,
+    which are downloaded first. None for a model from scratch, and where transformers itself has to
+    find or convert them."""
+    name, where = config.model_name_or_path, "in --model_name_or_path"
+    if from_scratch(config):
+        return ()
+    if Path(name).is_dir():
+        return check_model_folder(Path(name), where, config.allow_pickle)
+    from transformers.utils.hub import cached_file, cached_files
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    kinds = ("missing_entries", "gated_repo", "connection_errors")
+    quietly = {f"_raise_exceptions_for_{kind}": False for kind in kinds}  # from_pretrained says why
+    found = cached_file(name, WEIGHTS, **quietly)
+    if found is None:
+        found = cached_file(name, INDEX, **quietly)
+        if found is not None:
+            cached_files(name, shard_names(Path(found), ".safetensors", where), **quietly)
+    return () if found is None else check_model_folder(Path(found).parent, where, False)
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import psutil
 import torch
 
-from onward.recipes.causal_lm import LOAD_ERRORS, require_hf
+from onward.errors import one_line
+from onward.recipes.causal_lm import require_hf
 from onward.recipes.gpt2 import PRESETS, gpt2_config
+from onward.recipes.model_folder import check_config, check_links
 from onward.recipes.options import InputError
 
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
@@ -60,13 +62,16 @@ def _described(name: str) -> tuple[Any, Any]:
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise InputError(f"model folder {name!r} has no config.json", _WHERE, _OWN)
+        check_links(Path(name), _WHERE)
+        check_config(Path(name), _WHERE)
         try:
             config = AutoConfig.from_pretrained(
                 name, local_files_only=True, trust_remote_code=False
             )
-        except LOAD_ERRORS as error:
-            line = str(error).strip().splitlines()[0]
-            raise InputError(f"cannot read {name!r}'s config.json ({line})", _WHERE, _OWN) from None
+        except Exception as error:  # any, for values that a configuration class does not expect
+            raise InputError(
+                f"cannot read {name!r}'s config.json ({one_line(str(error), 160)})", _WHERE, _OWN
+            ) from None
         written = [getattr(transformers, n, None) for n in config.architectures or ()]
         return next(filter(None, written), None) or _usual_class(config, name), config
     if name in PRESETS:

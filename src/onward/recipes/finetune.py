@@ -31,10 +31,10 @@ from onward.recipes.causal_lm import (
     has_dropout,
     load_model_config,
     load_tokenizer,
-    parameter_count,
     require_hf,
     scratch_config,
     set_dropout,
+    weight_files,
 )
 from onward.recipes.corpus import (
     Ids,
@@ -48,6 +48,7 @@ from onward.recipes.corpus import (
     unigram_perplexity,
 )
 from onward.recipes.gpt2 import PRESETS
+from onward.recipes.model_size import parameter_count
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
 from onward.recipes.run_folder import (
     COMPARISON,
@@ -146,7 +147,7 @@ def describe(config: FinetuneConfig) -> Run:
         texts=texts,
         train_tokens=len(train_ids),
         eval_tokens=eval_tokens,
-        parameters=parameter_count(config, model_config),
+        parameters=parameter_count(config.model_name_or_path, model_config, weight_files(config)),
         unigram=unigram_perplexity(
             train_blocks, eval_blocks, model_config.get_text_config().vocab_size
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,25 @@ from safetensors import safe_open
 from onward.checkpoint import any_file_fault, tensor_file_fault
 from onward.recipes.options import InputError
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LARGEST = 64 << 20  # bytes of config.json or an index
+# parts of the names of numbers in config.json by which transformers makes lists of that length
+_COUNTS = ("layer", "num_labels", "attention_types")
+_MOST = 100_000
 # endings of the files that transformers reads
 _READ = frozenset({".json", ".safetensors", ".bin", ".txt", ".model", ".jinja"})
 _SAVE = "store the model again with save_pretrained"
 
 
-def check_model_folder(folder: Path, where: str, allow_pickle: bool) -> None:
-    """Raises InputError, which names the file and the cause, for a folder whose weights are broken
-    or a pickle, that names or links to files outside of it, or that asks for more than weights:
-    adapters, kernels, quantized weights. Reads JSON and the headers of the weights, no tensor.
+def check_model_folder(folder: Path, where: str, allow_pickle: bool) -> tuple[Path, ...]:
+    """Returns the files of a folder's weights; none where transformers would not find any. Reads
+    JSON and the headers of the weights, no tensor.
+
+    Raises InputError, which names the file and the cause, for a folder whose weights are broken or
+    a pickle, that names or links to files outside of it, or that asks for more than weights:
+    adapters, kernels, quantized weights.
 
     where: the option that named the folder, as in "in --model_name_or_path". allow_pickle: whether
     `.bin` files may hold the weights.
@@ -37,8 +43,8 @@ def check_model_folder(folder: Path, where: str, allow_pickle: bool) -> None:
             where,
             "merge it into its model with merge_and_unload, and store that with save_pretrained",
         )
-    named = _checked_config(folder, where)
-    files = [named] if named is not None else [_WEIGHTS, _INDEX]
+    named = check_config(folder, where)
+    files = [named] if named is not None else [WEIGHTS, INDEX]
     found = next((name for name in files if (folder / name).is_file()), None)
     if found is None:
         pickles = sorted(path.name for path in folder.glob("*.bin"))
@@ -51,25 +57,51 @@ def check_model_folder(folder: Path, where: str, allow_pickle: bool) -> None:
             )
         found = next((name for name in _PICKLES if (folder / name).is_file()), None)
     if found is None:
-        return  # transformers says what it looks for
+        return ()  # transformers says what it looks for
     ending = ".bin" if found in _PICKLES else ".safetensors"
-    names = _shards(folder, found, ending, where) if found.endswith(".json") else [found]
-    for name in names:
-        path = folder / name
+    names = [found]
+    if found.endswith(".json"):
+        names = shard_names(folder / found, ending, where)
+        _require_there(folder, found, names, where)
+    paths = tuple(folder / name for name in names)
+    for path in paths:
         fault = any_file_fault(path) if ending == ".bin" else tensor_file_fault(path)
         if fault is not None:
             raise InputError(f"{str(path)!r} {fault.what}", where, fault.fix)
+    if ending == ".safetensors":
+        _require_once(paths, where)
+    return paths
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The names of the tensors in a safetensors file without a fault."""
+    with safe_open(path, "np") as file:
+        return list(file.keys())
+
+
+def _require_once(paths: Sequence[Path], where: str) -> None:
+    """Raises InputError for a tensor that is in two files, of which one would be left out."""
+    held: dict[str, Path] = {}
+    for path in paths:
+        for name in tensor_names(path):
+            if name in held:
+                raise InputError(
+                    f"{str(path)!r} has the tensor {name!r}, and so has {held[name].name!r}",
+                    where,
+                    _SAVE,
+                )
+            held[name] = path
 
 
 def integer_tensors(folder: Path) -> frozenset[str]:
-    """The names of the tensors in a folder's safetensors files that hold integers or booleans:
-    transformers would make floats of them without a word."""
+    """The names of the tensors in a folder's safetensors files that hold integers, booleans or
+    complex numbers: transformers would make floats of them without a word."""
     found: set[str] = set()
     for path in folder.glob("*.safetensors"):
         if tensor_file_fault(path) is None:
             with safe_open(path, "np") as file:
                 kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            found |= {name for name, kind in kinds.items() if kind[0] in "IUB" and kind != "BF16"}
+            found |= {name for name, kind in kinds.items() if kind[0] in "IUBC" and kind != "BF16"}
     return frozenset(found)
 
 
@@ -112,18 +144,19 @@ def check_requests(config: Mapping[str, Any], path: str, where: str) -> None:
             "name a folder with weights in fp32, bf16 or fp16",
         )
     named = config.get("transformers_weights")
-    if named is not None and not str(named).endswith((".safetensors", _INDEX[5:])):
+    if named is not None and not str(named).endswith((".safetensors", INDEX[5:])):
         raise InputError(
             f"{path!r} names {named!r} as weights, which is no safetensors file", where, _SAVE
         )
 
 
-def _checked_config(folder: Path, where: str) -> str | None:
-    """The file of weights that config.json names, if it does. Raises InputError for what it must
-    not ask for."""
+def check_config(folder: Path, where: str) -> str | None:
+    """The file of weights that a folder's config.json names, if it does. Raises InputError for what
+    it must not ask for, and for more layers than any model has."""
     path = folder / "config.json"
     config = _json(path, where, f"cannot load the configuration of model {str(folder)!r}")
     check_requests(config, str(path), where)
+    _check_counts(config, path, where)
     named = config.get("transformers_weights")
     if named is None:
         return None
@@ -133,9 +166,29 @@ def _checked_config(folder: Path, where: str) -> str | None:
     return str(named)
 
 
-def _shards(folder: Path, index: str, ending: str, where: str) -> list[str]:
-    """The files that an index names, each once and in the folder. Raises InputError."""
-    path = folder / index
+def _check_counts(config: Mapping[str, Any], path: Path, where: str) -> None:
+    """Raises InputError for a number of layers or labels that is no model's: transformers makes
+    lists of that length while it reads a configuration."""
+    left: list[tuple[str, Any]] = list(config.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, Mapping):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [(name, item) for item in value]
+        elif isinstance(value, int | float) and value > _MOST and _counts(name):
+            raise InputError(
+                f"{str(path)!r} asks for {value} of {name!r}, more than {_MOST}", where, _SAVE
+            )
+
+
+def _counts(name: str) -> bool:
+    return any(part in name for part in _COUNTS)
+
+
+def shard_names(path: Path, ending: str, where: str) -> list[str]:
+    """The files that an index names, each once. Raises InputError for other indexes, and for names
+    that lead out of its folder or have another ending."""
     held = _json(path, where, "cannot load the weights")
     shards = held.get("weight_map")
     if not isinstance(shards, Mapping) or not isinstance(held.get("metadata"), Mapping):
@@ -146,16 +199,19 @@ def _shards(folder: Path, index: str, ending: str, where: str) -> list[str]:
                 f"{str(path)!r} names {name!r} as a shard, which is no {ending} file", where, _SAVE
             )
         _check_name(name, path, where)
-    names = sorted(set(shards.values()))
+    return sorted(set(shards.values()))
+
+
+def _require_there(folder: Path, index: str, names: Sequence[str], where: str) -> None:
+    """Raises InputError for a shard that is not in the folder."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(
-            f"{str(path)!r} names {missing[0]!r}, which is not there "
+            f"{str(folder / index)!r} names {missing[0]!r}, which is not there "
             f"({len(missing)} of {len(names)} shards are missing)",
             where,
             "copy or download the whole folder",
         )
-    return names
 
 
 def _check_name(name: str, named_in: Path, where: str) -> None:
@@ -182,4 +238,14 @@ def _json(path: Path, where: str, said: str) -> Mapping[str, Any]:
     return found
 
 
-__all__ = ["check_links", "check_model_folder", "check_requests", "integer_tensors"]
+__all__ = [
+    "INDEX",
+    "WEIGHTS",
+    "check_config",
+    "check_links",
+    "check_model_folder",
+    "check_requests",
+    "integer_tensors",
+    "shard_names",
+    "tensor_names",
+]

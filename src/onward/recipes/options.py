@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.errors import MissingExtraError, OnwardError
+from onward.errors import MissingExtraError, OnwardError, one_line
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount
 from onward.options import switch_lines
 
@@ -19,7 +19,7 @@ class InputError(OnwardError):
     """Raised for user input that cannot run: `what, where; fix: how`, always one line."""
 
     def __init__(self, what: str, where: str, fix: str) -> None:
-        text = f"{what}, {where}; fix: {fix}"
+        text = f"{one_line(what, 330)}, {where}; fix: {fix}"
         super().__init__(" ".join(text.split()))
 
 

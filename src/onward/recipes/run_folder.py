@@ -33,6 +33,7 @@ from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unu
 from onward.reporting.reporter import EVENTS, KEPT
 
 METRICS = "metrics.jsonl"
+_LARGEST = 16 << 20  # bytes of run_config.json
 RESULTS = "eval_results.json"
 COMPARISON = "compare.json"
 OF_TORCH = "torch"  # the folder of the other engine in a comparison
@@ -127,9 +128,11 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Reads a run's `run_config.json`. Raises InputError where it is damaged."""
     path = folder / RECORD
     try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+            raise ValueError(f"it is no regular file of at most {_LARGEST >> 20} MiB")
         record = json.loads(path.read_bytes())
         differences(record, record)  # reads all that it needs
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # any, since a value of any type may stand anywhere
         raise InputError(
             f"{str(path)!r} cannot be read ({error!r})",
             "in --output_dir",

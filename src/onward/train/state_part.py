@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onward.errors import OnwardError
+from onward.errors import OnwardError, one_line
 
 State = Mapping[str, Any]
 
@@ -47,7 +47,12 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
     if not isinstance(state, Mapping):
         raise unfit(f"it is a {type(state).__name__}, not a dict")
     for part in parts:
-        part.check(state)
+        try:
+            part.check(state)
+        except OnwardError:
+            raise
+        except Exception as error:  # any, since a value of any type may stand anywhere
+            raise unfit(repr(error)) from error
     backs: list[Callable[[], None]] = []
     try:
         for part in parts:
@@ -60,7 +65,8 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
 
 def unfit(what: str) -> OnwardError:
     """The error for a state that cannot be loaded."""
-    return OnwardError(f"the state_dict does not fit this Trainer: {what}; nothing was loaded")
+    said = one_line(what, 400)
+    return OnwardError(f"the state_dict does not fit this Trainer: {said}; nothing was loaded")
 
 
 def require(state: State, *keys: str) -> None:
@@ -70,9 +76,9 @@ def require(state: State, *keys: str) -> None:
         raise unfit(f"'{missing[0]}' is missing")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raises OnwardError for a value that is not a whole number of 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+def check_count(name: str, value: Any, most: int = 1 << 62) -> None:
+    """Raises OnwardError for a value that is not a whole number from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise unfit(f"{name} is {value!r}, not a count")
 
 

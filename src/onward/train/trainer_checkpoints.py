@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
+from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.options import read_limit
 from onward.train.averaged_weights import AveragedWeights
@@ -150,7 +151,10 @@ class TrainerCheckpoints:
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
-        restore(self._checkpoint_parts(), state)
+        try:
+            restore(self._checkpoint_parts(), state)
+        except OnwardError as error:
+            raise OnwardError(f"{path}: {error}") from error
         self._run_id = str(found.facts["run"])
         self._skipped.checkpoint = self._spikes.checkpoint = path
         self.memory.torn = False

@@ -258,9 +258,7 @@ def _check_random(state: State) -> None:
     if not isinstance(stream, Sequence) or len(stream) != 2:
         raise unfit(f"stream is {stream!r}, not two seeds")
     for seed in stream:
-        check_count("stream", seed)
-        if seed > WORD:
-            raise unfit(f"stream is {stream!r}, not two seeds of 64 bits")
+        check_count("stream", seed, WORD)
     if state["generator"] is None:
         return
     try:

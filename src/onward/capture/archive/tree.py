@@ -81,8 +81,10 @@ def _read(said: list[Any]) -> Part:
         like = kind(dict(zip(keys, leaves, strict=True))) if form in _BUILT_IN else kind(
             **dict(zip(keys, leaves, strict=True))
         )  # fmt: skip
-    else:
+    elif form in ("tuple", "list"):
         like = kind(leaves)
+    else:  # no class of the file's choice is called
+        raise ArchiveError(f"{form} is no form of outputs")
     found, spec = pytree.tree_flatten(like)
     if list(map(id, found)) != list(map(id, leaves)):
         raise ArchiveError(f"{qualname} flattens into other parts")

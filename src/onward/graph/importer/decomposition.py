@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.errors import shown
 from onward.graph.build import Builder
 from onward.graph.graph import array_of, content_of, type_of
 from onward.graph.registry import enter
@@ -25,6 +26,7 @@ Results: TypeAlias = "Value | Sequence[Value | None]"
 Subgraph: TypeAlias = "Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value]]"
 Decomposition: TypeAlias = "Callable[[NodeCall], Results]"
 DECOMPOSITIONS: dict[str, Decomposition] = {}
+LARGEST = 1 << 24  # most elements of a constant that is made of numbers in a model
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
+        return tensor_array(value)
     if isinstance(value, onnx.GraphProto | onnx.SparseTensorProto | onnx.TypeProto):
         return value
     if isinstance(value, list | tuple) or (
@@ -121,6 +123,22 @@ def plain(value: Any) -> Any:
     ):
         return [plain(v) for v in value]
     return value
+
+
+def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
+    """The numbers of a tensor in a model. Raises ValueError for one that names another file."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError(
+            f"the numbers of tensor {shown(tensor.name)} lie in another file; fix: "
+            "onnx.load(path), which reads them too"
+        )
+    return onnx.numpy_helper.to_array(tensor)
+
+
+def require_few(count: Size) -> None:
+    """Raises ValueError for a constant of more elements than a size in a model may ask for."""
+    if isinstance(count, int) and count > LARGEST:
+        raise ValueError(f"it makes a constant of {count} elements, more than {LARGEST}")
 
 
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
@@ -136,4 +154,13 @@ def numeric(dtype: DType) -> np.dtype[Any]:
     return np.dtype(dtype.numpy())
 
 
-__all__ = ["DECOMPOSITIONS", "Decomposition", "NodeCall", "decomposition", "numeric", "plain"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "Decomposition",
+    "NodeCall",
+    "decomposition",
+    "numeric",
+    "plain",
+    "require_few",
+    "tensor_array",
+]

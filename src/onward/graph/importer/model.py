@@ -7,6 +7,7 @@ names the node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ import onnx_ir as ir
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
+from onward.errors import one_line
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, content_of, type_of
 from onward.graph.importer import decompositions
-from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain
+from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain, tensor_array
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
 from onward.graph.registry import files_of
@@ -34,6 +36,7 @@ UNCHANGED = {
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
 FOLDED = 1 << 20  # most elements of a result that is computed while reading
+BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
 
@@ -48,16 +51,27 @@ def from_onnx(
     dims: sizes for named dims; others stay symbolic. known: inputs that become constants, such as
     shapes. Raises ValueError naming the first node that cannot be read, with the reason.
     """
+    try:
+        return _read(model, dims or {}, known or {})
+    except Exception as error:  # any, for a model that onnx's checker would refuse
+        said = str(error) if type(error) is ValueError else repr(error)
+        raise ValueError(one_line(said, 400)) from error
+
+
+def _read(
+    model: onnx.ModelProto, dims: Mapping[str, int], known: Mapping[str, np.ndarray]
+) -> Graph:
     if model.functions:
+        _require_no_ring(model.functions)
         model = inline_local_functions(model)
     graph = Graph(model.graph.name or "model")
     reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
     env: Environment = {}
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    constants |= dict(known or {})
+    constants = {t.name: tensor_array(t) for t in model.graph.initializer}
+    constants |= dict(known)
     for info in model.graph.input:
         if info.name not in constants:
-            env[info.name] = graph.input(info.name, _type(info, dims or {}), Role.BATCH)
+            env[info.name] = graph.input(info.name, _type(info, dims), Role.BATCH)
     for name, array in constants.items():
         env[name] = graph.constant(np.asarray(array))
     reader.read(model.graph.node, env)
@@ -68,6 +82,17 @@ def from_onnx(
         graph.output(info.name, value)
     graph.sweep()
     return graph
+
+
+def _require_no_ring(functions: Sequence[onnx.FunctionProto]) -> None:
+    """Raises ValueError for functions that call themselves, directly or through others."""
+    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in f.node} for f in functions}
+    left = dict(called)
+    while ends := [name for name, inner in left.items() if not inner & left.keys()]:
+        for name in ends:
+            del left[name]
+    if left:
+        raise ValueError(f"cannot read the function {next(iter(left))[1]}, which calls itself")
 
 
 def _type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
@@ -90,14 +115,15 @@ class _Reader:
     def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
         self.graph, self.opsets = graph, opsets
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
+        self.bodies = 0
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
                 results = self._node(node, env)
-            except ValueError as error:
-                text = str(error)
+            except Exception as error:  # any, for a node that onnx's checker would refuse
+                text = str(error) if isinstance(error, ValueError) else repr(error)
                 place = f"{node.op_type} {node.name}".strip()
                 raise ValueError(
                     text if text.startswith("cannot") else f"cannot read {place}: {text}"
@@ -193,6 +219,8 @@ class _Reader:
             onnx.helper.make_graph([alone], "folded", infos, results), opset_imports=opsets
         )
         try:
+            if _too_large(model, feeds):
+                return None
             with np.errstate(all="ignore"):
                 found: Any = ReferenceEvaluator(model).run(None, feeds)
         except Exception:  # becomes a node where the evaluator cannot compute it
@@ -223,9 +251,12 @@ class _Reader:
     def _subgraph(
         self, body: onnx.GraphProto, values: Sequence[Value | None], outer: Environment
     ) -> list[Value]:
+        self.bodies += 1
+        if self.bodies > BODIES:
+            raise ValueError(f"cannot unroll loops of more than {BODIES} iterations in all")
         env = dict(outer)
         for tensor in body.initializer:
-            env[tensor.name] = self.graph.constant(onnx.numpy_helper.to_array(tensor))
+            env[tensor.name] = self.graph.constant(tensor_array(tensor))
         env.update({info.name: v for info, v in zip(body.input, values, strict=False)})
         self.read(body.node, env)
         found = [env.get(info.name) for info in body.output]
@@ -289,6 +320,19 @@ class _Reader:
             nodes.append(copy)
         inner.read(nodes, env)
         return [env.get(name) for name in body.output]
+
+
+def _too_large(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> bool:
+    """Whether a model makes more than `FOLDED` elements of its inputs, as onnx infers shapes."""
+    sized = onnx.ModelProto()
+    sized.CopyFrom(model)
+    small = {name: array for name, array in feeds.items() if array.size <= 64}  # may say a size
+    sized.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in small.items())
+    del sized.graph.input[:]  # one of that name would make an initializer a mere default
+    sized.graph.input.extend(info for info in model.graph.input if info.name not in small)
+    found = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph.output
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found]
+    return sum(map(math.prod, shapes)) > FOLDED
 
 
 def _array(x: Value) -> np.ndarray | None:

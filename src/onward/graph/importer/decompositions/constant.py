@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import DType, Type
 
 
@@ -29,12 +35,14 @@ def _constant_of_shape(c: NodeCall) -> Results:
 def _eye_like(c: NodeCall) -> Results:
     dtype = DType(c.attr("dtype", int(c.type().dtype)))
     rows, columns = c.sizes()
+    require_few(rows * columns)
     return c.b.const(np.eye(rows, columns, int(c.attr("k", 0)), dtype=numeric(dtype)))
 
 
 @decomposition("Range")
 def _range(c: NodeCall) -> Results:
     start, end, step = (c.contents(i)[0] for i in range(3))
+    require_few(end - start)
     if step == 1 and c.type().dtype == DType.INT64:
         y = c.b.arange(end - start)
         return y if start == 0 else c.b.Add(y, c.b.squeeze(c.b.size(start), [0]))
@@ -50,6 +58,7 @@ def _identity(c: NodeCall) -> Results:
 def _one_hot(c: NodeCall) -> Results:
     """OneHot: values[1] at the index, values[0] elsewhere; negative indices count from the end."""
     b, depth, rank = c.b, c.ints(1)[0], c.rank()
+    require_few(depth)
     axis = int(c.attr("axis", -1)) % (rank + 1)
     index = b.cast(c.x(), DType.INT64)
     index = b.Where(b.Less(index, 0), b.Add(index, depth), index)

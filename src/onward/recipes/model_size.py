@@ -1,0 +1,88 @@
+"""The size of the model that a configuration asks for, and the most that its weights can fill."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import one_line
+from onward.recipes.model_folder import tensor_names
+from onward.recipes.options import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# A model has at most this many modules for each tensor in its files, and these beside.
+_MODULES, _MODULES_BESIDE = 8, 1000
+_MODULES_OF_PICKLES = 100_000  # their tensors are not counted before they are read
+# In fp32 it takes at most this many times the bytes of its files, and these beside: weights in
+# fewer bits, tied ones that are stored once, weights that are new, buffers that are not stored.
+_TIMES, _BESIDE = 16, 256 << 20
+
+
+def parameter_count(name: str, model_config: PreTrainedConfig, files: Sequence[Path]) -> int:
+    """The number of weights of a configuration's model, shared ones counted once; allocates none.
+
+    name: the model's. files: of its weights; with none, no size is too large. Raises InputError for
+    a configuration that no model can be made of, and for one that asks for much more than its files
+    can fill.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    where = "in --model_name_or_path"
+    try:
+        with torch.device("meta"), _few_modules(_most_modules(files)):
+            model = AutoModelForCausalLM.from_config(model_config)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        asked = 4 * count + sum(b.numel() * b.element_size() for b in model.buffers())
+    except Exception as error:  # what a library raises for sizes that it does not expect
+        raise InputError(
+            f"no model can be made of config.json of {name!r} ({one_line(repr(error), 160)})",
+            where,
+            "name a folder that save_pretrained wrote",
+        ) from error
+    stored = sum(path.stat().st_size for path in files)
+    if files and asked > _TIMES * stored + _BESIDE:
+        raise InputError(
+            f"config.json of {name!r} asks for a model of {asked:,} bytes, and its weights have "
+            f"{stored:,}",
+            where,
+            "name a folder whose config.json belongs to its weights",
+        )
+    return count
+
+
+def _most_modules(files: Sequence[Path]) -> float:
+    """The most modules of a model with these weights."""
+    if not files:
+        return float("inf")
+    if files[0].suffix != ".safetensors":
+        return _MODULES_OF_PICKLES
+    return _MODULES_BESIDE + _MODULES * sum(len(tensor_names(path)) for path in files)
+
+
+@contextmanager
+def _few_modules(most: float) -> Generator[None]:
+    """Within it, a module that takes more than so many others into it and into its parts raises
+    ValueError."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    made = 0
+
+    def count(*registered: Any) -> None:
+        nonlocal made
+        made += 1
+        if made > most:
+            raise ValueError(f"more than {most} modules, for the tensors in its files")
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+__all__ = ["parameter_count"]
