@@ -260,7 +260,7 @@ def test_other_objects_are_registered(registered: Sequence[str], tmp_path: Path)
     run.step()
     run.trainer.save(tmp_path)
     other = Run(Small())
-    other.trainer._registered[:] = [getattr(other, name) for name in registered]
+    other.trainer.registered[:] = [getattr(other, name) for name in registered]
     with pytest.raises(OnwardError, match=r"it holds the states of \['LambdaLR', 'Resumable"):
         other.trainer.resume(tmp_path)
 

@@ -286,7 +286,7 @@ def weight_files(config: FinetuneConfig) -> tuple[Path, ...]:
     from transformers.utils.hub import cached_file, cached_files
 
     kinds = ("missing_entries", "gated_repo", "connection_errors")
-    quietly = {f"_raise_exceptions_for_{kind}": False for kind in kinds}  # from_pretrained says why
+    quietly: dict[str, Any] = {f"_raise_exceptions_for_{kind}": False for kind in kinds}  # from_pretrained says why
     found = cached_file(name, WEIGHTS, **quietly)
     if found is None:
         found = cached_file(name, INDEX, **quietly)
