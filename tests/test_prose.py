@@ -192,7 +192,7 @@ def test_a_row_may_name_a_folder() -> None:
 
 def test_the_page_of_fuzzing_has_the_seconds_of_ci() -> None:
     run = (prose.ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    seconds = sum(map(int, re.findall(r"--seconds (\d+)", run)))
+    seconds = sum(map(int, re.findall(r" FUZZ_ARGS=.--seconds (\d+)", run)))
     assert f"`.ci/run` does it for {seconds} seconds" in prose.texts()["docs/fuzzing.md"]
 
 

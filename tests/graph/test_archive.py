@@ -231,7 +231,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens() -> None:
 
 @pytest.mark.parametrize("shape", [[1 << 25], [1 << 40, 1 << 40], [-1], [2.5], ["4"], [1] * 70])
 def test_a_constant_of_one_element_and_a_shape_of_the_files_choice(shape: list[Any]) -> None:
-    """It would take more memory than the bytes have reason to."""
+    """The constant would take more memory than the bytes have reason to."""
     head, rest = parts(to_bytes(small()))
     for constant in head["constants"]:
         if constant[4] == 4:

@@ -108,7 +108,7 @@ def test_a_model_of_an_older_form_is_refused() -> None:
 def test_numbers_in_other_files_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an initializer, and as a constant."""
+    """Numbers in another file are refused as an initializer and as a constant."""
     monkeypatch.chdir(tmp_path)
     Path("x.data").write_bytes(bytes(12))
     tensor = onnx.TensorProto(name="k", data_type=1, dims=[3])

@@ -50,11 +50,11 @@ FILES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "files: config.json may name a pickle", "recipes/model_folder.py",
-        'not str(named).endswith((".safetensors", _INDEX[5:])):', "not named:", WEIGHTS,
+        'not str(named).endswith((".safetensors", INDEX[5:])):', "not named:", WEIGHTS,
     ),
     Fault(
         "files: integers become weights", "recipes/model_folder.py",
-        'if kind[0] in "IUB" and', 'if kind[0] in "" and', WEIGHTS,
+        'if kind[0] in "IUBC" and', 'if kind[0] in "" and', WEIGHTS,
     ),
     Fault(
         "files: other shapes start at random", "recipes/causal_lm.py",

@@ -196,7 +196,7 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
     if from_scratch(config):
         return AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     files = weight_files(config)
-    # those that were looked at, also where they come from the hub
+    # the folder whose files were looked at, also where they come from the hub
     source = str(files[0].parent) if files else config.model_name_or_path
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -286,7 +286,8 @@ def weight_files(config: FinetuneConfig) -> tuple[Path, ...]:
     from transformers.utils.hub import cached_file, cached_files
 
     kinds = ("missing_entries", "gated_repo", "connection_errors")
-    quietly: dict[str, Any] = {f"_raise_exceptions_for_{kind}": False for kind in kinds}  # from_pretrained says why
+    # from_pretrained says why a file is not there
+    quietly: dict[str, Any] = {f"_raise_exceptions_for_{kind}": False for kind in kinds}
     found = cached_file(name, WEIGHTS, **quietly)
     if found is None:
         found = cached_file(name, INDEX, **quietly)

@@ -168,7 +168,7 @@ def load_capture(folder: Path) -> CapturedModule:
 
 
 def check_capture(folder: Path, found: CapturedModule) -> str | None:
-    """Its tensors are the model's that the file names."""
+    """Says what is wrong where a capture has other tensors than the model's that its file names."""
     model, _ = _captured()
     live = _live(model)
     said = json.loads(_parts((folder / CAPTURE).read_bytes())[0])
@@ -315,7 +315,7 @@ def load_onnx(folder: Path) -> Graph:
 
 
 def check_onnx(folder: Path, found: Graph) -> str | None:
-    """It computes what onnx's reference evaluator computes of the same model, where that can."""
+    """Says what is wrong where a graph computes another result than onnx's reference evaluator."""
     model = onnx.load_from_string((folder / MODEL).read_bytes())
     try:
         onnx.checker.check_model(model)

@@ -117,7 +117,7 @@ def _replace(tree: Any, draw: random.Random, lures: Sequence[Any]) -> Any:
 
 
 def _retype(tree: Any, draw: random.Random, lures: Sequence[Any]) -> Any:
-    """The same value as another type: 3 as "3", 3.0, [3], true."""
+    """Gives a value another type: 3 becomes "3", 3.0, [3], true."""
     place = draw.choice(places(tree))
     value = place.value
     as_types: list[Any] = [[value], Pairs([["a", value]]), str(value)[:200], None, bool(value)]

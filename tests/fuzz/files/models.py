@@ -299,7 +299,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def check_tokenizer(folder: Path, tokenizer: Any) -> str | None:
-    """It gives tokens for a text; what these are, a tokenizer's file alone says."""
+    """Says what is wrong where a tokenizer gives no tokens; its file alone says which."""
     ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     if not ids or not all(type(i) is int and i >= 0 for i in ids):
         return "ids that are none"

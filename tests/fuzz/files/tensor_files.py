@@ -192,7 +192,7 @@ def _other_name(header: Pairs, entries: list[list[Any]], draw: random.Random) ->
 
 
 def _sound(header: Pairs, data: bytes, draw: random.Random) -> Pairs:
-    """Another valid file: entries in another order, or one tensor as bytes or other sizes."""
+    """Makes another valid file: entries in another order, or one tensor as bytes or other sizes."""
     header = Pairs(header)
     draw.shuffle(header)
     entries = [pair for pair in header if pair[0] != "__metadata__"]
