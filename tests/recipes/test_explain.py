@@ -299,7 +299,7 @@ REFUSED: dict[str, Refused] = {
     "a page that exists": (["model", "--html", "made.py"], "'made.py' exists, in --html"),
     "a page nowhere": (["model", "--html", "no/page.html"], "no folder 'no' to write into"),
     "an empty folder": (["empty"], "has no config.json"),
-    "a broken configuration": (["broken"], "cannot read 'broken'"),
+    "a broken configuration": (["broken"], "cannot load the configuration of model 'broken'"),
     "arguments of a model": (["model", "--", "x"], "only where the first word is a script"),
     "no script": (["missing.py"], "no such script 'missing.py'"),
     "no file": (["missing.py:f"], "no such file 'missing.py'"),

@@ -223,7 +223,7 @@ def test_parts_are_checked_before_one_writes_and_go_back_in_reverse() -> None:
         return StatePart(lambda: {name: 1}, check, write)
 
     assert saved([part("a"), part("b")]) == {"a": 1, "b": 1}
-    with pytest.raises(AssertionError):
+    with pytest.raises(OnwardError, match="does not fit this Trainer: AssertionError"):
         restore([part("a"), part("b", checks=False)], {})
     assert done == ["check a", "check b"]
     done.clear()
