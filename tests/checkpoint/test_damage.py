@@ -239,6 +239,15 @@ def test_a_manifest_that_is_no_file(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("file", [name for name in FILES if name != "manifest.json"])
+def test_a_folder_in_the_place_of_a_file(file: str, tmp_path: Path) -> None:
+    checkpoint(1).packed().write(tmp_path / "a")
+    (tmp_path / "a" / file).unlink()
+    (tmp_path / "a" / file).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{file} is not a regular file"):
+        read_checkpoint(tmp_path / "a")
+
+
 @pytest.mark.parametrize("pickled", ["optimizer.pt", "rng_state.pth", "pytorch_model.bin"])
 def test_a_pickle_is_not_read(pickled: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-7"

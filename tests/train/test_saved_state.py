@@ -239,3 +239,14 @@ def test_state_loaded_into_the_optimizer_is_what_is_saved() -> None:
     have, want = trainer.state_dict(), source.state_dict()
     for key in ("optimizer", "counts", "param_groups"):
         assert alike(have[key], want[key]), key
+
+
+def test_a_value_that_no_part_looks_for_is_refused_in_one_line() -> None:
+    """Whatever the check of a part raises for it."""
+    part = StatePart(dict, lambda state: state["x"].tolist(), lambda state: lambda: None)
+    for value, error in ((1, "AttributeError"), (None, "AttributeError")):
+        with pytest.raises(OnwardError, match=f"does not fit this Trainer: {error}") as raised:
+            restore([part], {"x": value})
+        assert str(raised.value).isprintable()
+    with pytest.raises(OnwardError, match="does not fit this Trainer: KeyError"):
+        restore([part], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -115,18 +116,13 @@ def _resolved(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loose(value: Any) -> Any:
-    """JSON as text, numbers by value."""
-    if isinstance(value, float) and value == int(value) if _finite(value) else False:
-        return str(int(value))
+    """JSON as text, numbers and truth by value."""
     if isinstance(value, list):
         return [_loose(x) for x in value]
     if isinstance(value, dict):
         return {k: _loose(v) for k, v in value.items()} or []  # empty is empty
-    return str(value)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, float) and abs(value) < float("inf")
+    whole = isinstance(value, bool | float) and math.isfinite(value) and value == int(value)
+    return str(int(value) if whole else value)
 
 
 # ---- captures
