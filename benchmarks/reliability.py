@@ -84,7 +84,10 @@ def main() -> int:
             found = spikes.measured(size, data, clock)
             report["loss spikes"] = {**found, "machine": fault_rows.measured_on(report["machine"])}
         else:
-            rows[name] = fault_rows.measured(name, effort, systems, clock, report["machine"])
+            try:
+                rows[name] = fault_rows.measured(name, effort, systems, clock, report["machine"])
+            except RuntimeError as error:
+                say(f"{name} has failed: {error}")
         text = "\n".join([*heading(report), *fault_rows.page(rows), *spikes_page(report)])
         path = target(report, text)  # after each row: a long run may be stopped
     finished(text, path, clock)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from suite.fault_process import in_child
+from suite.fault_process import answer_of
 from suite.fault_systems import System, Task, Watch
 from suite.fault_table import GOOD, Effort, Line, Tally, row
 from suite.progress import Clock, say
@@ -152,11 +152,11 @@ def background(
         same.cells[name], stalls.cells[name] = Tally(text="none"), Tally()
         if name == "Onward":
             tally = same.cells[name] = Tally()
-            equal, overlapped = in_child(lambda: equal_saves(work / "equal", effort.saves)).answer
+            equal, overlapped = answer_of(lambda: equal_saves(work / "equal", effort.saves))
             for number in range(effort.saves):
                 tally.add(GOOD if number < equal else "other bytes")
             tally.text = f"{overlapped} steps were made while they were written"
-            found = in_child(lambda: stall(work / "stall", effort.repeats)).answer
+            found = answer_of(lambda: stall(work / "stall", effort.repeats))
             stalls.cells[name].text = (
                 f"{1e3 * found['stall']:.0f} ms, {found['stall'] / found['plain']:.1%} of "
                 f"{1e3 * found['plain']:.0f} ms (the call: {1e3 * found['call']:.0f} ms; a save "
@@ -164,9 +164,7 @@ def background(
             )
         else:
             folder = work / f"{name}-waiting"
-            seconds, step = in_child(
-                lambda s=system, f=folder: waiting_save(s, f, effort.repeats)
-            ).answer
+            seconds, step = answer_of(lambda s=system, f=folder: waiting_save(s, f, effort.repeats))
             stalls.cells[name].text = (
                 f"{1e3 * seconds:.0f} ms, {seconds / (BETWEEN * step):.1%} of "
                 f"{1e3 * BETWEEN * step:.0f} ms; nothing is fsynced"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from suite.fault_process import in_child
+from suite.fault_process import answer_of
 from suite.fault_systems import System
 from suite.fault_table import Effort, Line, Tally, row
 from suite.progress import Clock, say
@@ -68,9 +68,7 @@ def verification(
         "load": "a load",
     }  # fmt: skip
     lines = {key: Line(what) for key, what in names.items()}
-    ended = in_child(lambda: costs(work / "sums", effort.megabytes, effort.repeats))
-    assert ended.answer is not None, ended.said
-    found = ended.answer
+    found = answer_of(lambda: costs(work / "sums", effort.megabytes, effort.repeats))
     for key, line in lines.items():
         share = "" if key == "sha256" else f"; sha256 is {found['sha256'] / found[key]:.0%} of it"
         for name in systems:

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from suite.fault_process import in_child
+from suite.fault_process import answer_of, in_child
 from suite.fault_systems import System, Task, Watch
 from suite.fault_table import GOOD, Effort, Tally
 from suite.progress import Clock
@@ -22,8 +22,7 @@ END = BEGIN + TASK.window  # and the first one behind it
 def within_updates(effort: Effort, system: System, work: Path, clock: Clock) -> Tally:
     """The exception comes by a timer, as it does after Ctrl-C."""
     tally, draw, refused = Tally(), random.Random(4), 0
-    ended = in_child(lambda: reference(system, work / "reference"))
-    whole, seconds = ended.answer
+    whole, seconds = answer_of(lambda: reference(system, work / "reference"))
     assert whole[0] != whole[-1], "the update changes nothing"
     for count in range(effort.interrupts):
         if clock.over():
