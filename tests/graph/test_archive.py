@@ -240,6 +240,14 @@ def test_a_constant_of_one_element_and_a_shape_of_the_files_choice(shape: list[A
         from_bytes(joined(head, rest))
 
 
+def test_a_value_without_a_name_is_refused() -> None:
+    """The IR would give it a name that another value may have."""
+    head, rest = parts(to_bytes(small()))
+    head["nodes"][0][7][0][0] = None
+    with pytest.raises(ArchiveError, match="without a name"):
+        from_bytes(joined(head, rest))
+
+
 @pytest.mark.parametrize("key", ["name", "counts", "inputs", "nodes", "outputs", "types", "count"])
 @pytest.mark.parametrize("value", [None, [[]], [{}], {1: 1}, [[0, 0, 0, 0, 0]]])
 def test_fields_of_other_types_are_refused(key: str, value: Any) -> None:

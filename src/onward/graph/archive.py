@@ -178,6 +178,8 @@ class _Reader:
 
     def _value(self, fields: list[Any], array: Any = None) -> Value:
         name, type, content = fields
+        if not isinstance(name, str):  # the IR would choose one
+            raise TypeError("a value without a name")
         value = Value(name=name, const_value=array)
         value.meta["type"] = self._type(type)
         if content is not None:
