@@ -85,7 +85,7 @@ def main() -> int:
             report["loss spikes"] = {**found, "machine": fault_rows.measured_on(report["machine"])}
         else:
             try:
-                rows[name] = fault_rows.measured(name, effort, systems, clock, report["machine"])
+                rows[name] = fault_rows.measured(name, effort, systems, clock, report)
             except RuntimeError as error:
                 say(f"{name} has failed: {error}")
         text = "\n".join([*heading(report), *fault_rows.page(rows), *spikes_page(report)])

@@ -57,17 +57,17 @@ def warmed(names: Sequence[str]) -> None:
 
 
 def measured(
-    name: str, effort: Effort, systems: Sequence[str], clock: Clock, host: Mapping[str, Any]
+    name: str, effort: Effort, systems: Sequence[str], clock: Clock, report: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One row, with what it was measured on. Its files are removed."""
+    """One row, with the machine and the command of its run. Its files are removed."""
     load = os.getloadavg()[0]
     work = Path(tempfile.mkdtemp(prefix="onward-faults-"))
     try:
         found = ROWS[name](effort, {system: SYSTEMS[system] for system in systems}, work, clock)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    found["machine"] = measured_on(host, load)
-    if name in TIMED and load > IDLE * host["cores"]:
+    found["machine"] = f"{measured_on(report['machine'], load)} `{report['command']}`."
+    if name in TIMED and load > IDLE * report["machine"]["cores"]:
         found["machine"] += " The machine was loaded: times say little."
     return found
 
