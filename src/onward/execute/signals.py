@@ -31,14 +31,37 @@ def signals_wait() -> Generator[None]:
         arrived.append(number)
 
     try:
-        for number in _WAITING:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, later)
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in dict.fromkeys(arrived):
-            signal.raise_signal(number)
+        try:
+            for number in _WAITING:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, later)
+            yield
+        finally:
+            _restore(handlers)
+    finally:  # where an exception that another thread has sent kept the first from its work
+        _restore(handlers)
+        _raise(list(dict.fromkeys(arrived)))
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    """Restores all handlers, also where one of those restored already raises meanwhile."""
+    while handlers:
+        number = next(iter(handlers))
+        try:
+            signal.signal(number, handlers[number])
+            del handlers[number]
+        except BaseException:
+            _restore(handlers)
+            raise
+
+
+def _raise(numbers: list[int]) -> None:
+    """Raises all signals, also where the handler of one raises."""
+    while numbers:
+        try:
+            signal.raise_signal(numbers.pop(0))
+        except BaseException:
+            _raise(numbers)
+            raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from onward.capture import LossFunction, unwrapped
 from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Executable, Memory
+from onward.execute.signals import signals_wait
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
 from onward.options import TrainerOptions, read_limit, read_names
@@ -44,7 +44,7 @@ from onward.train.checkpointing import (
     registered_part,
     take_checkpoint,
 )
-from onward.train.exclusive import exclusive
+from onward.train.exclusive import exclusive, lock_of
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
@@ -107,7 +107,7 @@ class Trainer(TrainerViews):
             self.options.max_skipped_updates,
         )
         self._average = AveragedWeights(model, self.options.ema_decay)
-        self._lock = threading.RLock()
+        self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self._registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
@@ -181,8 +181,6 @@ class Trainer(TrainerViews):
         )
         # last: it may run the step once more
         self._note(result.loss, wrote, last, self._last.nonfinite_origin)
-        if last and wrote:
-            self._own_step(prepared.executable)
         return result
 
     @exclusive
@@ -229,8 +227,6 @@ class Trainer(TrainerViews):
             window_loss=window.loss,
         )
         self._note(window.loss, wrote, True, partial(nonfinite_origin, executable, inputs, {}))
-        if wrote:
-            self._own_step(executable)
         return result
 
     @exclusive
@@ -274,9 +270,10 @@ class Trainer(TrainerViews):
         hook of the model."""
         self._follow_for_state()
         self._optimizer.require_owner()
-        restore(self._state_parts(), state)
-        self.memory.torn = False
-        self._skipped.in_a_row = 0
+        with signals_wait():
+            restore(self._state_parts(), state)
+            self.memory.torn = self._optimizer.is_half_restored = False
+            self._skipped.in_a_row = 0
 
     # ---- averaged weights
 
@@ -372,10 +369,11 @@ class Trainer(TrainerViews):
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
-        restore(self._checkpoint_parts(), state)
-        self._run_id = str(found.facts["run"])
-        self._skipped.checkpoint = self._spikes.checkpoint = path
-        self.memory.torn = False
+        with signals_wait():
+            restore(self._checkpoint_parts(), state)
+            self._run_id = str(found.facts["run"])
+            self._skipped.checkpoint = self._spikes.checkpoint = path
+            self.memory.torn = self._optimizer.is_half_restored = False
         return path
 
     def _checkpoint_parts(self) -> tuple[StatePart, ...]:
@@ -449,10 +447,10 @@ class Trainer(TrainerViews):
         """Raises OnwardError if an exception interrupted an update, and where the model has its
         averaged weights."""
         self._average.require_own()
-        if self.memory.torn:
+        if self.memory.torn or self._optimizer.is_half_restored:
             raise OnwardError(
-                "an exception interrupted an update, so that only some weights were updated; "
-                "fix: load_state_dict with a state saved before"
+                "an exception interrupted an update or a load, so that only some weights were "
+                "updated; fix: load_state_dict with a state saved before"
             )
 
     def _verify_first(self, batch: Batch) -> None:
@@ -496,17 +494,14 @@ class Trainer(TrainerViews):
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
         self._scaling.advance(executable)
         if wrote:
+            self._spikes.applied(self._window.loss)
             self._optimizer.advance(executable.plan.signature)
-            if self._optimizer.why is None:
-                self._average.update()
+            if self._optimizer.why is not None:  # no graph has its update
+                with torch.enable_grad():  # as in the user's own loop
+                    self._optimizer.step(executable)
+            self._average.update()
         else:
             self._updates.window = frozenset()
-
-    def _own_step(self, executable: Executable) -> None:
-        """Makes the update of an optimizer that no graph has, on the gradients of a run."""
-        if self._optimizer.why is not None:
-            self._optimizer.step(executable)
-            self._average.update()
 
     def _note(self, loss: torch.Tensor, wrote: bool, ended: bool, origin: FindOrigin) -> None:
         """Counts skipped updates. ended: the run has ended a window. Raises NonfiniteError where
@@ -518,7 +513,6 @@ class Trainer(TrainerViews):
             self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
         elif ended:
             self._skipped.applied()
-            self._spikes.applied(self._window.loss)
 
     def _lr(self) -> float:
         """The learning rate of the first group; NaN where an optimizer outside of the graph keeps
