@@ -17,7 +17,6 @@ are here too.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -32,6 +31,7 @@ from onward.differentiate import rule_table
 from onward.differentiate.rule_table import Gradients
 from onward.differentiate.rule_table import Rule as GradientRule
 from onward.errors import OnwardError
+from onward.forks import Lock
 from onward.graph import ops
 from onward.graph.build import Builder
 from onward.graph.graph import (
@@ -199,7 +199,7 @@ class Plugins:
     """Loads the installed plugins once."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, since a plugin may make a Trainer
+        self._lock = Lock()  # reentrant, since a plugin may make a Trainer
         self._begun = False
         self._failed = ""
 

@@ -351,6 +351,19 @@ def test_pools(tmp_path: Path) -> None:
         assert row["alone_s"] > 0 and row["difference"] < 1e-5
 
 
+@pytest.mark.slow
+def test_busy(tmp_path: Path) -> None:
+    rows = run(tmp_path, "busy", "--quick").report("busy")["rows"]
+    assert [row["condition"].partition(",")[0].partition(" of the ")[0] for row in rows][:6] == [
+        "idle", "beside one program that spins", "beside two programs that spin",
+        "beside products on all cores", "idle again", "idle",
+    ]  # fmt: skip
+    assert len(rows) == 7 and ("quota" in rows[6]["condition"])
+    for row in rows:
+        assert len(row["eager_s"]) == len(row["onward_s"]) == 2
+        assert min(*row["eager_s"], *row["onward_s"]) > 0
+
+
 def test_by_hand(tmp_path: Path) -> None:
     rows = run(tmp_path, "by_hand", "--quick", "--cases", "padded").report("by_hand")["rows"]
     assert [(row["case"], row["peer"]) for row in rows] == [

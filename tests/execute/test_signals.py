@@ -53,9 +53,9 @@ def test_one_that_comes_while_handlers_are_given_back_disables_no_other(
     def interrupted(number: int, handler: Any) -> Any:
         nonlocal count
         before = given(number, handler)
-        if count == place and armed:
-            signal.raise_signal(signal.SIGINT)
         count += armed
+        if count == place + 1 and armed:
+            signal.raise_signal(signal.SIGINT)
         return before
 
     armed = False

@@ -192,7 +192,40 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "step: signals do not wait", "execute/executable.py",
-        "            with signals_wait():\n", "            if True:\n", STEPS,
+        "            with signals_wait(), self._writing()", "            with self._writing()",
+        STEPS,
+    ),
+    Fault(
+        "step: launches that an interrupt has left half bound are run", "execute/binder.py",
+        "        self._bound_at = None\n        self.bindings += 1\n",
+        "        self.bindings += 1\n", ("train/test_interrupts.py",),
+    ),
+    Fault(
+        "step: counters are not of the update that is interrupted", "execute/executable.py",
+        "self._writing() if wrote else nullcontext():\n", "nullcontext():\n",
+        ("train/test_interrupts.py",),
+    ),
+    Fault(
+        "load: an interrupt leaves it half done", "train/state_part.py",
+        "    except BaseException:\n        for back", "    except Exception:\n        for back",
+        ("train/test_interrupts.py",),
+    ),
+    Fault(
+        "forks: OpenMP's threads are left to the child", "forks.py",
+        "os.register_at_fork(before=_end_threads, ", "os.register_at_fork(", ("test_forks.py",),
+    ),
+    Fault(
+        "forks: a lock of another thread's stays closed", "forks.py",
+        "            lock.is_lost = True\n", "            pass\n", ("test_forks.py",),
+    ),
+    Fault(
+        "threads: Trainers of one model update at once", "train/exclusive.py",
+        "    for p in parameters:\n        _locks", "    for p in ():\n        _locks",
+        ("train/test_threads.py",),
+    ),
+    Fault(
+        "threads: a new thread has OpenMP's number", "execute/binder.py",
+        "        torch.get_num_threads()  #", "        #", ("train/test_threads.py",),
     ),
     Fault(
         "step: a strided parameter without a place", "execute/tensors.py",

@@ -29,6 +29,12 @@ ALLOWED = (
     ),
     Allowed("identifiers", r".*", r"docs/migration/.*", "names of the package that one comes from"),
     Allowed("identifiers", r"(Wav2Vec2|Hubert)ForCTC", r"CHANGELOG\.md", "transformers"),
+    Allowed(
+        "identifiers",
+        r"pthread_atfork|OMP_WAIT_POLICY|GOMP_SPINCOUNT",
+        r"docs/notes/0045.*",
+        "of the C library and of OpenMP's runtime",
+    ),
     Allowed("identifiers", r"ORTModule", r"README\.md", "ONNX Runtime"),
     Allowed("identifiers", r"cse", r"CHANGELOG\.md", "a name that was changed"),
     Allowed(

@@ -40,6 +40,7 @@ def capture(request: CaptureRequest) -> CapturedModule:
     request = replace(request, gradients=request.differentiated)
     draws = RandomState()
     try:
+        ONE_AT_A_TIME.require_whole("capturing a model")
         with ONE_AT_A_TIME, eager(), reading(request.model, request.loss_fn) as reads:
             captured = _first_that_works(request)
     except BaseException:

@@ -8,6 +8,7 @@ copies at most.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ class BackgroundWriter:
     """A queue of one. A write that fails is said in one warning, and raised by `finish`."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: tuple[Path, Write] | None = None
         self._thread: threading.Thread | None = None
@@ -30,6 +32,7 @@ class BackgroundWriter:
 
     def add(self, path: Path, write: Write) -> None:
         """Has `write` called in a thread. The interpreter waits for it when it ends."""
+        self._begin_in_a_fork()
         with self._changed:
             if self._waiting is not None:
                 log.warning(
@@ -43,6 +46,7 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Waits until everything is written, or has failed."""
+        self._begin_in_a_fork()
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
 
@@ -57,6 +61,11 @@ class BackgroundWriter:
         if isinstance(error, OSError):
             raise unwritten(path, error) from error
         raise error
+
+    def _begin_in_a_fork(self) -> None:
+        """Forgets the parent's checkpoints in a forked process: the parent's thread writes them."""
+        if os.getpid() != self._pid:
+            BackgroundWriter.__init__(self)
 
     def _run(self) -> None:
         while True:

@@ -87,6 +87,7 @@ class Binder:
         those that depend on open sizes that have changed. block: `u8[n]`, used in place of the
         arenas. Raises OnwardError for owned tensors that have changed shape or dtype, or
         overlap."""
+        torch.get_num_threads()  # which gives the number to OpenMP where this thread is a new one
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
         lent = None if block is None else block.data_ptr()
@@ -97,6 +98,7 @@ class Binder:
         pointers = (self.memory.version, lent, places)
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)
+            self._bound_at = None
             self._tensors.find(block)
             launches = range(len(self.plan.launches))
             self.launches = [_unbound] * len(launches)
@@ -104,6 +106,8 @@ class Binder:
             launches = self._changing
         else:
             return
+        # an exception from here on leaves launches of two bindings; the next bind makes all anew
+        self._bound_at = None
         self.bindings += 1
         self.binding = object()
         self._tensors.resize(self.dims)

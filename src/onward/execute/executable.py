@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,10 +122,10 @@ class Executable:
                 return wrote  # nothing outlives the step
             if wrote and accept is not None:
                 wrote = self._mesh.agreed(accept())
-            with signals_wait():
+            # counters belong to the weights: both are of one step
+            with signals_wait(), self._writing() if wrote else nullcontext():
                 if wrote and self.plan.commit < len(launches):
-                    with self._writing():
-                        self._commit()
+                    self._commit()
                 if done is not None:
                     done(wrote)
             self._binder.regions.tapes = {}

@@ -48,6 +48,7 @@ class Memory:
         self.is_bounded = False
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}
+        self._given_away = False
         self.blocks = Blocks(
             lambda nbytes: self._block(nbytes, MemoryRegion.SCRATCH), self._dropped
         )
@@ -71,6 +72,11 @@ class Memory:
 
     def reserve(self, sizes: dict[MemoryRegion, int]) -> None:
         """Makes each arena at least this many bytes large."""
+        if self._given_away:
+            self._arenas.clear()
+            for tenant in self._tenants:
+                tenant.release()
+            self._given_away = False
         regions = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
         growing = [
             r for r in regions if r not in self._arenas or self.arena_bytes(r) < sizes[r]
@@ -99,10 +105,9 @@ class Memory:
             )
 
     def give_away(self) -> None:
-        """Leaves the arenas to whoever still holds windows of them; the next run gets new ones."""
-        self._arenas.clear()
-        for tenant in self._tenants:
-            tenant.release()
+        """Leaves the arenas to whoever still holds windows of them; the next run gets new ones.
+        Until then, what the last run has left can be read."""
+        self._given_away = True
 
     def _dropped(self, blocks: Set[int]) -> None:
         """Tells tenants of the blocks at these addresses to release them."""

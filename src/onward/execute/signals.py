@@ -35,25 +35,38 @@ def signals_wait() -> Generator[None]:
             handlers[number](number, frame)
 
     try:
-        for number in _WAITING:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, later)
-        yield
-    finally:
+        try:
+            for number in _WAITING:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, later)
+            yield
+        finally:
+            waiting = False
+            _restore(handlers)
+    finally:  # where an exception that another thread has sent kept the first from its work
         waiting = False
-        try:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        finally:
-            _raise_all(list(dict.fromkeys(arrived)))
+        _restore(handlers)
+        _raise(list(dict.fromkeys(arrived)))
 
 
-def _raise_all(numbers: list[int]) -> None:
-    """Sends the process these signals. A handler that raises keeps none from the others."""
-    if numbers:
+def _restore(handlers: dict[int, Any]) -> None:
+    """Restores all handlers, also where one of those restored already raises meanwhile."""
+    for number in list(handlers):
         try:
-            signal.raise_signal(numbers[0])
-        finally:
-            _raise_all(numbers[1:])
+            signal.signal(number, handlers[number])
+        except BaseException:
+            _restore(handlers)
+            raise
+    handlers.clear()
+
+
+def _raise(numbers: list[int]) -> None:
+    """Raises all signals, also where the handler of one raises."""
+    while numbers:
+        try:
+            signal.raise_signal(numbers.pop(0))
+        except BaseException:
+            _raise(numbers)
+            raise

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
@@ -31,6 +30,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.backends import registry
 
 from onward.errors import CaptureError, EagerWarning, OnwardError, check_names
+from onward.forks import Lock
 from onward.integrations.compiled_piece import CompiledPiece
 from onward.module import accelerate, eager
 from onward.options import ModuleOptions
@@ -159,7 +159,7 @@ class CompiledGraph:
         self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
         self._replaced: Counter[int] = Counter()
         self._told: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __call__(self, *inputs: Any) -> Any:
         try:

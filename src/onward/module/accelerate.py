@@ -7,7 +7,6 @@ module stays the same object, with the same class, parameters and state_dict key
 from __future__ import annotations
 
 import inspect
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -34,6 +33,7 @@ from onward.compile import Compiler
 from onward.errors import CaptureError, EagerWarning, OnwardError, RegionError
 from onward.execute import Memory
 from onward.extend import load_plugins
+from onward.forks import Lock
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.kernels.region import HeldParts
@@ -50,7 +50,7 @@ from onward.module.around import (
 from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
-from onward.module.run import CallRun
+from onward.module.run import RUNNING, CallRun
 from onward.module.states import OFTEN, State, States, TooMany
 from onward.options import ModuleOptions
 from onward.plan import Plan
@@ -71,7 +71,7 @@ class SharedMemory(Memory):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
 
 # refused captures of one kind of batch, after which a state must be met often to get another
@@ -128,7 +128,7 @@ class Accelerated:
         self.options = options
         self._states = States()
         self._memory: SharedMemory | None = None
-        self._lock: threading.RLock | None = None  # the lock of that memory
+        self._lock: Lock | None = None  # the lock of that memory
         # by kind of batch: number of states with refused captures, the last such state, and the
         # reason
         self._in_vain: dict[Any, tuple[int, State | None, str]] = {}
@@ -193,11 +193,12 @@ class Accelerated:
             return _Refused(reason, partial(self._keep, state, batch, mode, reason))
 
     @contextmanager
-    def _locked_state(self, model: torch.nn.Module) -> Generator[tuple[State, threading.RLock]]:
+    def _locked_state(self, model: torch.nn.Module) -> Generator[tuple[State, Lock]]:
         """A context that holds the lock of the memory on the model's device, which it enters with
         the state of the model and that lock. Raises CaptureError for a model without a state."""
         while True:
             lock = self._lock or self._moved(device_of(model))
+            lock.require_whole(RUNNING)
             with lock, torch.inference_mode(False), autocast_off():
                 state = self._states.now(model)
                 if self._memory is not None and state.device == self._memory.device:
@@ -260,7 +261,7 @@ class Accelerated:
 
     # ---- memory
 
-    def _moved(self, device: torch.device) -> threading.RLock:
+    def _moved(self, device: torch.device) -> Lock:
         """Switches to the memory of a device; returns the lock of that memory."""
         self._states.clear()
         found = _MEMORIES.get(device)
@@ -317,7 +318,7 @@ class Accelerated:
             assert self._memory is not None
             return self._memory
 
-    def locked(self) -> threading.RLock:
+    def locked(self) -> Lock:
         """The lock of the memory; its holder runs alone."""
         return self._lock or self._moved(device_of(self.model))
 

@@ -15,13 +15,13 @@ returned, which happens in the draw that regenerates it. Between draws they have
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from hashlib import blake2b
 from typing import Any, cast
 
 import torch
 
+from onward.forks import Lock
 from onward.prepare.seed_stream import seed_words
 
 # layout of `torch.get_rng_state()`, in words of 32 bits: seed (2), left, seeded, next (2), then
@@ -30,7 +30,7 @@ _FIRST = 6  # the first word of MT
 _READ = 2 * 16 + _FIRST  # the words hashed: 512 bits of MT's state, enough to tell states apart
 _HIGHEST, _OTHERS = 0x80000000, 0x7FFFFFFF
 
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def call_seed() -> torch.Tensor:

@@ -7,7 +7,6 @@ checkpoints and offloads like any saved tensor.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 
 from onward.errors import OnwardError
 from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
+from onward.forks import Lock
 from onward.module.around import autocast_off
 from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
@@ -25,6 +25,7 @@ from onward.prepare.batch import Batch
 _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _AUTOGRAD = _CORE._autograd
 _NOTHING = torch.empty(0)
+RUNNING = "running an accelerated model"  # what a thread does that holds the memory's lock
 TWICE = (
     "second derivatives (create_graph=True) are not supported through a compiled graph; fix: "
     "call the model within `with onward.eager():`"
@@ -48,9 +49,7 @@ class CallRun:
     time holds it. Call `prepare` first: where it raises, nothing has run.
     """
 
-    def __init__(
-        self, call: PreparedCall, batch: Batch, gradients: bool, lock: threading.RLock
-    ) -> None:
+    def __init__(self, call: PreparedCall, batch: Batch, gradients: bool, lock: Lock) -> None:
         self.call, self.batch, self.gradients, self._lock = call, batch, gradients, lock
         self._results: list[str] = []
         self._names: list[str] = []  # results on the tape
@@ -74,6 +73,7 @@ class CallRun:
         tape."""
         call, ready, names = self.call, self._ready, self._names
         assert ready is not None, "prepared"
+        self._lock.require_whole(RUNNING)
         with self._lock, autocast_off():
             if self._seed is None and call.draws:
                 self._seed = call_seed()
@@ -118,6 +118,7 @@ class CallRun:
     ) -> list[torch.Tensor | None]:
         """Runs the backward half; returns the gradient of each leaf, in order. given: cotangents by
         result. keep: the residuals must serve again."""
+        self._lock.require_whole(RUNNING)
         with self._lock, autocast_off():
             call = self.call
             call.note_ends(given)
@@ -290,4 +291,4 @@ class _Refused(torch.autograd.Function):
         raise OnwardError(TWICE)
 
 
-__all__ = ["CallRun"]
+__all__ = ["RUNNING", "CallRun"]

@@ -12,6 +12,7 @@ from onward.compile import Compiler
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.graph.graph import Graph
 from onward.graph.signature import Signature
+from onward.kernels.quota import follow_quota
 from onward.plan import Plan
 from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import Bound
@@ -38,6 +39,9 @@ class Session:
     memory: Memory
     state: StateTensors | None = None
     memory_budget: int | float | str | None = None
+
+    def __post_init__(self) -> None:
+        follow_quota()  # before anything is planned for a number of threads
 
     def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
         """Binds a plan of these graphs to the session's memory and to the tensors of user and

@@ -67,6 +67,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 
     from onward.kernels.blas.choice import processor_name
     from onward.kernels.native import library
+    from onward.kernels.quota import quota
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "processor", f"{processor_name()} ({platform.machine()}), {cores} cores to run on"
@@ -79,12 +80,13 @@ def _machine() -> Iterator[tuple[str, str]]:
         compiler
         or ("none found; native kernels are compiled at installation, with a C++ compiler"),
     )
-    limit = variables().get("OMP_NUM_THREADS")
+    limit, allowed = variables().get("OMP_NUM_THREADS"), quota()
     yield (
         "threads",
         (
             f"{torch.get_num_threads()} in PyTorch; OMP_NUM_THREADS "
             + (f"is {limit}" if limit else "is not set")
+            + ("" if allowed is None else f"; the container's quota is {allowed:.3g} processors")
         ),
     )
     yield "OpenMP", ", ".join(library.openmp_runtimes()) or "none loaded"

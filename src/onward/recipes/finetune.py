@@ -324,8 +324,10 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
         if config.dry_run:
             print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
             return 0
+        from onward.kernels.quota import follow_quota
         from onward.recipes.compare import EngineFailed
 
+        follow_quota()  # before the number of threads is recorded
         output = RunFolder(Path(config.output_dir or ""))
         try:
             with output:

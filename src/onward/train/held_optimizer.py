@@ -22,11 +22,13 @@ class HeldOptimizer(ABC, Generic[Sums]):
 
     updates: the tensors that step graphs read and write, and the number of updates. why: the reason
     why the optimizer makes its updates itself; None where step graphs do. is_stepping: whether its
-    `step()` runs at this moment.
+    `step()` runs at this moment. is_half_restored: whether an exception interrupted the restoring
+    of a state.
     """
 
     why: str | None = None
     is_stepping = False
+    is_half_restored = False
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, updates: Sums) -> None:
         self.model, self.torch, self.updates = model, optimizer, updates

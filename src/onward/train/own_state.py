@@ -50,11 +50,13 @@ def own_part(optimizer: OwnStep) -> StatePart:
 
     def restore(state: State) -> Callable[[], None]:
         before = copied(optimizer.torch.state_dict())
-        with signals_wait():  # an interrupt would leave it half restored
+        optimizer.is_half_restored = True  # until all of the Trainer's state is restored
+        with signals_wait():
             try:
                 optimizer.torch.load_state_dict(copied(state["own_state"]))
             except BaseException:
                 optimizer.torch.load_state_dict(before)
+                optimizer.is_half_restored = False
                 raise
             parameters = dict(optimizer.model.named_parameters())
             updates.restore_sums(parameters, _sums(state), state["updates"])

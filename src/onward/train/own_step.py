@@ -92,7 +92,6 @@ class OwnStep(HeldOptimizer[GradientSums]):
 
     def advance(self, signature: Signature) -> None:
         self.updates.window = frozenset()
-        self._memory.torn = True  # until `step`: the window is over, and its update is not made
 
     def step(self, executable: Executable) -> None:
         """Runs the optimizer's `step()`, with `p.grad` set to the gradients that this executable
@@ -109,8 +108,10 @@ class OwnStep(HeldOptimizer[GradientSums]):
         try:
             with signals_wait(), self._shown(parameters, executable, left):
                 original_step(self.torch)()
-        except BaseException:
-            self._memory.torn = _versions(parameters) != versions
+        except BaseException as error:
+            # what is no Exception was sent from outside, and this update is lost
+            self.is_stepping, sent = False, not isinstance(error, Exception)
+            self._memory.torn = sent or _versions(parameters) != versions
             self._memory.give_away()  # the traceback may hold gradients
             raise
         self._memory.torn = False
@@ -133,8 +134,8 @@ class OwnStep(HeldOptimizer[GradientSums]):
         """A context in which each parameter's `grad` is what the step has left for it."""
         outputs = {self.updates.parameter(name): output for name, output in left.items()}
         held = [p.grad for p in parameters]
-        self.is_stepping = True
         try:
+            self.is_stepping = True
             for p in parameters:
                 output = outputs.get(p)
                 p.grad = None if output is None else self._gradient(executable, output)

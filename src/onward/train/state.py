@@ -89,10 +89,10 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
             for given in state["param_groups"]
         ]
         tensors = {_key(name): tensor for name, tensor in state["optimizer"].items()}
-        with signals_wait():  # an interrupt would leave it half restored
+        with signals_wait():
+            optimizer.restore(tensors, state["counts"], state["updates"])
             for group, given in zip(optimizer.torch.param_groups, settings, strict=True):
                 group.update(given)
-            optimizer.restore(tensors, state["counts"], state["updates"])
         return lambda: None
 
     def check(state: State) -> None:

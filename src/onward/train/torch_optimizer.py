@@ -197,6 +197,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
     ) -> None:
         """Replaces all state by tensors and counts from `named` and `named_counts`."""
         parameters = {path: p for p, path in paths_of(self.model).items()}
+        self.is_half_restored = True  # until all of the Trainer's state is restored
         self._shared.forget(parameters.values())
         self.updates.restore(parameters, tensors, counts, done)
         self._shared.share()

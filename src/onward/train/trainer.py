@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +20,7 @@ from onward.capture import LossFunction, unwrapped
 from onward.checkpoint import BackgroundWriter
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
+from onward.execute.signals import signals_wait
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
 from onward.options import TrainerOptions, read_names
@@ -39,7 +39,7 @@ from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,
 )
-from onward.train.exclusive import exclusive
+from onward.train.exclusive import exclusive, lock_of
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
@@ -107,7 +107,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
-        self._lock = threading.RLock()
+        self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
@@ -226,8 +226,6 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         # last: it may run the step once more
         if not wrote:
             self._note(result.loss, self._last.nonfinite_origin)
-        elif last:
-            self._own_step(prepared.executable)
         return result
 
     @exclusive
@@ -273,9 +271,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             updated=wrote,
             window_loss=window.loss,
         )
-        if wrote:
-            self._own_step(executable)
-        else:
+        if not wrote:
             self._note(window.loss, partial(nonfinite_origin, executable, inputs, {}))
         return result
 
@@ -321,9 +317,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         hook of the model."""
         self._follow_for_state()
         self._optimizer.require_owner()
-        restore(self._state_parts(), state)
-        self.memory.torn = False
-        self._skipped.in_a_row = 0
+        with signals_wait():
+            restore(self._state_parts(), state)
+            self.memory.torn = self._optimizer.is_half_restored = False
+            self._skipped.in_a_row = 0
 
     # ---- averaged weights
 
@@ -408,10 +405,11 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """Raises OnwardError if an exception interrupted an update, and where the model has its
         averaged weights."""
         self._average.require_own()
-        if self.memory.torn:
+        if self.memory.torn or self._optimizer.is_half_restored:
             raise OnwardError(
-                "an exception interrupted an update or a batch in parts, so that not all of it was "
-                "made; fix: load_state_dict with a state saved before, or resume from a checkpoint"
+                "an exception interrupted an update, a batch in parts or a load, so that not all "
+                "of it was made; fix: load_state_dict with a state saved before, or resume from a "
+                "checkpoint"
             )
 
     def _verify_first(self, batch: Batch) -> None:
@@ -461,19 +459,15 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
         self._scaling.advance(executable)
         if wrote:
+            self._spikes.applied(self._window.loss)
             self._optimizer.advance(executable.plan.signature)
             self._skipped.applied()
-            self._spikes.applied(self._window.loss)
-            if self._optimizer.why is None:
-                self._average.update()
+            if self._optimizer.why is not None:  # no graph has its update
+                with torch.enable_grad():  # as in the user's own loop
+                    self._optimizer.step(executable)
+            self._average.update()
         else:
             self._updates.window = frozenset()
-
-    def _own_step(self, executable: Executable) -> None:
-        """Makes the update of an optimizer that no graph has, on the gradients of a run."""
-        if self._optimizer.why is not None:
-            self._optimizer.step(executable)
-            self._average.update()
 
     def _note(self, loss: torch.Tensor, origin: FindOrigin) -> None:
         """Counts a skipped update. Raises NonfiniteError where there are too many in a row, and

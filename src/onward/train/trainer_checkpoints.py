@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Memory
+from onward.execute.signals import signals_wait
+from onward.forks import Lock
 from onward.options import read_limit
 from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
@@ -40,7 +41,7 @@ class TrainerCheckpoints:
     model: torch.nn.Module
     memory: Memory
     registered: list[Stateful]
-    _lock: threading.RLock
+    _lock: Lock
     _run_id: str
     _writer: BackgroundWriter
     _optimizer: HeldOptimizer[Any]
@@ -151,13 +152,14 @@ class TrainerCheckpoints:
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
-        try:
-            restore(self._checkpoint_parts(), state)
-        except OnwardError as error:
-            raise OnwardError(f"{path}: {error}") from error
-        self._run_id = str(found.facts["run"])
-        self._skipped.checkpoint = self._spikes.checkpoint = path
-        self.memory.torn = False
+        with signals_wait():
+            try:
+                restore(self._checkpoint_parts(), state)
+            except OnwardError as error:
+                raise OnwardError(f"{path}: {error}") from error
+            self._run_id = str(found.facts["run"])
+            self._skipped.checkpoint = self._spikes.checkpoint = path
+            self.memory.torn = self._optimizer.is_half_restored = False
         return path
 
     @exclusive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from onward.capture import LossFunction
 from onward.errors import OnwardError
 from onward.explanation import StepExplanation, explained
 from onward.explanation.nonfinite import NonfiniteOrigin
+from onward.forks import Lock
 from onward.graph.graph import OPSET
 from onward.graph.opset import read_opset
 from onward.kernels import host
@@ -49,7 +49,7 @@ class TrainerViews:
     optimizer: torch.optim.Optimizer
     options: TrainerOptions
     device: torch.device
-    _lock: threading.RLock
+    _lock: Lock
     _last: LastRun | None
     _example: Batch | None
     _steps: PreparedSteps

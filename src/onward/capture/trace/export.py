@@ -32,9 +32,10 @@ from onward.capture.trace.replaced import run_once
 from onward.capture.trace.torch_nn.running_mean import averaged_over_batches
 from onward.capture.trace.torch_nn.transformer_encoder import padded_with_zeros
 from onward.errors import CaptureError
+from onward.forks import Lock
 from onward.model_state.patches import Patch, patched
 
-ONE_AT_A_TIME = threading.RLock()  # held by a capture, since it patches what all threads share
+ONE_AT_A_TIME = Lock()  # held by a capture, since it patches what all threads share
 _tracing: list[int] = []  # ids of the thread that is tracing
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _export: Any = importlib.import_module("torch.export._trace")
