@@ -30,7 +30,7 @@ from onward.graph.graph import Graph
 
 QUICK = 8  # with --quick, one in so many tests of a file, at least one
 SECONDS = 20  # that the cases of a test may take without --whole
-LONG = 6  # with --thin, one in so many of the tests that take a second or more
+CASES, TEST = 0.5, 0.25  # with --thin, the seconds that the cases of a test may take, and a test
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
 settings.load_profile("onward")
@@ -46,9 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
-    same. A test whose cases take a second or more (`durations.json`) keeps as many as fit in
-    SECONDS, at least one. With `--thin N` 1 in N of the former stay, and of the latter one case of
-    every sixth test; with `--whole`, and where cases are asked for by name, all of them. With
+    same. A test whose cases take long (`durations.json`) keeps as many as fit in SECONDS, at least
+    one. With `--thin N` 1 in N of the former stay, and of each test as many cases as fit in CASES
+    seconds; a test whose first case takes longer than TEST seconds stays with the probability TEST
+    by its seconds. With `--whole`, and where cases are asked for by name, all of them stay. With
     `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
@@ -57,18 +58,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest()):
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
     files: dict[str, list[list[pytest.Item]]] = {}
-    long = durations.known()
+    known = durations.known()
     for name, found in groups.items():
-        mark = found[0].get_closest_marker("sample")
-        if quick or (thin > 1 and name in long):
+        mark, seconds = found[0].get_closest_marker("sample"), known.get(name, 0.0)
+        if quick:
             del found[1:]
         elif mark is not None:
             del found[math.ceil(len(found) / (mark.args[0] * thin)) :]
-        if name in long:
-            del found[max(1, int(SECONDS / long[name])) :]
+        if seconds:
+            del found[max(1, int((SECONDS if thin == 1 else CASES) / seconds)) :]
         slow = found[0].get_closest_marker("slow") is not None
-        drawn = hashlib.sha256(name.encode()).digest()[0] % LONG == 0
-        if not (quick and slow) and (drawn or thin == 1 or name not in long):
+        drawn = hashlib.sha256(name.encode()).digest()[0] / 256 * seconds < TEST
+        if not (quick and slow) and (drawn or thin == 1):
             files.setdefault(name.partition("::")[0], []).append(found)
     kept = {
         item

@@ -17,9 +17,9 @@ from onward.errors import OnwardError
 Parameters: TypeAlias = "Iterable[torch.Tensor] | Iterable[dict[str, Any]]"
 
 
-class _Eager(torch.optim.Optimizer):
-    """An optimizer whose `step` calls `_move(p, g, state, group)` for each parameter that has a
-    gradient."""
+class _ByGroup(torch.optim.Optimizer):
+    """An optimizer whose `step` calls `_update(held, group)` for the parameters of each group that
+    have a gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -29,11 +29,24 @@ class _Eager(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    g = -p.grad if group["maximize"] else p.grad
-                    self._move(p, g, self.state[p], group)
+            held = [p for p in group["params"] if p.grad is not None]
+            if held:
+                self._update(held, group)
         return loss
+
+    def _update(self, held: list[torch.Tensor], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class _ByParameter(_ByGroup):
+    """An optimizer whose `step` calls `_move(p, g, state, group)` for each parameter that has a
+    gradient."""
+
+    def _update(self, held: list[torch.Tensor], group: dict[str, Any]) -> None:
+        for p in held:
+            assert p.grad is not None
+            g = -p.grad if group["maximize"] else p.grad
+            self._move(p, g, self.state[p], group)
 
     def _move(
         self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
@@ -50,7 +63,7 @@ def _check(least: float = 0.0, **settings: Any) -> None:
             raise OnwardError(f"{name}={value!r} is not a setting; fix: {span}")
 
 
-class EagerLion(_Eager):
+class EagerLion(_ByParameter):
     """Lion (arXiv 2302.06675). Raises OnwardError for settings out of range."""
 
     def __init__(
@@ -78,7 +91,7 @@ class EagerLion(_Eager):
         m.lerp_(g, 1 - beta2)
 
 
-class EagerLAMB(_Eager):
+class EagerLAMB(_ByParameter):
     """LAMB (arXiv 1904.00962). Raises OnwardError for settings out of range."""
 
     def __init__(
@@ -122,7 +135,7 @@ class EagerLAMB(_Eager):
         p.sub_(u, alpha=rate)
 
 
-class EagerMuonWithAdamW(torch.optim.Optimizer):
+class EagerMuonWithAdamW(_ByGroup):
     """Muon for groups with `use_muon`, AdamW for the others, each by torch's own update.
 
     A group has the settings of both; those of the other are not read. Raises OnwardError for a
@@ -163,22 +176,12 @@ class EagerMuonWithAdamW(torch.optim.Optimizer):
                     f"{list(odd.shape)}; fix: put it into a group with use_muon=False"
                 )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Updates each parameter that has a gradient. closure: computes the loss anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            held = [p for p in group["params"] if p.grad is not None]
-            if held:
-                inner = _inner(held, group)
-                for p in held:
-                    inner.state[p] = self.state[p]
-                inner.step()
-                self.state.update(inner.state)
-        return loss
+    def _update(self, held: list[torch.Tensor], group: dict[str, Any]) -> None:
+        inner = _inner(held, group)
+        for p in held:
+            inner.state[p] = self.state[p]
+        inner.step()
+        self.state.update(inner.state)
 
 
 def _inner(parameters: list[torch.Tensor], group: dict[str, Any]) -> torch.optim.Optimizer:

@@ -82,9 +82,14 @@ def _names(model: nn.Module) -> dict[torch.Tensor, list[str]]:
     return names
 
 
+def embedding_tables(model: nn.Module) -> set[torch.Tensor]:
+    """The weights of a model's embeddings."""
+    return {m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+
+
 def _tables(model: nn.Module) -> set[torch.Tensor]:
     """The weights of embeddings, and of the output layer that a transformers model names."""
-    found = {m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    found = embedding_tables(model)
     output = getattr(model, "get_output_embeddings", lambda: None)()
     weight = getattr(output, "weight", None)
     return found if weight is None else {*found, weight}
@@ -114,4 +119,4 @@ def _matched(
     return list(dict.fromkeys(held))
 
 
-__all__ = ["param_groups", "split"]
+__all__ = ["embedding_tables", "param_groups", "split"]

@@ -29,6 +29,7 @@ from onward.train.optim import (
 )
 from onward.train.optimizer_owner import check_free, give_back, is_free, require_owner, take
 from onward.train.optimizer_state import ParameterState, StateKey
+from onward.train.parameter_groups import embedding_tables
 from onward.train.state_form import StateForms
 from onward.train.torch_state import TorchState, release
 from onward.train.update_state import Joining, UpdateState
@@ -224,9 +225,7 @@ def _settings(
 
 
 def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether a parameter is the weight of an embedding."""
-    tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-    return any(m.weight is parameter for m in tables)
+    return parameter in embedding_tables(model)
 
 
 __all__ = ["TorchOptimizer"]
