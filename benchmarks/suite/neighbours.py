@@ -23,8 +23,8 @@ from suite.report import Writer, heading, markdown, started
 
 SPIN = "while True: pass"
 MULTIPLY = "import torch; a = torch.eye(700)\nwhile True: torch.mm(a, a).add_(1.0)"
-SIZE = {"n_layer": 4, "n_embd": 384, "n_head": 6, "vocab_size": 8000}
-QUICK = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100}
+SIZE: dict[str, Any] = {"n_layer": 4, "n_embd": 384, "n_head": 6, "vocab_size": 8000}
+QUICK: dict[str, Any] = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100}
 GOAL = 0.9  # of the idle machine's ratio
 PERIOD = 100_000  # microseconds of a quota's period
 START = 1.0  # seconds until a neighbour is at work
@@ -170,7 +170,7 @@ def _beside(programs: list[str]) -> Generator[None]:
             process.wait()
 
 
-def _steps(size: dict[str, int]) -> dict[str, Callable[[], Any]]:
+def _steps(size: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """A step of each, on models of the same weights."""
     import copy
 
