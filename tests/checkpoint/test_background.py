@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 import onward
 from onward.checkpoint import BackgroundWriter, checkpoints
+from onward.checkpoint.tensor_file import copied_tensors, tensor_chunks
 from onward.errors import CheckpointError
 
 
@@ -107,3 +109,61 @@ def test_a_bug_in_a_write_is_raised() -> None:
         writer.finish()
     writer.add(Path("b"), lambda: None)
     writer.finish()
+
+
+def test_it_is_written_in_few_calls(tmp_path: Path) -> None:
+    """Of each file of tensors the header and one block (of less than 16 MB here): training
+    waits for a thread at each of its calls."""
+    trainer, x = trained()
+    trainer.train_step(x, x)
+    calls: list[str] = []
+
+    def seen(name: str, args: tuple[Any, ...]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            calls.append(name)
+
+    with watching(seen):
+        trainer.save(tmp_path, background=True)
+        trainer.finish_saves()
+    assert calls.count("write") == 2 * 2 + 2, "two files of tensors, the state, the manifest"
+
+
+def test_copies_are_of_the_same_bytes_and_share_no_memory() -> None:
+    wide = torch.randn(4, 6)
+    tensors = {
+        "half": torch.randn(3).half(),
+        "scalar": torch.tensor(1.5, dtype=torch.float64),
+        "transposed": wide.t(),
+        "a part": wide[1:3, ::2],
+        "expanded": torch.randn(1, 3).expand(5, 3),
+        "empty": torch.zeros(0, 7),
+        "bytes": torch.arange(3, dtype=torch.uint8),
+        "flags": torch.tensor([True, False, True]),
+        "bfloat16": torch.randn(5).bfloat16(),
+        "eight bits": torch.randn(5).to(torch.float8_e4m3fn),
+        "counts": torch.arange(4),
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "parameter": nn.Parameter(torch.randn(2, 3)),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    }
+    want = [bytes(memoryview(chunk).cast("B")) for chunk in tensor_chunks(tensors)]
+    copies = copied_tensors(tensors)
+    assert list(copies) == list(tensors)
+    for name, copy in copies.items():
+        own = tensors[name].detach()
+        assert copy.shape == own.shape and copy.dtype == own.dtype and not copy.requires_grad
+        if own.numel():
+            assert copy.untyped_storage().data_ptr() != own.untyped_storage().data_ptr(), name
+    found = [bytes(memoryview(chunk).cast("B")) for chunk in tensor_chunks(copies)]
+    assert len(found) == 2, "the header and one block"
+    assert b"".join(found) == b"".join(want)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: torch.eye(3).to_sparse(), lambda: torch.eye(3).to("meta")]
+)
+def test_what_no_file_holds_is_refused_as_it_is_written(made: Callable[[], torch.Tensor]) -> None:
+    copies = copied_tensors({"held": torch.ones(2), "odd": made()})
+    with pytest.raises(CheckpointError, match=r"odd is .* which a safetensors file cannot hold"):
+        list(tensor_chunks(copies))

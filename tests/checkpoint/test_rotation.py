@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_faults import checkpoint, is_whole
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onward
-from onward.checkpoint import checkpoints, read_checkpoint, rotate, settle
+from onward.checkpoint import checkpoints, folder_name, read_checkpoint, rotate, settle
 from onward.errors import OnwardError
 
 Saved = tuple[str, int, int]  # a run, its updates, micro-batches of the open window
@@ -87,3 +87,25 @@ def test_hidden_checkpoints_of_killed_processes_are_settled(tmp_path: Path) -> N
     settle(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-1", "checkpoint-2", ".other"}
     assert is_whole(read_checkpoint(tmp_path / "checkpoint-2"))
+
+
+@settings(max_examples=40)
+@given(SAVES, st.integers(1, 2), st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_one_that_is_whole_is_left_and_those_to_keep(
+    saves: list[Saved], limit: int, best: set[int], broken: set[int]
+) -> None:
+    """After each save the one just written is whole, though the disk has damaged those before it,
+    whatever run their names are of; and what is to be kept is there."""
+    folder = Path(tempfile.mkdtemp())
+    keep: set[Path] = set()
+    for number, (run, updates, micro_steps) in enumerate(saves):
+        path = folder / folder_name(updates, micro_steps)
+        checkpoint(updates, run, micro_steps, numbers=1).packed().write(path)
+        keep |= {path} if number in best else set()
+        gone = rotate(folder, path, limit, keep)
+        assert not keep.intersection(gone) and all(kept.is_dir() for kept in keep)
+        assert is_whole(read_checkpoint(path))
+        if number in broken:  # later, by the disk
+            name = "manifest.json" if number % 2 else "model.safetensors"
+            (path / name).write_bytes((path / name).read_bytes()[:-9])
+    shutil.rmtree(folder)

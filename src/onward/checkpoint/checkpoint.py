@@ -21,7 +21,7 @@ from onward.checkpoint.disk import StagedFolder
 from onward.checkpoint.manifest import Manifest, verify
 from onward.checkpoint.model_files import WEIGHTS, ModelState
 from onward.checkpoint.state_tree import decoded, encoded
-from onward.checkpoint.tensor_file import read_tensors, tensor_chunks
+from onward.checkpoint.tensor_file import copied_tensors, read_tensors, tensor_chunks
 from onward.errors import CheckpointError
 
 TENSORS = "optimizer.safetensors"
@@ -74,12 +74,7 @@ class PackedCheckpoint:
 
     def copied(self) -> PackedCheckpoint:
         """A copy that shares no tensor with the run, so that the run can go on."""
-        copies = {
-            file: {
-                k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in own.items()
-            }
-            for file, own in self.tensors.items()
-        }
+        copies = {file: copied_tensors(own) for file, own in self.tensors.items()}
         return PackedCheckpoint(copies, self.texts, self.facts)
 
     def write(self, folder: Path) -> None:

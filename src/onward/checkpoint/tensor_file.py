@@ -41,16 +41,16 @@ _NAMES = {
 def tensor_chunks(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[Any]:
-    """Yields the content of a safetensors file as buffers, one for each tensor. Raises
-    CheckpointError for a tensor that the format does not have: sparse, quantized, on meta."""
+    """Yields the content of a safetensors file as buffers: one for each tensor, or for several that
+    lie in memory as in the file. Raises CheckpointError for a tensor that the format does not have:
+    sparse, quantized, on meta."""
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.dtype not in _NAMES or tensor.is_meta:
+        if not _fits(tensor):
             raise CheckpointError(
                 f"{name} is {tensor.dtype} of layout {tensor.layout} on {tensor.device.type}, "
                 "which a safetensors file cannot hold"
             )
-    # wide elements first, so that each tensor lies at a multiple of its element's size
-    ordered = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    ordered = _ordered(tensors)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in ordered:
@@ -64,11 +64,69 @@ def tensor_chunks(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
+    held: torch.Tensor | None = None  # u8[n], not yet yielded
     for name in ordered:
         tensor = tensors[name]
         if tensor.numel():
             flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-            yield flat.view(torch.uint8).numpy()
+            bytes_ = flat.view(torch.uint8)
+            if held is not None and _follows(bytes_, held):
+                held = held.as_strided((held.numel() + bytes_.numel(),), (1,))
+                continue
+            if held is not None:
+                yield held.numpy()
+            held = bytes_
+    if held is not None:
+        yield held.numpy()
+
+
+def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies tensors, so that they can be written while their owner changes them.
+
+    The copies of those on a CPU lie in one block as in the file, which is then written in few
+    calls. Each call of a thread that writes takes the interpreter's lock, and training waits where
+    the machine takes the processor from that thread meanwhile.
+    """
+    joined = [name for name in _ordered(tensors) if _joins(tensors[name])]
+    block = torch.empty(sum(tensors[name].nbytes for name in joined), dtype=torch.uint8)
+    copies: dict[str, torch.Tensor] = {}
+    end = 0
+    with torch.no_grad():
+        for name in joined:
+            tensor = tensors[name].detach()
+            start, end = end, end + tensor.nbytes
+            copies[name] = block[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return {
+        name: copies[name]
+        if name in copies
+        else tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names in the order of the file: wide elements first, so that each tensor lies at a
+    multiple of its element's size."""
+    return sorted(tensors, key=lambda name: -tensors[name].element_size())
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Whether the format has tensors of this kind."""
+    return tensor.layout == torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
+
+
+def _joins(tensor: torch.Tensor) -> bool:
+    """Whether a copy can lie in a block of bytes with others."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and _fits(tensor) and tensor.device.type == "cpu"
+
+
+def _follows(second: torch.Tensor, first: torch.Tensor) -> bool:
+    """Whether the bytes u8[m] lie behind the bytes u8[n] in the same memory."""
+    return (
+        second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and second.storage_offset() == first.storage_offset() + first.numel()
+    )
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -83,4 +141,4 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 
-__all__ = ["read_tensors", "tensor_chunks"]
+__all__ = ["copied_tensors", "read_tensors", "tensor_chunks"]

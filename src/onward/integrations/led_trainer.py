@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from onward.errors import CaptureError, OnwardError
+from onward.execute import Executable
 from onward.prepare.batch import Batch, bind_batch
 from onward.train.arguments import checked_options
 from onward.train.exclusive import exclusive
+from onward.train.loss_spikes import KEY
 from onward.train.optimizer_owner import STAND_IN, is_stand_in, original_step
 from onward.train.result import StepResult
+from onward.train.state_part import restore
 from onward.train.trainer import Trainer
 from onward.train.window import AccumulationWindow
+
+WAY_BACK = "trainer.train(resume_from_checkpoint='{}')"
 
 
 class LedWindow(AccumulationWindow):
     """An accumulation window controlled by another loop, which sets the weights of micro-batches,
-    says which is last, and numbers the windows by led_step (None: no loop does)."""
+    says which is last, and numbers the windows by led_step (None: no loop does). Its loss is the
+    sum of the micro-batches' losses by those weights, as the loop logs it."""
 
     def __init__(self, size: int, seed: int | None) -> None:
         super().__init__(size, seed)
@@ -50,8 +57,17 @@ class LedWindow(AccumulationWindow):
             return super().number(updates)
         return self.led_step, self._since if self.led_step == self._counted else 0
 
-    def _mean_loss(self) -> None:
-        """None: only the loop knows what its micro-batches weigh."""
+    def leave(self) -> None:
+        """Forgets the micro-batches of an open window, whose gradients the loop has now."""
+        self.micro_steps = self.parts = 0
+        self.sums = {key: torch.zeros_like(total) for key, total in self.sums.items()}
+
+    def _with(self, executable: Executable, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        sums = super()._with(executable, loss)
+        if self.size == 1 or executable.plan.signature.windowed:
+            return sums
+        total = self.sums["loss"] + self.led_weight * loss.double()
+        return sums | {"divisor": torch.ones_like(sums["divisor"]), "loss": total}
 
     def advance(self, batch_size: int, updated: bool) -> None:
         super().advance(batch_size, updated)
@@ -80,6 +96,7 @@ class LedTrainer(Trainer):
         options = replace(checked_options(options), gradient_accumulation_average="micro_batches")
         super().__init__(*args, options=options, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
+        self._spikes.way_back = self._skipped.way_back = WAY_BACK
         self._due = False  # whether there was an update whose `optimizer.step()` is still to come
 
     @exclusive
@@ -127,8 +144,24 @@ class LedTrainer(Trainer):
     def give_back(self) -> None:
         """Returns the optimizer to torch. Gradients of an open window are added to `p.grad`."""
         self._optimizer.give_back()
-        self._window.micro_steps = 0
+        assert isinstance(self._window, LedWindow)
+        self._window.leave()
         self._due = False
+
+    @property
+    def loss_history(self) -> list[float]:
+        """The losses of the last updates, oldest first, by which `loss_spikes` judges the next."""
+        return self._spikes.losses
+
+    @exclusive
+    def set_loss_history(self, losses: Sequence[float]) -> None:
+        """Judges the next update by these losses of the updates before it, oldest first."""
+        held = torch.tensor(list(losses), dtype=torch.float64)
+        restore((self._spikes.part(),), {KEY: held})
+
+    def name_checkpoint(self, folder: Path) -> None:
+        """Makes errors name the folder as the last checkpoint of this run."""
+        self._skipped.checkpoint = self._spikes.checkpoint = folder
 
     def _take_optimizer(self, why: str | None) -> None:
         super()._take_optimizer(why)

@@ -30,7 +30,7 @@ REFUSED: dict[str, str] = {
 # options of onward.Trainer for its update or for a whole step
 LOST = (
     "mixed_precision", "keep_in_fp32", "loss_scale", "optimizer_state",
-    "gradient_accumulation_dtype", "seed", "verify",
+    "gradient_accumulation_dtype", "loss_spikes", "seed", "verify",
 )  # fmt: skip
 
 

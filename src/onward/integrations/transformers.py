@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch
 from onward.capture import without_flash_lengths
 from onward.errors import MissingExtraError, OnwardError
 from onward.integrations.led_trainer import LedTrainer, NotRunError
+from onward.integrations.loss_history import read_history, write_history
 from onward.integrations.refused_arguments import (
     leave_uncompiled,
     refuse_accelerator,
@@ -44,6 +46,7 @@ for _package in ("transformers", "accelerate"):
         raise MissingExtraError(_package, "hf")
 
 import transformers  # noqa: E402  # there, as the lines before have made sure
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 
 log = logging.getLogger("onward")
 
@@ -84,6 +87,9 @@ class Trainer(transformers.Trainer):
         self._unfit: tuple[tuple[Any, ...], str] | None = None
         self._result: StepResult | None = None
         self._own_clipping: Any = None  # the clipping that `_norm` replaces
+        # losses of updates that the next LedTrainer begins with, of a checkpoint or the one before
+        self._history: list[float] | None = None
+        self._checkpoint: Path | None = None  # of this run, the last one
         self._turns = Turns()
         self._losses: dict[Any, Any] = {}
         super().__init__(*positional, **named)
@@ -116,6 +122,29 @@ class Trainer(transformers.Trainer):
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self._options.loss_spikes is not None and self.args.should_save:
+            held, trainer = self._history, self._step_trainer
+            if held is None and trainer is not None:
+                held = trainer.loss_history
+            write_history(output_dir, held or [])
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if self._options.loss_spikes is not None:
+            self._history = read_history(checkpoint) or []
+        self._name_checkpoint(Path(checkpoint))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.save_only_model:  # nothing to go on from
+            return
+        folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._name_checkpoint(Path(self._get_output_dir(trial=trial), folder))
 
     def add_callback(self, callback: Any) -> Any:
         super().add_callback(callback)
@@ -279,7 +308,7 @@ class Trainer(transformers.Trainer):
     def _led(self) -> LedTrainer:
         """The onward.Trainer for the present model, optimizer and arguments. Raises NotRunError
         where there can be none."""
-        made_of = self._parts()
+        made_of, before = self._parts(), self._step_trainer
         if self._step_trainer is None or made_of != self._made_of:
             model, optimizer, steps, norm = made_of
             options = {**vars(self._options)}
@@ -288,13 +317,27 @@ class Trainer(transformers.Trainer):
             options["gradient_accumulation_steps"] = steps
             options["max_grad_norm"] = norm if norm and norm > 0 else NO_CLIPPING
             try:
-                self._step_trainer = LedTrainer(model, optimizer, model_loss, options=options)
+                self._step_trainer = trainer = LedTrainer(
+                    model, optimizer, model_loss, options=options
+                )
             except OnwardError as error:
                 raise NotRunError(str(error)) from error
             self._made_of = made_of
+            if self._history is None and before is not None and before.model is trainer.model:
+                self._history = before.loss_history
+            if self._checkpoint is not None:
+                trainer.name_checkpoint(self._checkpoint)
+        if self._history is not None:
+            self._step_trainer.set_loss_history(self._history)
+            self._history = None
         if "clip_grad_norm_" not in vars(self.accelerator):
             self.accelerator.clip_grad_norm_ = self._norm  # type: ignore[method-assign]
         return self._step_trainer
+
+    def _name_checkpoint(self, folder: Path) -> None:
+        self._checkpoint = folder
+        if self._step_trainer is not None:
+            self._step_trainer.name_checkpoint(folder)
 
     def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         """The gradient norm before clipping, f32[]; called in place of clipping, which the graph

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from onward.errors import LossSpikeError
+from onward.train.skipped_updates import WAY_BACK
 from onward.train.state_part import State, StatePart, unfit
 
 log = logging.getLogger("onward")
@@ -42,15 +43,21 @@ class LossSpikes:
     policy: "warn" logs it and updates; "skip" leaves the update out; "raise" leaves it out and
     raises LossSpikeError; None looks at no loss. threshold: see `limit`. most: with "skip", the
     number of skips in a row after which LossSpikeError is raised; None: never. checkpoint: of this
-    run, the last one written or resumed from.
+    run, the last one written or resumed from. way_back: the call that goes on from it.
     """
 
     def __init__(self, policy: str | None, threshold: float, most: int | None) -> None:
         self.policy, self.threshold, self.most = policy, threshold, most
         self.checkpoint: Path | None = None
+        self.way_back = WAY_BACK
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._in_a_row = 0
         self._refused: float | None = None  # the loss of the update that was left out just now
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of the last updates, oldest first."""
+        return list(self._losses)
 
     @property
     def refused(self) -> bool:
@@ -98,7 +105,7 @@ class LossSpikes:
             return
         count, self._in_a_row = self._in_a_row, 0
         many = "" if count == 1 else f"{count} updates in a row were skipped; "
-        back = "" if self.checkpoint is None else f", or trainer.resume('{self.checkpoint}')"
+        back = "" if self.checkpoint is None else f", or {self.way_back.format(self.checkpoint)}"
         raise LossSpikeError(
             f"{many}update {update} is not made: {said}; the weights are those before it; fix: "
             f"other data or a smaller learning rate{back}, or another loss_spike_threshold"
@@ -142,4 +149,4 @@ class LossSpikes:
         return back
 
 
-__all__ = ["LossSpikes"]
+__all__ = ["KEY", "LossSpikes"]

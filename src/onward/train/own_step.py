@@ -104,6 +104,7 @@ class OwnStep(HeldOptimizer[GradientSums]):
         before = list(map(executable.holders, left.values()))
         parameters = [p for group in self.torch.param_groups for p in group["params"]]
         versions = _versions(parameters)
+        within = self._memory.torn  # an update that is not over with this step
         self._memory.torn = True
         try:
             with signals_wait(), self._shown(parameters, executable, left):
@@ -114,7 +115,7 @@ class OwnStep(HeldOptimizer[GradientSums]):
             self._memory.torn = sent or _versions(parameters) != versions
             self._memory.give_away()  # the traceback may hold gradients
             raise
-        self._memory.torn = False
+        self._memory.torn = within
         self.updates.done += 1
         if list(map(executable.holders, left.values())) != before:
             self._copies = True

@@ -13,6 +13,7 @@ from onward.explanation.nonfinite import NonfiniteOrigin
 log = logging.getLogger("onward")
 
 LEAST_SCALE_EXCUSED = 1.0
+WAY_BACK = "trainer.resume('{}')"
 FindOrigin = Callable[[], NonfiniteOrigin | None]
 
 
@@ -21,14 +22,16 @@ class SkippedUpdates:
     was not, or the last state that was loaded.
 
     limit: the number at which the run ends; None: never. checkpoint: of this run, the last one
-    written or resumed from; None before the first. A skip that makes a dynamic loss scale of 1 or
-    more smaller is the search for that scale, and does not count.
+    written or resumed from; None before the first. way_back: the call that goes on from it. A skip
+    that makes a dynamic loss scale of 1 or more smaller is the search for that scale, and does not
+    count.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.in_a_row = 0
         self.checkpoint: Path | None = None
+        self.way_back = WAY_BACK
 
     def applied(self) -> None:
         """Notes an update that was not skipped."""
@@ -63,7 +66,7 @@ class SkippedUpdates:
         if not ends:
             return
         count, self.in_a_row = self.in_a_row, 0
-        last = "" if self.checkpoint is None else f", then trainer.resume('{self.checkpoint}')"
+        last = "" if self.checkpoint is None else f", then {self.way_back.format(self.checkpoint)}"
         raise NonfiniteError(
             f"{count} updates in a row were skipped, the last one update {update}, because a "
             f"gradient is infinite or NaN{why}; the weights are those of the last update that was "
@@ -71,4 +74,4 @@ class SkippedUpdates:
         )
 
 
-__all__ = ["FindOrigin", "SkippedUpdates"]
+__all__ = ["WAY_BACK", "FindOrigin", "SkippedUpdates"]

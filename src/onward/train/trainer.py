@@ -278,8 +278,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
-        update."""
+        update. Raises OnwardError while an update or a load is half made."""
         self._check_idle()
+        self._check_not_torn()
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         names = read_names("fetch", fetch)
@@ -305,7 +306,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """Returns copies of the whole state for `load_state_dict`: `model` (its own keys),
         `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
         counters, random state, and in fp16 the loss scale. Of an optimizer that makes its updates
-        itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer."""
+        itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer.
+        Raises OnwardError while an update or a load is half made, and within `ema_weights`."""
+        self._check_whole()
         self._follow_for_state()
         self._optimizer.sync()
         return saved(self._state_parts())
@@ -328,14 +331,18 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def ema_weights(self) -> Generator[None]:
         """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
         evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
-        does it itself without the option."""
-        with self._lock, self._average.swapped_in():
-            yield
+        does it itself without the option, and while an update or a load is half made."""
+        with self._lock:
+            self._check_not_torn()
+            with self._average.swapped_in():
+                yield
 
     @exclusive
     def ema_state_dict(self) -> dict[str, Any]:
         """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
-        that it has now. Raises OnwardError without the option `ema_decay`."""
+        that it has now. Raises OnwardError without the option `ema_decay`, and while an update or
+        a load is half made."""
+        self._check_not_torn()
         return self._average.state_dict()
 
     def _state_parts(self) -> tuple[StatePart, ...]:
@@ -402,9 +409,14 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             )
 
     def _check_whole(self) -> None:
-        """Raises OnwardError if an exception interrupted an update, and where the model has its
-        averaged weights."""
+        """Raises OnwardError where `_check_not_torn` does, and where the model has its averaged
+        weights."""
         self._average.require_own()
+        self._check_not_torn()
+
+    def _check_not_torn(self) -> None:
+        """Raises OnwardError if an exception interrupted an update, a batch in parts or a load, so
+        that the state is of no moment of the run."""
         if self.memory.torn or self._optimizer.is_half_restored:
             raise OnwardError(
                 "an exception interrupted an update, a batch in parts or a load, so that not all "

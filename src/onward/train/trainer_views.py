@@ -68,6 +68,9 @@ class TrainerViews:
     def _check_whole(self) -> None:
         raise NotImplementedError
 
+    def _check_not_torn(self) -> None:
+        raise NotImplementedError
+
     def _follow_optimizer(self) -> None:
         raise NotImplementedError
 
@@ -191,9 +194,10 @@ class TrainerViews:
         batch: shows which inputs there are; by default one that a step has seen. dtype: "float16"
         and "bfloat16" write products and their weights in that type; inputs and outputs stay
         float32. opset: of the ONNX file, 18 to 23. Raises OnwardError where no batch is given and
-        no step has run.
+        no step has run, and while an update or a load is half made.
         """
         kind, version = read_dtype(dtype), read_opset(opset)
+        self._check_not_torn()
         example = self._example_or("export_onnx", batch)
         with training_mode(self.model, training=False):
             return export_onnx(self.model, example, Path(path), kind, version)
