@@ -29,19 +29,25 @@ from onward.model_state import reading
 from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState
 from onward.model_state.refusals import refuse_model
+from onward.signals import signals_wait
 
 
 def capture(request: CaptureRequest) -> CapturedModule:
     """Captures the model's forward (in its present training mode) and the loss as a graph.
 
-    Raises CaptureError with everything that is known to prevent it.
+    Signals wait until its end, or until they come a second time. Raises CaptureError with
+    everything that is known to prevent it.
     """
     # a try may switch the model's mode for a while
     request = replace(request, gradients=request.differentiated)
     draws = RandomState()
     try:
         ONE_AT_A_TIME.require_whole("capturing a model")
-        with ONE_AT_A_TIME, eager(), reading(request.model, request.loss_fn) as reads:
+        # torch.export keeps modes of the whole process, which an interrupt within it leaves on
+        with (
+            ONE_AT_A_TIME, signals_wait(insistent=True), eager(),
+            reading(request.model, request.loss_fn) as reads,
+        ):  # fmt: skip
             captured = _first_that_works(request)
     except BaseException:
         draws.restore()

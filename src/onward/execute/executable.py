@@ -18,11 +18,11 @@ from onward.execute.memory import Memory
 from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
 from onward.execute.shortage import naming_shortages
-from onward.execute.signals import signals_wait
 from onward.graph.names import user_name
 from onward.kernels import EagerPart
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, MemoryRegion, Plan
+from onward.signals import signals_wait
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 _CORE: Any = torch._C
 _packing = _CORE._autograd._top_saved_tensors_default_hooks  # innermost (pack, unpack), or None
 NO_HOOKS = "hooks do not run inside a graph; fix: remove the hook"
+_TRACERS = ("torch.export.", "torch.fx.", "torch._export.", "torch._subclasses.")
 _FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
 
@@ -96,6 +97,13 @@ def _surroundings() -> Iterator[str]:
     for mode in itertools.chain.from_iterable(stack() for stack in stacks):
         if type(mode) is _device.DeviceContext:
             continue  # torch.set_default_device
+        if type(mode).__module__.startswith(_TRACERS):
+            yield (
+                f"torch's tracing mode {type(mode).__name__} is active: this is a call within a "
+                "trace, or an exception from another thread has interrupted one; fix: call outside "
+                "of the trace, or start a new process"
+            )
+            continue
         yield (
             f"the mode {type(mode).__name__} is active, whose code a graph would not run; "
             "fix: call outside of its block"

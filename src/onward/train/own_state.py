@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onward.execute.signals import signals_wait
+from onward.signals import signals_wait
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.own_step import OwnStep

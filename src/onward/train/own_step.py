@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onward.execute import Executable, Memory
-from onward.execute.signals import signals_wait
 from onward.graph.signature import Signature
 from onward.graph.types import DType
+from onward.signals import signals_wait
 from onward.train.gradient_sums import GradientSums
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import check_parameters

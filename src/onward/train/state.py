@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onward.execute.signals import signals_wait
+from onward.signals import signals_wait
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
 from onward.train.state_form import found_form, tensors_of

@@ -20,7 +20,6 @@ from onward.capture import LossFunction, unwrapped
 from onward.checkpoint import BackgroundWriter
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
-from onward.execute.signals import signals_wait
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
 from onward.options import TrainerOptions, read_names
@@ -28,6 +27,7 @@ from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
+from onward.signals import signals_wait
 from onward.train.arguments import (
     check_arguments,
     check_inputs,

@@ -11,9 +11,9 @@ import torch
 from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Memory
-from onward.execute.signals import signals_wait
 from onward.forks import Lock
 from onward.options import read_limit
+from onward.signals import signals_wait
 from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,

@@ -16,10 +16,11 @@ _WAITING = [
 
 
 @contextmanager
-def signals_wait() -> Generator[None]:
+def signals_wait(insistent: bool = False) -> Generator[None]:
     """A context in which Python signal handlers do not run; pending ones run at its end.
 
-    Only the main thread runs handlers, so this does nothing on other threads.
+    insistent: a signal that arrives a second time is handled at once, so that code which never ends
+    can be interrupted. Only the main thread runs handlers, so this does nothing on other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -29,9 +30,9 @@ def signals_wait() -> Generator[None]:
     waiting = True
 
     def later(number: int, frame: Any) -> None:
-        if waiting:
+        if waiting and not (insistent and number in arrived):
             arrived.append(number)
-        else:  # between the block's end and the moment at which this handler has its place back
+        else:  # insisted, or between the block's end and the return of this handler to its place
             handlers[number](number, frame)
 
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from onward.execute import signals
-from onward.execute.signals import signals_wait
+from onward import signals
+from onward.signals import signals_wait
 
 
 class Stop(Exception):
@@ -68,3 +68,14 @@ def test_one_that_comes_while_handlers_are_given_back_disables_no_other(
     handled.clear()
     signal.raise_signal(signal.SIGTERM)
     assert handled == [signal.SIGTERM]
+
+
+def test_one_that_comes_twice_is_handled_at_once_where_it_may_insist(handled: list[int]) -> None:
+    """Code that never ends can be interrupted."""
+    reached = []
+    with pytest.raises(Stop), signals_wait(insistent=True):
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        signal.raise_signal(signal.SIGINT)
+        reached.append(2)
+    assert reached == [1] and handled.count(signal.SIGINT) == 2
