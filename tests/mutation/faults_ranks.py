@@ -7,7 +7,7 @@ from fault import Fault
 ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
-GLOO = ("execute/test_collectives.py",)
+GLOO = ("execute/test_exchanges.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
