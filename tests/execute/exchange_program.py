@@ -106,7 +106,8 @@ def main(folder: Path, rank: int) -> None:
         raise AssertionError("a mesh of more ranks than processes")
     assert mesh.agreed(True) and not mesh.agreed(rank == 0) and not mesh.agreed(False)
 
-    executable = Executable(make_plan(graph_of(mesh), {}), Memory(torch.device("cpu")), {}, mesh=mesh)
+    plan, memory = make_plan(graph_of(mesh), {}), Memory(torch.device("cpu"))
+    executable = Executable(plan, memory, {}, mesh=mesh)
     made: dict[str, np.ndarray] = {}
     for number in range(RUNS):
         inputs = {name: torch.from_numpy(x) for name, x in feeds(rank, number).items()}

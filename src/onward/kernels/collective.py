@@ -67,6 +67,12 @@ def _operator(reduction: str) -> Any:
     return dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
 
 
+def _torch(new: str, old: str) -> Callable[..., Any]:
+    """A function of torch.distributed, by its name since torch 2.13 or by that before."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
 def _start(begin: Callable[[KernelArguments, Any], PendingExchange]) -> Callable[..., Launch]:
     """The `Kernel.bind` of a start."""
 
@@ -114,13 +120,17 @@ def _broadcast(args: KernelArguments, group: Any) -> PendingExchange:
 
 def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
     x, by = args.x().contiguous(), _operator(args.attrs["reduction"])
-    work = dist.reduce_scatter_tensor(args.y, x, by, group, async_op=True)
+    work = _torch("reduce_scatter_single", "reduce_scatter_tensor")(
+        args.y, x, by, group, async_op=True
+    )
     return PendingExchange((work,), (args.y,), _divisor(args), (x,))
 
 
 def _all_gather(args: KernelArguments, group: Any) -> PendingExchange:
     x = args.x().contiguous()
-    work = dist.all_gather_into_tensor(args.y, x, group, async_op=True)
+    work = _torch("all_gather_single", "all_gather_into_tensor")(
+        args.y, x, group, async_op=True
+    )
     return PendingExchange((work,), (args.y,), operands=(x,))
 
 
