@@ -1,6 +1,6 @@
 """A program: the collectives of four ranks by torch's LocalTensor, and redistributions of DTensors.
 
-    python local_tensors.py GIVEN.npz MADE.npz
+python local_tensors.py GIVEN.npz MADE.npz
 """
 
 from __future__ import annotations

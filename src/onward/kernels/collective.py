@@ -128,9 +128,7 @@ def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
 
 def _all_gather(args: KernelArguments, group: Any) -> PendingExchange:
     x = args.x().contiguous()
-    work = _torch("all_gather_single", "all_gather_into_tensor")(
-        args.y, x, group, async_op=True
-    )
+    work = _torch("all_gather_single", "all_gather_into_tensor")(args.y, x, group, async_op=True)
     return PendingExchange((work,), (args.y,), operands=(x,))
 
 

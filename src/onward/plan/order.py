@@ -32,9 +32,7 @@ def order(graph: Graph) -> list[Node]:
         out = [n for n in out if n in first] + [n for n in out if n not in first]
     numbers = [sequence_of(node) for node in out if node.op_type in STARTS]
     if numbers != sorted(numbers):
-        raise ValueError(
-            f"the halves of the graph start its collectives in the order {numbers}"
-        )
+        raise ValueError(f"the halves of the graph start its collectives in the order {numbers}")
     assert len(out) == len(graph), "an update waits for a reader that waits for the update"
     place = {node: i for i, node in enumerate(out)}
     for node in out:
