@@ -15,6 +15,7 @@ from faults_kernels import KERNELS_FAULTS
 from faults_module import MODULE_FAULTS
 from faults_plan import PLAN_FAULTS
 from faults_precision import PRECISION_FAULTS
+from faults_ranks import RANKS_FAULTS
 from faults_regions import REGION_FAULTS
 from faults_reporting import REPORTING_FAULTS
 from faults_train import TRAIN_FAULTS
@@ -35,6 +36,7 @@ FAULTS = (
     *FACTS_FAULTS,
     *REPORTING_FAULTS,
     *FILES_FAULTS,
+    *RANKS_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from onward.graph.ops.collective import STARTS, WAIT
 from onward.graph.ops.optimizers import OPTIMIZERS
 
 UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read from files"
@@ -23,6 +24,7 @@ _BACKWARD = frozenset(
         "RecurrenceGrad", "RegionGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
+_COLLECTIVES = STARTS | {WAIT}
 _UPDATES = frozenset(op.name for record in OPTIMIZERS.values() for op in record.updates)
 
 # part -> reason -> ops
@@ -32,6 +34,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "gradients and updates are not differentiated": (
             _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad", "Copy"}
         ),
+        "a step is distributed after it is differentiated": _COLLECTIVES,
         NOTHING_FLOWS: frozenset(
             {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
@@ -48,7 +51,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     # Without a rule an op reads all rows of its inputs.
     "rows": {
         "gradients and updates come after row demand, which rewrites the forward": (
-            _BACKWARD | _UPDATES | {"AllFinite", "Copy", "ScatterElements"}
+            _BACKWARD | _UPDATES | _COLLECTIVES | {"AllFinite", "Copy", "ScatterElements"}
         ),
         "a part with a backward of its own is given all rows": (
             frozenset({"GradientOf", "WithGradient"})

@@ -6,6 +6,8 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 
 from __future__ import annotations
 
+from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, Mesh
 from onward.errors import OnwardError
 from onward.graph.graph import Graph
@@ -22,4 +24,6 @@ def distribute(graph: Graph, mesh: Mesh) -> Graph:
     return graph
 
 
-__all__ = ["AXES", "Mesh", "distribute"]
+__all__ = [
+    "AXES", "Collectives", "Mesh", "StartedCollective", "distribute", "lockstep", "ranks_of",
+]  # fmt: skip

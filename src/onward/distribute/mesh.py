@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from onward.errors import OnwardError
-
-# Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
-# of sequences, and of layers.
-AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+from onward.graph.ops.collective import AXES
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,10 @@ class Mesh:
     def ranks(self) -> int:
         """The number of processes that train the model together."""
         return prod(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """The number of ranks along an axis; 1 where the mesh does not have it."""
+        return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
 
     def agreed(self, value: bool) -> bool:
         """Whether the value is true on every rank, so that all ranks decide alike.

@@ -9,6 +9,7 @@ from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
 from onward.execute.owned import Marks, marks
+from onward.execute.process_mesh import ProcessMesh
 
 __all__ = [
     "Block",
@@ -17,6 +18,7 @@ __all__ = [
     "ExecutableHalves",
     "Marks",
     "Memory",
+    "ProcessMesh",
     "Residuals",
     "leave_in",
     "left_in",

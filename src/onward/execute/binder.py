@@ -12,7 +12,7 @@ from onward.execute.memory import Memory
 from onward.execute.owned import check_owned
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
-from onward.kernels import EagerPart, KernelArguments, RegionRuns
+from onward.kernels import EagerPart, KernelArguments, RankGroups, RegionRuns
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, MemoryRegion, Plan
 from onward.plan.plan import PlannedLaunch as Planned
@@ -29,7 +29,8 @@ class Binder:
     names. flags: i64[n,2], set by `bind`, for launches that detect bad input; None if there are
     none. bindings: the number of times that launches were bound; `binding` is a new object each
     time. written: owned tensors that launches write. regions: runs the model's `parts` in PyTorch,
-    and keeps what their forwards leave for backward.
+    and keeps what their forwards leave for backward. ranks: the process groups of the plan's
+    collectives, and those that have started.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Binder:
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
         parts: Sequence[EagerPart] = (),
+        groups: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan, self.memory, self.owned = plan, memory, owned
+        self.ranks = RankGroups(groups or {})
         late = [int(x.attrs["site"]) for x in plan.launches if x.op == "RegionGrad"]
         self.regions = RegionRuns(parts, frozenset(late))
         self.dims = dict(plan.dims)
@@ -122,6 +125,7 @@ class Binder:
 
     def stage(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
         """Copies inputs and non-contiguous owned tensors to their places, and clears the flags."""
+        self.ranks.settle()
         for name, content in inputs.items():
             target = self.inputs.get(name)
             if target is None:
@@ -183,7 +187,13 @@ class Binder:
         if launch.flag is None:
             return launch.kernel.bind(
                 KernelArguments(
-                    launch.attrs, inputs, outputs, scratch, calls=self.regions, spare=spare
+                    launch.attrs,
+                    inputs,
+                    outputs,
+                    scratch,
+                    calls=self.regions,
+                    ranks=self.ranks,
+                    spare=spare,
                 )
             )
         flag = tensor(launch.flag)

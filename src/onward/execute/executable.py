@@ -15,6 +15,7 @@ from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
+from onward.execute.process_mesh import ProcessMesh
 from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
 from onward.execute.shortage import naming_shortages
@@ -62,7 +63,8 @@ class Executable:
         self._mesh = Mesh() if mesh is None else mesh
         self.memory = memory
         self.owned = owned
-        self._binder = Binder(plan, memory, owned, parts)
+        groups = self._mesh.groups if isinstance(self._mesh, ProcessMesh) else None
+        self._binder = Binder(plan, memory, owned, parts, groups)
         self._in_regions = read_in_regions(plan, owned) if parts else {}
         self._recording = Recording(plan, self._binder, memory.device)
 

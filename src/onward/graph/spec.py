@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from onward.graph.graph import Graph, Node, Role, Value, needed, role_of, type_of
 from onward.graph.ops import OPS
+from onward.graph.ops.collective import broken_halves, is_collective
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.printer import node_text
 from onward.graph.signature import Signature
@@ -235,6 +236,10 @@ def _owned_are_wide(graph: Graph, stage: Stage) -> Iterator[str]:
             yield f"input %{value.name} is {type_of(value)}"
 
 
+def _broken_halves(graph: Graph, stage: Stage) -> Iterator[str]:
+    yield from broken_halves(graph)
+
+
 def _results_do_not_wait(graph: Graph, stage: Stage) -> Iterator[str]:
     for node in needed(graph, graph.signature.results.values()):
         for x in node.inputs:
@@ -309,6 +314,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gradient types", DIFFERENTIATED, _gradients,
         "a gradient is stored in a tensor like its parameter",
+    ),
+    Rule(
+        "no collectives", (*FORWARDS, Stage.GRADIENTS, Stage.HALVES), _without(is_collective),
+        "a step is distributed when it is whole",
+    ),
+    Rule(
+        "halves of collectives", (Stage.STEP, Stage.SPECIALIZED), _broken_halves,
+        "their memory is in use from the start to the wait, and ranks meet by their numbers",
     ),
     Rule("updates", (Stage.STEP,), _updates, "a step moves a parameter, or leaves what moves one"),
     Rule("sizes", (Stage.SPECIALIZED,), _sizes, "a plan places every byte"),

@@ -11,6 +11,8 @@ from onward.graph.registry import meeting
 from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.blas.choice import forced as forced_engine
+from onward.kernels.collective import TABLE as COLLECTIVE
+from onward.kernels.collective import RankGroups
 from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
@@ -36,7 +38,7 @@ def register(op: str, kernel: Kernel) -> None:
 
 
 # measured BLAS engines before native kernels, and these before aten's
-_TABLES = (BLAS, NATIVE, TRITON, REGION, ATEN)
+_TABLES = (BLAS, NATIVE, TRITON, REGION, COLLECTIVE, ATEN)
 for _op in sorted({op for table in _TABLES for op in table}):
     for _kernel in reversed([k for table in _TABLES for k in table.get(_op, ())]):
         register(_op, _kernel)
@@ -80,6 +82,7 @@ __all__ = [
     "Kernel",
     "KernelArguments",
     "KernelSpec",
+    "RankGroups",
     "Rates",
     "Refusal",
     "RegionRuns",

@@ -80,6 +80,7 @@ class KernelArguments:
     scratch: list[torch.Tensor]
     flag: torch.Tensor = field(default_factory=new_flag)
     calls: Any = None  # the plan's `region.RegionRuns`, if it has regions
+    ranks: Any = None  # the plan's `collective.RankGroups`, if it has collectives
     spare: Callable[[torch.Tensor], int] = no_rows
 
     def x(self, i: int = 0) -> torch.Tensor:

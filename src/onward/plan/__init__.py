@@ -9,6 +9,7 @@ from onward.plan.fusible import Fusible
 from onward.plan.plan import Buffer, MemoryRegion, Plan, PlannedLaunch
 from onward.plan.planner import make_plan
 from onward.plan.recompute import Search
+from onward.plan.sequence import collectives, sequence_hash, sequence_text
 from onward.plan.spec import conform_plan
 from onward.plan.specialize import specialize
 from onward.plan.views import Layout
@@ -22,7 +23,10 @@ __all__ = [
     "Plan",
     "PlannedLaunch",
     "Search",
+    "collectives",
     "conform_plan",
     "make_plan",
+    "sequence_hash",
+    "sequence_text",
     "specialize",
 ]

@@ -8,11 +8,19 @@ launch that frees more than it allocates, such as a weight's gradient that is th
 layer's input, runs as soon as its operands are ready.
 
 In a graph that runs in two halves, launches that its outputs need come before all others.
+
+Collectives start in the order of their numbers, which all ranks share, and as soon as their
+operands are ready; they are waited for where the graph has the wait. Nothing that differs from rank
+to rank, such as bytes, decides which collective starts first.
 """
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
 from onward.graph.graph import Graph, Node, Role, Value, needed, type_of
+from onward.graph.ops.collective import STARTS, WAIT, sequence_of
 from onward.plan.views import VIEWS
 
 
@@ -22,6 +30,9 @@ def order(graph: Graph) -> list[Node]:
     if graph.signature.split_halves:
         first = forward_half(graph)
         out = [n for n in out if n in first] + [n for n in out if n not in first]
+    numbers = [sequence_of(node) for node in out if node.op_type in STARTS]
+    if numbers != sorted(numbers):
+        raise ValueError(f"the halves of the graph start its collectives in the order {numbers}")
     assert len(out) == len(graph), "an update waits for a reader that waits for the update"
     place = {node: i for i, node in enumerate(out)}
     for node in out:
@@ -55,9 +66,45 @@ def sort(graph: Graph) -> None:
     graph.ir.extend(nodes)
 
 
+def _numbered(graph: Graph) -> list[Node]:
+    """The graph's nodes, moved as little as possible so that collectives start in the order of
+    their numbers. Raises ValueError where a collective needs the result of a later one."""
+    nodes = list(graph)
+    starts = sorted((n for n in nodes if n.op_type in STARTS), key=sequence_of)
+    if len(starts) < 2:
+        return nodes
+    index = {node: i for i, node in enumerate(nodes)}
+    before = {n: {v.producer() for v in n.inputs if v is not None} - {None} for n in nodes}
+    for earlier, later in pairwise(starts):
+        before[later].add(earlier)
+    followers: dict[Node, list[Node]] = {}
+    for node, others in before.items():
+        for other in others:
+            assert other is not None
+            followers.setdefault(other, []).append(node)
+    left = {node: len(others) for node, others in before.items()}
+    ready = [index[node] for node in nodes if not left[node]]
+    heapify(ready)
+    out: list[Node] = []
+    while ready:
+        node = nodes[heappop(ready)]
+        out.append(node)
+        for other in followers.get(node, ()):
+            left[other] -= 1
+            if not left[other]:
+                heappush(ready, index[other])
+    if len(out) < len(nodes):
+        first = next(n for n in starts if left[n])
+        raise ValueError(
+            f"the collective {sequence_of(first)} ({first.op_type}) needs the result of a later one"
+        )
+    return out
+
+
 class _Order:
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
+        given = _numbered(graph)
         self._kept = graph.output_values()
         self._updates = _updates(graph)
         self._waiting: dict[Node, int] = {}  # number of nodes that must run before it
@@ -65,7 +112,8 @@ class _Order:
         self._memory: dict[Value, Value] = {}  # of a view: the value whose memory it shows
         # launches that have yet to read a value's memory
         self._readers: dict[Value, set[Node]] = {}
-        self._index = {node: i for i, node in enumerate(graph)}
+        self._index = {node: i for i, node in enumerate(given)}
+        self._start: Node | None = None  # the last start of a collective that was entered
         self._done: set[Node] = set()
         last = any(node.op_type == "AllFinite" for node in graph)
         self._first = {  # nodes to run before any update
@@ -74,12 +122,12 @@ class _Order:
             if n not in self._updates
             and (last or not n.meta.get("backward") or n.op_type == "RegionGrad")
         }
-        for node in graph:
+        for node in given:
             self._enter(node)
-        for node in graph:
+        for node in given:
             if node not in self._done and (node not in self._updates or self._ready(node)):
                 self._run(node)
-        for node in graph:  # updates that had to wait for the last of `_first`
+        for node in given:  # updates that had to wait for the last of `_first`
             if node not in self._done and self._ready(node):
                 self._run(node)
 
@@ -87,6 +135,9 @@ class _Order:
         before = {v.producer() for v in node.inputs if v is not None}
         for source in self._updates.get(node, ()):
             before |= set(source.consumers())
+        if node.op_type in STARTS:  # in the order of their numbers
+            before.add(self._start)
+            self._start = node
         before -= {None, node}
         self._waiting[node] = len(before)
         for other in before:
@@ -134,6 +185,8 @@ class _Order:
             return False
         if node in self._updates:
             return self._ready(node)
+        if node.op_type in STARTS or node.op_type == WAIT:
+            return node.op_type != WAIT  # starts run early, waits late
         if not node.meta.get("backward") or node.meta.get("again"):
             return False  # recomputed nodes already stand where they are first read
         if node.outputs[0] in self._memory:  # a view is free; but a view of a forward value waits,

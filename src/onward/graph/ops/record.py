@@ -59,8 +59,8 @@ class Op:
     broadcasting. view: strides can express it. reshapes: keeps elements and their order, changes
     the shape. reduces: sums its axes or the like. random: draws random numbers if its attribute
     `ratio`, if it has one, is above 0. moves: its body copies elements and so needs no f32. opaque:
-    runs only in PyTorch; its body raises. axes: the dims of the first input that it works along;
-    along the others, rows stay rows in the same order; None: unknown.
+    runs only in PyTorch, or only among ranks; its body raises. axes: the dims of the first input
+    that it works along; along the others, rows stay rows in the same order; None: unknown.
 
     flops: two for each multiplication with its addition, of matrix products. moved: bytes read and
     written.

@@ -1,0 +1,191 @@
+"""Collectives by torch.distributed, on the process group of a mesh's axis.
+
+A start queues the exchange and returns; the wait of the same number ends it. torch's calls between
+the two may read and write the operands at any time, so that the plan keeps them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from onward.errors import OnwardError
+from onward.graph.ops.collective import MOST, WAIT
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.target import Target
+
+
+@dataclass(frozen=True)
+class PendingExchange:
+    """An exchange between its start and its wait. works: to wait for. results: the tensors that it
+    writes. divisor: of the results, for a mean; 1 for other reductions. operands: tensors that it
+    reads, kept alive."""
+
+    works: tuple[Any, ...]
+    results: tuple[torch.Tensor, ...]
+    divisor: int = 1
+    operands: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass
+class RankGroups:
+    """The process groups that a plan's collectives run on, by mesh axis, and the exchanges that
+    have started in this run and have not been waited for, by number."""
+
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    pending: dict[int, PendingExchange] = field(default_factory=dict)
+
+    def group(self, axis: str) -> Any:
+        """The process group of an axis. Raises OnwardError where the mesh has none."""
+        found = self.groups.get(axis)
+        if found is None:
+            raise OnwardError(
+                f"no process group runs along the axis {axis}; fix: a mesh with process groups "
+                f"(onward.execute.ProcessMesh) of which {axis} is an axis"
+            )
+        return found
+
+    def settle(self) -> None:
+        """Waits for what a run that failed has left started."""
+        while self.pending:
+            _, exchange = self.pending.popitem()
+            for work in exchange.works:
+                work.wait()
+
+
+def _ranks(args: KernelArguments) -> RankGroups:
+    assert isinstance(args.ranks, RankGroups), "a plan with collectives is bound with their groups"
+    return args.ranks
+
+
+def _operator(reduction: str) -> Any:
+    """torch's reduction; a mean is a sum, divided by the wait, since Gloo has no mean."""
+    return dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+
+
+def _torch(new: str, old: str) -> Callable[..., Any]:
+    """A function of torch.distributed, by its name since torch 2.13 or by that before."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
+def _start(begin: Callable[[KernelArguments, Any], PendingExchange]) -> Callable[..., Launch]:
+    """The `Kernel.bind` of a start."""
+
+    def bind(args: KernelArguments) -> Launch:
+        ranks, number = _ranks(args), int(args.attrs["sequence"])
+        group = ranks.group(args.attrs["axis"])
+
+        def launch() -> None:
+            assert number not in ranks.pending, "a collective starts twice in one run"
+            ranks.pending[number] = begin(args, group)
+
+        return launch
+
+    return bind
+
+
+def _in_results(args: KernelArguments) -> tuple[torch.Tensor, ...]:
+    """The results, after the inputs have been copied there."""
+    for i, y in enumerate(args.outputs):
+        if y.data_ptr() != args.x(i).data_ptr():
+            y.copy_(args.x(i))
+    return tuple(args.outputs)
+
+
+def _divisor(args: KernelArguments) -> int:
+    return int(args.attrs["size"]) if args.attrs["reduction"] == "mean" else 1
+
+
+def _all_reduce(args: KernelArguments, group: Any) -> PendingExchange:
+    ys, by = _in_results(args), _operator(args.attrs["reduction"])
+    if len(ys) == 1:
+        work = dist.all_reduce(ys[0], by, group, async_op=True)
+    else:
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = by
+        work = group.allreduce_coalesced(list(ys), options)
+    return PendingExchange((work,), ys, _divisor(args))
+
+
+def _broadcast(args: KernelArguments, group: Any) -> PendingExchange:
+    ys, root = _in_results(args), int(args.attrs["root"])
+    works = [dist.broadcast(y, group=group, group_src=root, async_op=True) for y in ys]
+    return PendingExchange(tuple(works), ys)
+
+
+def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
+    x, by = args.x().contiguous(), _operator(args.attrs["reduction"])
+    work = _torch("reduce_scatter_single", "reduce_scatter_tensor")(
+        args.y, x, by, group, async_op=True
+    )
+    return PendingExchange((work,), (args.y,), _divisor(args), (x,))
+
+
+def _all_gather(args: KernelArguments, group: Any) -> PendingExchange:
+    x = args.x().contiguous()
+    work = _torch("all_gather_single", "all_gather_into_tensor")(args.y, x, group, async_op=True)
+    return PendingExchange((work,), (args.y,), operands=(x,))
+
+
+def _all_to_all(args: KernelArguments, group: Any) -> PendingExchange:
+    x = args.x().contiguous()
+    work = dist.all_to_all_single(args.y, x, group=group, async_op=True)
+    return PendingExchange((work,), (args.y,), operands=(x,))
+
+
+def _bind_wait(args: KernelArguments) -> Launch:
+    ranks, number = _ranks(args), int(args.attrs["sequence"])
+
+    def launch() -> None:
+        exchange = ranks.pending.pop(number)
+        for work in exchange.works:
+            work.wait()
+        for y, result in zip(args.outputs, exchange.results, strict=True):
+            if y.data_ptr() != result.data_ptr():
+                y.copy_(result)
+            if exchange.divisor > 1:
+                y.div_(exchange.divisor)
+
+    return launch
+
+
+def _where(target: Target) -> str | None:
+    return None if dist.is_available() else "this build of torch has no torch.distributed"
+
+
+def _copied(spec: KernelSpec) -> int:
+    """The bytes of copies of inputs that are not contiguous, at most."""
+    return sum(t.nbytes for t in spec.inputs if t is not None)
+
+
+_PAIRS = tuple((i, i) for i in range(MOST))
+_IN_PLACE = {"AllReduceStart": _all_reduce, "BroadcastStart": _broadcast}
+_APART = {
+    "ReduceScatterStart": _reduce_scatter,
+    "AllGatherStart": _all_gather,
+    "AllToAllStart": _all_to_all,
+}
+_KERNELS = {
+    **{
+        op: Kernel(
+            f"dist{begin.__name__}", _start(begin), where=_where, inplace=_PAIRS, recordable=False
+        )
+        for op, begin in _IN_PLACE.items()
+    },
+    **{
+        op: Kernel(
+            f"dist{begin.__name__}", _start(begin), where=_where, workspace=_copied,
+            recordable=False,
+        )
+        for op, begin in _APART.items()
+    },
+    WAIT: Kernel("dist_wait", _bind_wait, where=_where, inplace=_PAIRS, recordable=False),
+}  # fmt: skip
+TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in _KERNELS.items()}
+
+__all__ = ["TABLE", "PendingExchange", "RankGroups"]

@@ -1,0 +1,35 @@
+"""The sequence of a plan's collectives, which must be the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+
+from onward.graph.ops.collective import STARTS
+from onward.plan.plan import Plan, PlannedLaunch
+
+# attributes of a start in which ranks must agree; sizes of tensors may differ where an op allows it
+_SAID = ("axis", "size", "reduction", "root", "sequence", "record")
+
+
+def collectives(plan: Plan) -> list[PlannedLaunch]:
+    """The launches that start a collective, in the order in which they run."""
+    return [launch for launch in plan.launches if launch.op in STARTS]
+
+
+def sequence_text(plan: Plan) -> str:
+    """The sequence of a plan's collectives, one a line: op, types of elements, attributes."""
+    lines: list[str] = []
+    for launch in collectives(plan):
+        said = ", ".join(f"{k}={launch.attrs[k]}" for k in _SAID if k in launch.attrs)
+        kinds = ", ".join(t.dtype.name.lower() for t in launch.spec.outputs)
+        lines.append(f"{launch.op}({kinds}) {{{said}}}\n")
+    return "".join(lines)
+
+
+def sequence_hash(plan: Plan) -> str:
+    """SHA-256 of the sequence of a plan's collectives, in hex. Ranks whose plans have different
+    hashes would wait for one another for ever."""
+    return hashlib.sha256(sequence_text(plan).encode()).hexdigest()
+
+
+__all__ = ["collectives", "sequence_hash", "sequence_text"]

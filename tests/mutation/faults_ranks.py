@@ -1,0 +1,74 @@
+"""Faults of many ranks: collectives, their order, and the lockstep evaluator."""
+
+from __future__ import annotations
+
+from fault import Fault
+
+ORDER = ("plan/test_collective_order.py",)
+HALVES = ("graph/test_collectives.py",)
+LOCKSTEP = ("distribute/test_lockstep.py",)
+GLOO = ("execute/test_exchanges.py",)
+
+RANKS_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "ranks: a collective that is ready does not wait for lower numbers", "plan/order.py",
+        "            before.add(self._start)\n", "            pass\n", ORDER,
+    ),
+    Fault(
+        "ranks: the graph's order of collectives wins over their numbers", "plan/order.py",
+        "        before[later].add(earlier)\n", "        pass\n", ORDER,
+    ),
+    Fault(
+        "ranks: a wait runs as early as it can", "plan/order.py",
+        "            return node.op_type != WAIT  # starts run early, waits late\n",
+        "            return True\n", ORDER,
+    ),
+    Fault(
+        "ranks: a smaller plan runs a collective again", "plan/estimate.py",
+        "found.shared | taped | joint", "found.shared | taped", ORDER,
+    ),
+    Fault(
+        "ranks: the memory of an input is free before its exchange has ended",
+        "graph/ops/collective.py",
+        "return [] if start.op_type in IN_PLACE else list(start.inputs)", "return []",
+        (*ORDER, *HALVES),
+    ),
+    Fault(
+        "ranks: a number is used twice", "graph/ops/collective.py",
+        "        if number in numbers:\n", "        if False:\n", HALVES,
+    ),
+    Fault(
+        "ranks: the hash does not see the axis", "plan/sequence.py",
+        '_SAID = ("axis", "size", ', '_SAID = ("size", ', ORDER,
+    ),
+    Fault(
+        "ranks: sums are in no stated order", "distribute/lockstep.py",
+        "    total = xs[0].copy()\n    for x in xs[1:]:\n",
+        "    total = xs[-1].copy()\n    for x in xs[-2::-1]:\n", LOCKSTEP,
+    ),
+    Fault(
+        "ranks: all parts go to the first", "distribute/lockstep.py",
+        "    return np.split(x, parts)[place]\n", "    return np.split(x, parts)[0]\n", LOCKSTEP,
+    ),
+    Fault(
+        "ranks: different collectives meet", "distribute/lockstep.py",
+        "            if other.terms != first.terms:\n", "            if False:\n", LOCKSTEP,
+    ),
+    Fault(
+        "ranks: all ranks of the mesh meet, whatever the axis", "distribute/lockstep.py",
+        "        return (*mesh.coordinates[:at], *mesh.coordinates[at + 1 :])\n",
+        "        return ()\n", LOCKSTEP,
+    ),
+    Fault(
+        "ranks: an axis of one rank has collectives", "distribute/collectives.py",
+        "        if size == 1:\n", "        if size == 0:\n", LOCKSTEP,
+    ),
+    Fault(
+        "ranks: a mean is a sum", "kernels/collective.py",
+        "            if exchange.divisor > 1:\n", "            if False:\n", GLOO,
+    ),
+    Fault(
+        "ranks: a decision is that of one rank", "execute/process_mesh.py",
+        "        return bool(told.item())\n", "        return value\n", GLOO,
+    ),
+)  # fmt: skip
