@@ -112,8 +112,8 @@ def test_a_bug_in_a_write_is_raised() -> None:
 
 
 def test_it_is_written_in_few_calls(tmp_path: Path) -> None:
-    """Of each file of tensors the header and one block (of less than 16 MB here): training
-    waits for a thread at each of its calls."""
+    """The thread writes a header and one block (of less than 16 MB here) for each file of tensors:
+    training waits for it at each of its calls."""
     trainer, x = trained()
     trainer.train_step(x, x)
     calls: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,16 @@ def want(kind: str, xs: list[np.ndarray], place: int) -> np.ndarray:
     wide = [2.0 * x.astype(np.float64) for x in xs]
     n = len(xs)
     part = slice(place * len(xs[0]) // n, (place + 1) * len(xs[0]) // n)
-    y = {
+    made: dict[str, Callable[[], Any]] = {
         "sum": lambda: sum(wide),
         "max": lambda: np.max(wide, axis=0),
         "mean": lambda: sum(wide) / n,
-        "scattered": lambda: sum(wide)[part],
+        "scattered": lambda: np.sum(wide, axis=0)[part],
         "gathered": lambda: np.concatenate(wide),
         "swapped": lambda: np.concatenate([x[part] for x in wide]),
         "sent": lambda: wide[1],
-    }[kind]()
+    }
+    y = made[kind]()
     return -y
 
 

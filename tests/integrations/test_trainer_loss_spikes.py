@@ -23,7 +23,7 @@ from onward.integrations.led_trainer import LedTrainer
 from onward.integrations.transformers import Trainer
 
 F = nn.functional
-NEAR: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-5}  # after some 80 steps of AdamW
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}  # after some 80 steps of SGD
 SIZE = 4  # samples of a micro-batch
 UPDATES = 40  # of an epoch
 ODD = 36  # the update of each epoch whose rows are wrong
@@ -90,7 +90,7 @@ def trainer_of(
     named = {k: changes.pop(k) for k in ("options",) if k in changes}
     plain: dict[str, Any] = {
         "per_device_train_batch_size": SIZE, "gradient_accumulation_steps": window,
-        "learning_rate": 0.02, "max_steps": -1, "num_train_epochs": 2,
+        "learning_rate": 0.1, "optim": "sgd", "max_steps": -1, "num_train_epochs": 2,
         "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 50,
     }  # fmt: skip
     args = arguments(folder, **{**plain, **changes})
@@ -174,7 +174,10 @@ def test_a_resumed_run_skips_what_the_whole_run_skips(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, options = rows(1, 1, (ODD,)), {"loss_spikes": "skip"}
-    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 35, "num_train_epochs": 1}
+    saving: dict[str, Any] = {
+        "save_strategy": "steps", "save_steps": 35, "num_train_epochs": 1, "optim": "adamw_torch",
+        "learning_rate": 0.02,
+    }  # fmt: skip
     whole = trainer_of(InOrder, tmp_path, data, options=options, **saving)
     whole.train()
     path = tmp_path / "checkpoint-35"

@@ -29,6 +29,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(3)
         self.layer = nn.Linear(6, 5)
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

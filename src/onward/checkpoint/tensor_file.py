@@ -96,12 +96,11 @@ def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
             tensor = tensors[name].detach()
             start, end = end, end + tensor.nbytes
             copies[name] = block[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return {
-        name: copies[name]
-        if name in copies
-        else tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    for name, tensor in tensors.items():
+        if name not in copies:
+            copy = tensor.detach().clone()
+            copies[name] = copy.contiguous() if copy.layout == torch.strided else copy
+    return {name: copies[name] for name in tensors}
 
 
 def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from onward.distribute import Mesh
 from onward.errors import OnwardError
@@ -41,7 +42,7 @@ class ProcessMesh(Mesh):
                 f"a mesh of {self} has {self.ranks} ranks, but torch.distributed has {ranks} "
                 "processes; fix: sizes whose product is the number of processes"
             )
-        made = dist.init_device_mesh(device, numbers, mesh_dim_names=axes)
+        made = init_device_mesh(device, numbers, mesh_dim_names=axes)
         groups = {axis: made.get_group(axis) for axis in axes}
         object.__setattr__(self, "groups", groups)
 
