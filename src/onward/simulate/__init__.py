@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onward.simulate.cluster import Cluster, built_in, read_cluster
 from onward.simulate.layout import Layout
+from onward.simulate.search import best_layouts
 from onward.simulate.step import StepEstimate, estimate
 from onward.simulate.transformer import PRESETS, Transformer
 
@@ -17,6 +18,7 @@ __all__ = [
     "Layout",
     "StepEstimate",
     "Transformer",
+    "best_layouts",
     "built_in",
     "estimate",
     "read_cluster",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from onward.simulate import layer
 from onward.simulate.cluster import Cluster
@@ -70,7 +70,9 @@ class Line:
         start = (*self.last, *after)
         for item in found.items:
             waits = tuple(place + offset for place in item.after) or start
-            self.items.append(replace(item, after=waits))
+            self.items.append(
+                Item(item.stream, item.seconds, waits, 0, item.sm_share, item.memory_share)
+            )
         self.last = tuple(place + offset for place in found.last)
 
     def seconds(self) -> float:

@@ -20,6 +20,8 @@ from onward.simulate.pipeline import finish
 from onward.simulate.transformer import Transformer
 from onward.simulate.work import all_seconds
 
+_LAYERS = 6  # of a stage, that are replayed
+
 
 @dataclass(frozen=True)
 class StepEstimate:
@@ -111,14 +113,27 @@ class _Passes:
 
     def seconds(self, is_forward: bool, stage: int, edge: bool) -> float:
         """edge: whether it is the first forward, or the last backward, of a step."""
+        edge = edge and self.sizes.layout.overlap  # else nothing is gathered or reduced beside it
         last = len(self.counts) - 1
         ends = "both" if not last else {0: "first", last: "last"}.get(stage, "")
         key = (is_forward, self.counts[stage], ends, edge)
         if key not in self.known:
-            make = forward_pass if is_forward else backward_pass
-            line = make(self.sizes, self.cluster, self.counts[stage], ends, edge)
-            self.known[key] = line.seconds()
+            self.known[key] = self._replayed(*key)
         return self.known[key]
+
+    def _replayed(self, is_forward: bool, layers: int, ends: str, edge: bool) -> float:
+        """Layers are alike: from the fourth on, each takes what those before it took."""
+        make = forward_pass if is_forward else backward_pass
+
+        def of(count: int) -> float:
+            return make(self.sizes, self.cluster, count, ends, edge).seconds()
+
+        # without gathers and reductions beside it, no layer knows of another
+        most = _LAYERS if edge or self.sizes.layout.zero >= 2 else 2
+        if layers <= most:
+            return of(layers)
+        few, more = of(most // 2), of(most)
+        return more + (layers - most) * (more - few) / (most - most // 2)
 
 
 def _transfer(sizes: Sizes, cluster: Cluster) -> float:
