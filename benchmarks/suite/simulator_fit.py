@@ -1,8 +1,8 @@
 """Four constants of a kind of machine, by least squares over the rows that are there to be fitted.
 
 Residuals are logarithms of predicted over measured seconds, each row once; four more hold each
-constant weakly at calculon's value, so that one which no row depends on stays there: a constant that
-is off by a factor of e weighs as much as a row that is off by 5 %.
+constant weakly at calculon's value, so that one which no row depends on stays there: a constant
+that is off by a factor of e weighs as much as a row that is off by 5 %.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from onward.simulate import Cluster, Layout, StepEstimate, built_in, estimate
 from onward.simulate.cluster import Efficiency
-from suite.published_steps import FIT, PublishedStep
+from suite.published_row import FIT, PublishedStep
 
 # The kinds of machines, and the clusters of each.
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -62,9 +62,7 @@ def test_ranks_of_a_pipeline_hold_the_model(pp: int) -> None:
 @settings(max_examples=40, deadline=None)
 def test_each_stage_of_zero_holds_less(tp: int, shards: int, pp: int, recompute: str) -> None:
     base = Layout(tp=tp, pp=pp, dp_shard=shards, recompute=recompute, grad_bytes=2)  # type: ignore
-    held = [
-        memory(MODEL, replace(base, zero=zero), 8 * shards, 512).state for zero in (0, 1, 2, 3)
-    ]
+    held = [memory(MODEL, replace(base, zero=zero), 8 * shards, 512).state for zero in (0, 1, 2, 3)]
     whole = 2 * 2 * MODEL.layer_parameters / tp
     assert held[0] >= held[1] >= held[2] >= held[3] - whole
 
@@ -74,9 +72,7 @@ def test_each_stage_of_zero_holds_less(tp: int, shards: int, pp: int, recompute:
 def test_more_micro_batch_and_less_recomputation_hold_more(micro: int, recompute: str) -> None:
     layout = Layout(micro_batch=micro, recompute=recompute)  # type: ignore
     more = replace(layout, micro_batch=micro + 1)
-    few, many = (
-        memory(MODEL, each, each.micro_batch, 512).activations for each in (layout, more)
-    )
+    few, many = (memory(MODEL, each, each.micro_batch, 512).activations for each in (layout, more))
     assert few < many
     none = replace(layout, recompute="none")
     assert layer_activations(Sizes(MODEL, layout, 512), recompute) <= layer_activations(

@@ -55,3 +55,8 @@ def test_what_is_in_flight(rank: int) -> None:
     assert in_flight(rank, 4, 1, 16, "1F1B") == 4 - rank
     assert in_flight(rank, 4, 1, 16, "GPipe") == 16
     assert in_flight(0, 4, 3, 16, "Interleaved1F1B") == pytest.approx(12 * (1 + 3 / 12))
+    for schedule, chunks, m in (("1F1B", 1, 2), ("GPipe", 1, 9), ("Interleaved1F1B", 3, 8)):
+        held = [0]
+        for way, _, _ in order(rank, 4, chunks, m, schedule):
+            held.append(held[-1] + (1 if way == FORWARD else -1))
+        assert in_flight(rank, 4, chunks, m, schedule) == max(held)

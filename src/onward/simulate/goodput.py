@@ -2,8 +2,8 @@
 
 Failures come at random, with the mean of a node's hours divided by the nodes; each costs a restart
 and what was done since the last checkpoint. The interval is Young's (1974), sqrt(2 x checkpoint x
-mean); the expected time of a run is Daly's (2006, "A higher order estimate of the optimum checkpoint
-interval for restart dumps", equation 13).
+mean); the expected time of a run is Daly's (2006, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", equation 13).
 """
 
 from __future__ import annotations

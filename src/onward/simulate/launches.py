@@ -16,9 +16,7 @@ def work_of(node: Node) -> Work:
     """The work of one launch of `node`, whose sizes are numbers: FLOPs and bytes of its op's
     record, as plan/cost.py reads them."""
     low = any(type_of(x).is_low for x in node.inputs if x is not None)
-    return Work(
-        float(value(flops(node))), float(value(moved(node))), "bf16" if low else "fp32"
-    )
+    return Work(float(value(flops(node))), float(value(moved(node))), "bf16" if low else "fp32")
 
 
 def items_of(works: Iterable[Work], cluster: Cluster) -> list[Item]:

@@ -13,11 +13,17 @@ from onward.simulate.transformer import Transformer
 from onward.simulate.work import Work
 
 # Bytes of an element, forward and backward, of kernels over 16-bit values: fused, and by eager
-# PyTorch. A LayerNorm is one kernel in eager mode too; an RMSNorm of composed ops goes through fp32.
+# PyTorch. A LayerNorm is one kernel in eager mode too; an RMSNorm of composed ops is in fp32.
 _NORM = {"gpt": ((4, 6), (4, 6)), "llama": ((4, 6), (32, 64))}
 _ROPE = ((4, 4), (20, 20))
 _ACTIVATION = {"gpt": ((4, 6), (4, 6)), "llama": ((6, 10), (10, 18))}
 _ADD = ((6, 2), (6, 6))
+# under autocast, where weights are gathered in fp32: sums of residuals stay in fp32, norms cast
+# them; a weight's gradient becomes fp32 (6 bytes), goes into a flat buffer (8), and to the dtype
+# that is reduced (6)
+_AUTOCAST_NORM = (10, 12)
+_AUTOCAST_ADD = (10, 18)
+_AUTOCAST_GRADIENT = 20
 _DROPOUT_ADD = (7, 5)  # with the mask's byte
 _SOFTMAX = (4, 6)  # scale, mask and softmax in one kernel
 _DROPOUT = (5, 5)
@@ -56,6 +62,11 @@ class Sizes:
         """Bytes of the activations between layers, of all ranks along tp together."""
         return self.rows * self.model.hidden * self.element
 
+    @property
+    def autocast(self) -> bool:
+        """Whether weights are gathered in fp32 and cast before each product."""
+        return self.layout.gather_bytes > self.element
+
     def elementwise(self, pair: tuple[int, int], elements: float, way: int) -> Work:
         """A kernel over `elements`, of the pair (forward, backward) of bytes for 16-bit values."""
         return Work(nbytes=pair[way] * elements * self.element / 2)
@@ -80,10 +91,13 @@ def product(sizes: Sizes, rows: float, inner: float, outer: float, way: int) -> 
     if low:
         elements = rows * inner + weight if way == 0 else rows * outer
         works.append(Work(nbytes=_QUANTIZE * elements))
-    if way == 1 and layout.zero < 2:
-        works.append(Work(nbytes=2 * layout.grad_bytes * weight))
-    if way == 0 and layout.gather_bytes > e:
-        works.append(Work(nbytes=(layout.gather_bytes + e) * weight))  # autocast
+    if way == 1:
+        # added to the sum so far; or copied to where it is reduced
+        each = 2 * layout.grad_bytes if layout.zero < 2 else e + layout.grad_bytes
+        each = _AUTOCAST_GRADIENT if sizes.autocast else each
+        works.append(Work(nbytes=each * weight))
+    if way == 0 and sizes.autocast:
+        works.append(Work(nbytes=(layout.gather_bytes + e) * weight))
     return works
 
 
@@ -99,9 +113,7 @@ def attention_core(sizes: Sizes, way: int) -> list[Work]:
         nbytes = sizes.element * (2 + 2 * way) * (sizes.rows * width + kv)
         return [Work(flops, nbytes, attention=True)]
     scores = pairs * model.heads / layout.tp
-    once = Work(
-        2 * pairs * width, sizes.element * (scores + 2 * sizes.rows * width), _wide(layout)
-    )
+    once = Work(2 * pairs * width, sizes.element * (scores + 2 * sizes.rows * width), _wide(layout))
     works = [once] * (2 if way == 0 else 4)
     works.append(sizes.elementwise(_SOFTMAX, scores, way))
     if layout.dropout:
@@ -117,12 +129,14 @@ def _wide(layout: Layout) -> str:
 def norm(sizes: Sizes, way: int) -> Work:
     """One norm, over the tokens that this rank normalizes."""
     kind = "llama" if sizes.model.family == "llama" else "gpt"
-    return sizes.elementwise(sizes.choose(_NORM[kind]), sizes.norm_rows * sizes.model.hidden, way)
+    pair = _AUTOCAST_NORM if sizes.autocast else sizes.choose(_NORM[kind])
+    return sizes.elementwise(pair, sizes.norm_rows * sizes.model.hidden, way)
 
 
 def residual(sizes: Sizes, way: int) -> Work:
     """The sum at the end of a residual branch, with dropout where there is one."""
     pair = _DROPOUT_ADD if sizes.layout.dropout else sizes.choose(_ADD)
+    pair = _AUTOCAST_ADD if sizes.autocast else pair
     return sizes.elementwise(pair, sizes.norm_rows * sizes.model.hidden, way)
 
 

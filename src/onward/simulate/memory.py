@@ -91,9 +91,7 @@ def _of_rank(sizes: Sizes, rank: int, batch: int) -> MemoryEstimate:
         weights = weights / layout.shards + (whole if layout.shards > 1 else 0)
     gradients = layout.grad_bytes * parameters / (layout.shards if layout.zero >= 2 else 1)
     micro = layout.micro_batches(batch)
-    held = in_flight(rank, layout.pp, layout.chunks, min(micro, 4 * layout.pp), layout.schedule)
-    if layout.schedule == "GPipe":
-        held = micro
+    held = in_flight(rank, layout.pp, layout.chunks, micro, layout.schedule)
     counts = spread(model.layers, layout.pp * layout.chunks)[rank :: layout.pp]
     layers = held * sum(counts) / layout.chunks
     activations = layers * layer_activations(sizes, layout.recompute)

@@ -14,7 +14,6 @@ from onward.simulate.collectives import (
     collective_seconds,
 )
 from onward.simulate.layer import Sizes
-from onward.simulate.layout import Layout
 from onward.simulate.replay import COMPUTE, Item, replay
 from onward.simulate.work import Work, all_seconds, memory_share
 

@@ -1,7 +1,7 @@
 """Pipeline: when the stages of a pipeline run forward and backward of each micro-batch.
 
-Schedules have torch.distributed.pipelining's names. A stage is a virtual one: with `chunks` > 1 rank
-r has the stages r, r + ranks, ...; `forward[k]` is the seconds of stage k for one micro-batch.
+Schedules have torch.distributed.pipelining's names. A stage is a virtual one: with `chunks` > 1
+rank r has the stages r, r + ranks, ...; `forward[k]` is the seconds of stage k for one micro-batch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ def order(
     total = micro * chunks
     if schedule == "GPipe":
         return [(way, 0, i) for way in (FORWARD, BACKWARD) for i in range(micro)]
-    warm = ranks - rank - 1
-    if schedule == "Interleaved1F1B":
-        warm = 2 * warm + (chunks - 1) * ranks
-    warm = min(warm, total)
+    warm = _warm(rank, ranks, chunks, micro, schedule)
 
     def forward(k: int) -> tuple[int, int, int]:
         whole, rest = divmod(k, ranks * chunks)
@@ -109,13 +106,19 @@ def _finish(
     return now
 
 
+def _warm(rank: int, ranks: int, chunks: int, micro: int, schedule: str) -> int:
+    """Forwards of a rank before forward and backward take turns."""
+    warm = ranks - rank - 1
+    if schedule == "Interleaved1F1B":
+        warm = 2 * warm + (chunks - 1) * ranks
+    return min(warm, micro * chunks)
+
+
 def in_flight(rank: int, ranks: int, chunks: int, micro: int, schedule: str) -> int:
     """The most chunks of forwards whose backward has not run that a rank holds at once."""
-    held = most = 0
-    for way, _, _ in order(rank, ranks, chunks, micro, schedule):
-        held += 1 if way == FORWARD else -1
-        most = max(most, held)
-    return most
+    if schedule == "GPipe":
+        return micro
+    return min(_warm(rank, ranks, chunks, micro, schedule) + 1, micro * chunks)
 
 
 __all__ = ["BACKWARD", "FORWARD", "finish", "in_flight", "order"]

@@ -21,9 +21,9 @@ from onward.simulate.step import StepEstimate, estimate
 from onward.simulate.transformer import Transformer
 from onward.simulate.work import all_seconds
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 RECOMPUTE = ("none", "selective", "full")
-_REPLAYED = 8  # layouts that are replayed for each one that is asked for
+_REPLAYED = 4  # layouts that are replayed for each one that is asked for
 
 
 def best_layouts(
@@ -44,10 +44,15 @@ def best_layouts(
     limit = 0.9 * cluster.device.memory
     fitting: list[tuple[float, Layout]] = []
     least = None
+    fits: Layout | None = None
     for layout in layouts(model, cluster, ranks, batch, tokens, given):
+        # they come with less recomputation first: one that fits is faster than those after it
+        if fits is not None and replace(layout, recompute=fits.recompute) == fits:
+            continue
         nbytes = memory(model, layout, batch, tokens).total
         least = nbytes if least is None else min(least, nbytes)
         if nbytes <= limit:
+            fits = layout
             fitting.append((quick.seconds(layout), layout))
     if least is None:
         raise OnwardError(

@@ -2,7 +2,8 @@
 
 Two replays make a step. The first has the kernels and collectives of one stage for one micro-batch,
 on the streams of one rank (`passes.py`); the second has the stages of all ranks of a pipeline, for
-all micro-batches (`pipeline.py`). What the last micro-batch's gradients add, and the update, follow.
+all micro-batches (`pipeline.py`). What the last micro-batch's gradients add, and the update,
+follow.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def estimate(
     if not layout.overlap and layout.pp > 1:
         # a rank waits while what it sends is on its way
         forward, backward = ([s + transfer for s in each] for each in (forward, backward))
+        transfer = 0.0
     ends = finish(forward, backward, layout.pp, micro, layout.schedule, transfer)
     update = 0.0
     total = 0.0

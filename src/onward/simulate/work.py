@@ -1,10 +1,10 @@
 """Work: what one kernel computes and moves, and the seconds that a device takes for it.
 
-A kernel takes (FLOPs + half) / (peak x top) for its products, and the same for its bytes: a share of
-top x n / (n + half) of the peak at size n. `top` is a constant of the machine, `half` is fixed: what
-the peak does in `GEMM_RAMP` or `MEMORY_RAMP` seconds. On an A100 that is 0.69 GFLOP and 2 MB, so that
-16 GFLOP run at 0.96 of the top and 1 GFLOP at 0.59; calculon's table has 0.95 and 0.63. Times of
-products and of bytes add up, as in the planner's own estimate (plan/cost.py).
+A kernel takes (FLOPs + half) / (peak x top) for its products, and the same for its bytes: a share
+of top x n / (n + half) of the peak at size n. `top` is a constant of the machine, `half` is fixed:
+what the peak does in `GEMM_RAMP` or `MEMORY_RAMP` seconds. On an A100 that is 0.69 GFLOP and 2 MB,
+so that 16 GFLOP run at 0.96 of the top and 1 GFLOP at 0.59; calculon's table has 0.95 and 0.63.
+Times of products and of bytes add up, as in the planner's own estimate (plan/cost.py).
 """
 
 from __future__ import annotations
