@@ -84,7 +84,10 @@ def test_a_bad_file_is_refused_in_one_line(
         (("h100", "--model", "gpt2", "--hidden", "64"), "give one of them"),
         (("h100", "--model", "gpt2", "--ranks", "0"), "ranks is 0, in --ranks"),
         (("h100", "--model", "gpt2", "--zero", "4"), "zero is 4, in --zero"),
-        (("h100", "--model", "gpt2", "--batch", "3"), "no mesh of 8 ranks divides"),
+        (
+            ("h100", "--model", "gpt2", "--batch", "3", "--pp", "1", "--tp", "1"),
+            "no mesh of 8 ranks",
+        ),
         (("a100-80", "--model", "gpt2", "--dtype", "fp8"), "products of fp8 on this device"),
         (("h100", "--model", "gpt3-175b", "--ranks", "8"), "no mesh of 8 ranks fits"),
     ],
