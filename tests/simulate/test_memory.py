@@ -20,8 +20,8 @@ MODEL = Transformer(4096, 36, 32, 51200)
 def test_state_is_that_of_zero(stage: int, n: int) -> None:
     """2 + 2 + 12 bytes of a parameter (Rajbhandari et al., 2020, figure 1); beside the shards of
     stage 3 two layers are whole."""
-    shard = {"dp_shard": n} if stage else {"dp_replicate": n}
-    layout = Layout(zero=stage, grad_bytes=2, **shard)
+    layout = Layout(zero=stage, grad_bytes=2)
+    layout = replace(layout, dp_shard=n) if stage else replace(layout, dp_replicate=n)
     psi = MODEL.parameters
     expected = {
         0: (2 + 2 + 12) * psi,

@@ -63,8 +63,8 @@ def test_flops_are_megatrons(h: int, layers: int, v: int, s: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(0, 1, 1, 1), (10, 1, 3, 5), (8, 1, 4, 5, 3)], ids=["zero", "heads", "keys"]
+    "sizes", [(0, 1, 1, 1, 1), (10, 1, 3, 5, 3), (8, 1, 4, 5, 3)], ids=["zero", "heads", "keys"]
 )
-def test_sizes_that_cannot_be(sizes: tuple[int, ...]) -> None:
+def test_sizes_that_cannot_be(sizes: tuple[int, int, int, int, int]) -> None:
     with pytest.raises(OnwardError, match="; fix: "):
         Transformer(*sizes)

@@ -61,6 +61,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     *((name, lambda v: 0 < v <= _LARGEST, f"from 1 to {_LARGEST}") for name in _SIZES),
     ("zero", lambda v: 0 <= v <= 3, "from 0 to 3"),
     ("ranks", lambda v: v <= 10**5, "at most 100000"),
+    ("pp", lambda v: v <= 1024, "at most 1024"),
 )
 
 

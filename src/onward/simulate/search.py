@@ -23,6 +23,7 @@ from onward.simulate.work import all_seconds
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 RECOMPUTE = ("none", "selective", "full")
+_DEEPEST = 128  # ranks of a pipeline that is searched
 _REPLAYED = 4  # layouts that are replayed for each one that is asked for
 
 
@@ -89,7 +90,8 @@ def layouts(
                 if odd:
                     continue
                 for zero in among("zero", (0, 1, 3) if rest * cp > 1 else (0,)):
-                    replicate = given.get("dp_replicate", 1 if zero else rest)
+                    whole = rest // given["dp_shard"] if "dp_shard" in given else 0
+                    replicate = given.get("dp_replicate", whole or (1 if zero else rest))
                     shard = given.get("dp_shard", rest // replicate)
                     if replicate * shard != rest:
                         continue
@@ -108,7 +110,8 @@ def layouts(
 
 def _depths(model: Transformer, ranks: int) -> tuple[int, ...]:
     """Sizes of a pipeline whose stages have as many layers each."""
-    return tuple(p for p in range(1, min(model.layers, ranks) + 1) if model.layers % p == 0)
+    most = min(model.layers, ranks, _DEEPEST)
+    return tuple(p for p in range(1, most + 1) if model.layers % p == 0)
 
 
 @dataclass
