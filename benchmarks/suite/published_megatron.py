@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from onward.simulate import Layout, Transformer
+from onward.simulate import MeshLayout, Transformer
 from suite.published_row import (
     FIT,
     HELD,
@@ -18,7 +18,7 @@ from suite.published_row import (
 
 # ---- A
 
-_MEGATRON = Layout(
+_MEGATRON = MeshLayout(
     attention="written out", dropout=True, overlap=False, recompute="full", grad_bytes=2
 )
 # parameters in billions, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s, shape read in source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from onward.simulate import PRESETS, Layout, Transformer
+from onward.simulate import PRESETS, MeshLayout, Transformer
 from suite.published_row import (
     FIT,
     HELD,
@@ -17,11 +17,11 @@ from suite.published_row import (
 
 # ---- C
 
-_TITAN = Layout(zero=3, sequence_parallel=True)
+_TITAN = MeshLayout(zero=3, sequence_parallel=True)
 _8B, _70B, _405B = (PRESETS[f"llama3-{size}"] for size in ("8b", "70b", "405b"))
 
 
-def _titan() -> Iterator[tuple[str, Transformer, Layout, int, int, float, float]]:
+def _titan() -> Iterator[tuple[str, Transformer, MeshLayout, int, int, float, float]]:
     """Name, model, layout, batch, tokens, tokens/s of a GPU, GiB (0: not given)."""
     selective = replace(_TITAN, micro_batch=2, recompute="selective")
     for n, rows in ((8, ((5762, 82.4), (6667, 77.0))), (128, ((5605, 67.0), (6514, 62.0)))):
@@ -73,7 +73,7 @@ _MPT: Mapping[str, Transformer] = {
     "3B": Transformer(2560, 32, 20, 50368),
     "1B": Transformer(2048, 24, 16, 50368),
 }
-_FOUNDRY = Layout(zero=3, fused=False, grad_bytes=2)
+_FOUNDRY = MeshLayout(zero=3, fused=False, grad_bytes=2)
 # cluster, model, GPUs, micro-batch, micro-batches, tokens/s of a GPU, recomputes, gathers fp32
 # (mixed precision DEFAULT gathers fp32 and casts, PURE gathers bf16)
 _TABLE_D = (
@@ -127,7 +127,7 @@ def _causal_flops(model: Transformer, batch: int, tokens: int) -> float:
 
 
 def _e() -> Iterator[PublishedStep]:
-    base = Layout(zero=1, tp=8, pp=16, sequence_parallel=True, grad_bytes=4)
+    base = MeshLayout(zero=1, tp=8, pp=16, sequence_parallel=True, grad_bytes=4)
     free = {"chunks": (1, 2, 4, 8), "recompute": ("none", "selective", "full")}
     # GPUs, cp, tokens, samples, TFLOP/s
     for n, cp, tokens, batch, tflops in (
@@ -143,7 +143,7 @@ def _e() -> Iterator[PublishedStep]:
 
 def _f() -> Iterator[PublishedStep]:
     model = Transformer(12288, 96, 96, 131072, tokens=4096)
-    base = Layout(zero=1, tp=8, pp=12, sequence_parallel=True, dropout=False)
+    base = MeshLayout(zero=1, tp=8, pp=12, sequence_parallel=True, dropout=False)
     free = {"chunks": (1, 2, 4, 8), "recompute": ("none", "selective", "full")}
     for n, percent in ((96, 47), (4608, 42)):
         layout = replace(base, dp_shard=n // 96)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onward.simulate import Layout, Transformer
+from onward.simulate import MeshLayout, Transformer
 
 FIT, HELD, SHAPE = "fit", "held out", "shape"
 
@@ -20,7 +20,7 @@ class PublishedStep:
     half: str
     cluster: str
     model: Transformer
-    layout: Layout
+    layout: MeshLayout
     batch: int
     tokens: int
     seconds: float
@@ -37,7 +37,7 @@ class PublishedMemory:
     name: str
     cluster: str
     model: Transformer
-    layout: Layout
+    layout: MeshLayout
     batch: int
     tokens: int
     what: str
@@ -51,7 +51,7 @@ def megatron_flops(model: Transformer, batch: int, tokens: int) -> float:
     return 96 * batch * s * layers * h * h * (1 + s / (6 * h) + model.vocab / (16 * layers * h))
 
 
-def scheduled(layout: Layout, chunks: int) -> Layout:
+def scheduled(layout: MeshLayout, chunks: int) -> MeshLayout:
     """The layout with so many stages of a rank, interleaved where there are several."""
     schedule = "Interleaved1F1B" if chunks > 1 else "1F1B"
     return replace(layout, chunks=chunks, schedule=schedule)

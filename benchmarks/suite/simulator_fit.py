@@ -14,7 +14,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 
-from onward.simulate import Cluster, Layout, StepEstimate, built_in, estimate
+from onward.simulate import Cluster, MeshLayout, StepEstimate, built_in, estimate
 from onward.simulate.cluster import Efficiency
 from suite.published_row import FIT, PublishedStep
 
@@ -33,7 +33,7 @@ def with_constants(cluster: str, constants: Mapping[str, Efficiency]) -> Cluster
     return replace(built_in(cluster), efficiency=constants[kind])
 
 
-def chosen(row: PublishedStep, cluster: Cluster) -> Layout:
+def chosen(row: PublishedStep, cluster: Cluster) -> MeshLayout:
     """The row's layout; where its source leaves something open, the fastest choice that fits, or
     the smallest where none does."""
     if not row.free:
@@ -51,7 +51,7 @@ def chosen(row: PublishedStep, cluster: Cluster) -> Layout:
     return min(fitting, key=lambda each: each.seconds).layout
 
 
-def predicted(row: PublishedStep, layout: Layout, cluster: Cluster) -> StepEstimate:
+def predicted(row: PublishedStep, layout: MeshLayout, cluster: Cluster) -> StepEstimate:
     """The estimate of a row's step."""
     return estimate(row.model, layout, cluster, row.batch, row.tokens)
 
@@ -76,7 +76,7 @@ def _cluster(row: PublishedStep, constants: Efficiency) -> Cluster:
 
 
 def _residuals(
-    rows: Sequence[PublishedStep], layouts: Sequence[Layout], constants: Efficiency
+    rows: Sequence[PublishedStep], layouts: Sequence[MeshLayout], constants: Efficiency
 ) -> np.ndarray:
     pairs = zip(rows, layouts, strict=True)
     errors = [
@@ -90,7 +90,7 @@ def _residuals(
 
 
 def _step(
-    rows: Sequence[PublishedStep], layouts: Sequence[Layout], constants: Efficiency
+    rows: Sequence[PublishedStep], layouts: Sequence[MeshLayout], constants: Efficiency
 ) -> Efficiency:
     """One step in the logarithms of the constants, of which none is above 1."""
     at = np.log(astuple(constants))

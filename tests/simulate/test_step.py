@@ -17,7 +17,7 @@ from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role
 from onward.graph.types import parse_type
-from onward.simulate import Layout, Transformer, best_layouts, built_in, estimate, step
+from onward.simulate import MeshLayout, Transformer, best_layouts, built_in, estimate, step
 from onward.simulate.cluster import Failures
 from onward.simulate.goodput import goodput, useful
 from onward.simulate.launches import items_of, replayed, work_of
@@ -29,7 +29,7 @@ from onward.simulate.work import Work, work_seconds
 A100 = built_in("a100-80")
 SMALL = Transformer(512, 6, 8, 1000, tokens=256)
 
-MEGATRON = Layout(
+MEGATRON = MeshLayout(
     tp=8, attention="written out", dropout=True, overlap=False, recompute="full", grad_bytes=2
 )
 
@@ -59,7 +59,7 @@ def test_layers_that_are_not_replayed_cost_what_they_would(
     zero: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Transformer(2048, 20, 16, 50000)
-    layout = Layout(zero=zero, overlap=overlap, recompute="full")
+    layout = MeshLayout(zero=zero, overlap=overlap, recompute="full")
     layout = replace(layout, dp_shard=16) if zero else replace(layout, dp_replicate=16)
     few = estimate(model, layout, A100, 16).seconds
     monkeypatch.setattr(step, "_LAYERS", 20)
@@ -70,7 +70,7 @@ def test_a_step_of_products_alone_takes_their_flops() -> None:
     """Nothing else costs where memory is infinitely fast and one rank trains."""
     ideal = replace(A100, device=replace(A100.device, memory_bandwidth=1e30))
     model = Transformer(8192, 8, 64, 51200)
-    layout = Layout(attention="written out", micro_batch=4)
+    layout = MeshLayout(attention="written out", micro_batch=4)
     found = estimate(model, layout, ideal, 4, 2048)
     rate = A100.device.bf16 * A100.efficiency.gemm
     assert found.seconds == pytest.approx(model.step_flops(4, 2048) / rate, rel=0.01)
@@ -80,7 +80,7 @@ def test_a_step_of_products_alone_takes_their_flops() -> None:
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 2, 3]))
 @settings(max_examples=15, deadline=None)
 def test_what_is_slower(tp: int, pp: int, zero: int) -> None:
-    layout = Layout(tp=tp, pp=pp, zero=zero, dp_shard=2)
+    layout = MeshLayout(tp=tp, pp=pp, zero=zero, dp_shard=2)
     base = estimate(SMALL, layout, A100, 12)
     assert estimate(SMALL, layout, A100, 24).seconds > base.seconds
     assert estimate(SMALL, replace(layout, recompute="full"), A100, 12).seconds > base.seconds
@@ -104,12 +104,13 @@ def test_layers_are_spread(layers: int, stages: int) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(tp=3), Layout(cp=3), Layout(zero=4), Layout(dp_shard=5), Layout(pp=9),
-        Layout(chunks=2), Layout(pp=2, chunks=2, schedule="Interleaved1F1B", micro_batch=8),
-        Layout(tp=0),
+        MeshLayout(tp=3), MeshLayout(cp=3), MeshLayout(zero=4), MeshLayout(dp_shard=5),
+        MeshLayout(pp=9), MeshLayout(chunks=2),
+        MeshLayout(pp=2, chunks=2, schedule="Interleaved1F1B", micro_batch=8),
+        MeshLayout(tp=0),
     ],
 )  # fmt: skip
-def test_layouts_that_cannot_be(layout: Layout) -> None:
+def test_layouts_that_cannot_be(layout: MeshLayout) -> None:
     with pytest.raises(OnwardError, match="no layout for"):
         estimate(SMALL, layout, A100, 8)
 
@@ -175,7 +176,7 @@ def test_goodput_is_that_of_random_failures() -> None:
 
 def test_the_interval_is_youngs_and_near_the_best() -> None:
     cluster = replace(A100, failures=Failures(100.0, 300.0, 1e9))
-    run = goodput(estimate(SMALL, Layout(dp_replicate=8), cluster, 8))
+    run = goodput(estimate(SMALL, MeshLayout(dp_replicate=8), cluster, 8))
     assert run.between_failures == 100 * 3600
     assert run.interval == pytest.approx(math.sqrt(2 * run.checkpoint * run.between_failures))
     for factor in (0.5, 2.0):
@@ -185,7 +186,7 @@ def test_the_interval_is_youngs_and_near_the_best() -> None:
 
 def test_without_failures_all_is_good() -> None:
     calm = replace(A100, failures=Failures())
-    assert goodput(estimate(SMALL, Layout(), calm, 2)).share == 1.0
+    assert goodput(estimate(SMALL, MeshLayout(), calm, 2)).share == 1.0
 
 
 # ---- launches, and items from outside

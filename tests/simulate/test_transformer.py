@@ -1,4 +1,4 @@
-"""Sizes of models against transformers' own, and FLOPs against Megatron's formula."""
+"""RankSizes of models against transformers' own, and FLOPs against Megatron's formula."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SimulateConfig:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The fields of a Layout that are given."""
+        """The fields of a MeshLayout that are given."""
         names = (
             "dp_replicate", "dp_shard", "tp", "cp", "pp", "zero", "micro_batch", "chunks",
             "recompute",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onward.simulate.layout import Layout
+from onward.simulate.layout import MeshLayout
 from onward.simulate.transformer import Transformer
 from onward.simulate.work import Work
 
@@ -36,11 +36,11 @@ _UPDATE = 16 + 14 + 4
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RankSizes:
     """What one rank holds of a micro-batch: tokens, and those that norms and dropout see."""
 
     model: Transformer
-    layout: Layout
+    layout: MeshLayout
     tokens: int
 
     @property
@@ -75,7 +75,7 @@ class Sizes:
         return both[0] if self.layout.fused else both[1]
 
 
-def product(sizes: Sizes, rows: float, inner: float, outer: float, way: int) -> list[Work]:
+def product(sizes: RankSizes, rows: float, inner: float, outer: float, way: int) -> list[Work]:
     """A linear layer f32[rows,inner] to f32[rows,outer] in one direction.
 
     way 1: the gradient of its input, and of its weight, which is added to the sum of earlier
@@ -101,7 +101,7 @@ def product(sizes: Sizes, rows: float, inner: float, outer: float, way: int) -> 
     return works
 
 
-def attention_core(sizes: Sizes, way: int) -> list[Work]:
+def attention_core(sizes: RankSizes, way: int) -> list[Work]:
     """Scores, softmax and the weighted sum of values, of all heads of this rank."""
     model, layout = sizes.model, sizes.layout
     width = model.hidden / layout.tp
@@ -121,26 +121,26 @@ def attention_core(sizes: Sizes, way: int) -> list[Work]:
     return works
 
 
-def _wide(layout: Layout) -> str:
+def _wide(layout: MeshLayout) -> str:
     """The dtype of products that fp8 training leaves in bf16."""
     return "bf16" if layout.dtype == "fp8" else layout.dtype
 
 
-def norm(sizes: Sizes, way: int) -> Work:
+def norm(sizes: RankSizes, way: int) -> Work:
     """One norm, over the tokens that this rank normalizes."""
     kind = "llama" if sizes.model.family == "llama" else "gpt"
     pair = _AUTOCAST_NORM if sizes.autocast else sizes.choose(_NORM[kind])
     return sizes.elementwise(pair, sizes.norm_rows * sizes.model.hidden, way)
 
 
-def residual(sizes: Sizes, way: int) -> Work:
+def residual(sizes: RankSizes, way: int) -> Work:
     """The sum at the end of a residual branch, with dropout where there is one."""
     pair = _DROPOUT_ADD if sizes.layout.dropout else sizes.choose(_ADD)
     pair = _AUTOCAST_ADD if sizes.autocast else pair
     return sizes.elementwise(pair, sizes.norm_rows * sizes.model.hidden, way)
 
 
-def attention_in(sizes: Sizes, way: int) -> list[Work]:
+def attention_in(sizes: RankSizes, way: int) -> list[Work]:
     """The products to queries, keys and values, and rotary positions."""
     model, t, rows = sizes.model, sizes.layout.tp, sizes.rows
     outer = (model.hidden + 2 * model.kv_width) / t
@@ -151,13 +151,13 @@ def attention_in(sizes: Sizes, way: int) -> list[Work]:
     return works
 
 
-def attention_out(sizes: Sizes, way: int) -> list[Work]:
+def attention_out(sizes: RankSizes, way: int) -> list[Work]:
     """The product after attention."""
     model = sizes.model
     return product(sizes, sizes.rows, model.hidden / sizes.layout.tp, model.hidden, way)
 
 
-def mlp_in(sizes: Sizes, way: int) -> list[Work]:
+def mlp_in(sizes: RankSizes, way: int) -> list[Work]:
     """The first product of the MLP, or two with a gate, and the activation."""
     model, t = sizes.model, sizes.layout.tp
     width = model.width / t
@@ -166,19 +166,19 @@ def mlp_in(sizes: Sizes, way: int) -> list[Work]:
     return [*works, sizes.elementwise(sizes.choose(_ACTIVATION[kind]), sizes.rows * width, way)]
 
 
-def mlp_out(sizes: Sizes, way: int) -> list[Work]:
+def mlp_out(sizes: RankSizes, way: int) -> list[Work]:
     """The last product of the MLP."""
     model = sizes.model
     return product(sizes, sizes.rows, model.width / sizes.layout.tp, model.hidden, way)
 
 
-def embedding(sizes: Sizes, way: int) -> list[Work]:
+def embedding(sizes: RankSizes, way: int) -> list[Work]:
     """Rows of the embedding's table are read and written, or added to in backward."""
     elements = sizes.rows * sizes.model.hidden
     return [Work(nbytes=(2 + way) * sizes.element * elements)]
 
 
-def head(sizes: Sizes, way: int) -> list[Work]:
+def head(sizes: RankSizes, way: int) -> list[Work]:
     """The last norm, the product to logits, and the loss. fp8 leaves this product in bf16."""
     model, t = sizes.model, sizes.layout.tp
     rows, vocab = sizes.rows, model.vocab / t
@@ -195,6 +195,6 @@ def update(parameters: float) -> list[Work]:
 
 
 __all__ = [
-    "Sizes", "attention_core", "attention_in", "attention_out", "embedding", "head", "mlp_in",
+    "RankSizes", "attention_core", "attention_in", "attention_out", "embedding", "head", "mlp_in",
     "mlp_out", "norm", "product", "residual", "update",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Layout: how a step is laid out over ranks, and what of the software decides its time."""
+"""MeshLayout: how a step is laid out over ranks, and what of the software decides its time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onward.simulate.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """A mesh and what is done on it. Axes are torch's (DeviceMesh), schedules too.
 
     Neighbouring ranks lie along tp, then cp, dp_shard, dp_replicate, pp. zero: 0 to 3, of the ranks
@@ -135,4 +135,4 @@ def spread(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-__all__ = ["Layout", "spread"]
+__all__ = ["MeshLayout", "spread"]

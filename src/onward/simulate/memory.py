@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onward.simulate.layer import Sizes
-from onward.simulate.layout import Layout, spread
+from onward.simulate.layer import RankSizes
+from onward.simulate.layout import MeshLayout, spread
 from onward.simulate.pipeline import in_flight
 from onward.simulate.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class MemoryEstimate:
+class RankMemory:
     """Bytes of the fullest rank."""
 
     weights: float
@@ -34,7 +34,7 @@ class MemoryEstimate:
         return self.state + self.activations
 
 
-def rank_parameters(model: Transformer, layout: Layout, rank: int) -> float:
+def rank_parameters(model: Transformer, layout: MeshLayout, rank: int) -> float:
     """Parameters of one rank of the pipeline, before ZeRO; a tied head has a copy of the table."""
     counts = spread(model.layers, layout.pp * layout.chunks)
     found = float(sum(counts[rank :: layout.pp])) * model.layer_parameters
@@ -48,7 +48,7 @@ def rank_parameters(model: Transformer, layout: Layout, rank: int) -> float:
     return found / layout.tp
 
 
-def layer_activations(sizes: Sizes, kept: str) -> float:
+def layer_activations(sizes: RankSizes, kept: str) -> float:
     """Bytes that one layer keeps for its backward of one micro-batch. kept: "none", "selective" or
     "full", the recomputation."""
     model, layout = sizes.model, sizes.layout
@@ -73,14 +73,14 @@ def layer_activations(sizes: Sizes, kept: str) -> float:
     return sizes.rows * (shared + divided / tp)
 
 
-def memory(model: Transformer, layout: Layout, batch: int, tokens: int) -> MemoryEstimate:
+def memory(model: Transformer, layout: MeshLayout, batch: int, tokens: int) -> RankMemory:
     """Bytes of the fullest rank in a step of `batch` samples of `tokens`."""
-    sizes = Sizes(model, layout, tokens)
+    sizes = RankSizes(model, layout, tokens)
     found = [_of_rank(sizes, rank, batch) for rank in sorted({0, layout.pp - 1})]
     return max(found, key=lambda each: each.total)
 
 
-def _of_rank(sizes: Sizes, rank: int, batch: int) -> MemoryEstimate:
+def _of_rank(sizes: RankSizes, rank: int, batch: int) -> RankMemory:
     model, layout = sizes.model, sizes.layout
     parameters = rank_parameters(model, layout, rank)
     e = sizes.element
@@ -100,7 +100,7 @@ def _of_rank(sizes: Sizes, rank: int, batch: int) -> MemoryEstimate:
     if rank == layout.pp - 1:
         # logits and their gradient, in fp32 and in the precision of products
         activations += sizes.rows * model.vocab / layout.tp * (8 if layout.fused else 10)
-    return MemoryEstimate(weights, gradients, moments * parameters / layout.shards, activations)
+    return RankMemory(weights, gradients, moments * parameters / layout.shards, activations)
 
 
-__all__ = ["MemoryEstimate", "layer_activations", "memory", "rank_parameters"]
+__all__ = ["RankMemory", "layer_activations", "memory", "rank_parameters"]

@@ -13,7 +13,7 @@ from onward.simulate.collectives import (
     REDUCE_SCATTER,
     collective_seconds,
 )
-from onward.simulate.layer import Sizes
+from onward.simulate.layer import RankSizes
 from onward.simulate.replay import COMPUTE, Item, replay
 from onward.simulate.work import Work, all_seconds, memory_share
 
@@ -21,14 +21,14 @@ DATA = "data"  # the stream of gradients and gathered weights
 
 
 @dataclass
-class Line:
+class IssuedItems:
     """Items of one rank, in the order in which they are issued."""
 
-    sizes: Sizes
+    sizes: RankSizes
     cluster: Cluster
     items: list[Item] = field(default_factory=list)
     last: tuple[int, ...] = ()
-    known: dict[str, Line] = field(default_factory=dict)  # items of a layer, by name
+    known: dict[str, IssuedItems] = field(default_factory=dict)  # items of a layer, by name
 
     def compute(self, works: Sequence[Work], after: tuple[int, ...] = ()) -> int:
         """Kernels, after all that the line waits for and `after`."""
@@ -59,11 +59,11 @@ class Line:
         if found is not None:
             self.last = (found,)
 
-    def again(self, name: str, make: Callable[[Line], None], after: tuple[int, ...]) -> None:
+    def again(self, name: str, make: Callable[[IssuedItems], None], after: tuple[int, ...]) -> None:
         """The items that `make` issues, after all that the line waits for and `after`; they are
         made once for each name."""
         if name not in self.known:
-            self.known[name] = Line(self.sizes, self.cluster)
+            self.known[name] = IssuedItems(self.sizes, self.cluster)
             make(self.known[name])
         found, offset = self.known[name], len(self.items)
         start = (*self.last, *after)
@@ -79,7 +79,7 @@ class Line:
         return max(replay(self.items), default=0.0)
 
 
-def _around(line: Line, works: Sequence[Work], kind: str, nbytes: float) -> None:
+def _around(line: IssuedItems, works: Sequence[Work], kind: str, nbytes: float) -> None:
     """Kernels with a collective of tp that belongs to them; beside them where tp overlaps: then all
     but one piece of it is hidden as far as the kernels last."""
     tp = line.sizes.layout.tp
@@ -95,7 +95,7 @@ def _around(line: Line, works: Sequence[Work], kind: str, nbytes: float) -> None
         line.last = (*line.last, beside)
 
 
-def forward_layer(line: Line) -> None:
+def forward_layer(line: IssuedItems) -> None:
     """One layer's forward."""
     sizes = line.sizes
     layout, nbytes = sizes.layout, sizes.hidden_bytes
@@ -116,7 +116,7 @@ def forward_layer(line: Line) -> None:
     _sum(line, [layer.residual(sizes, 0)])
 
 
-def _sum(line: Line, works: Sequence[Work]) -> None:
+def _sum(line: IssuedItems, works: Sequence[Work]) -> None:
     """The sum over tp at the end of a branch, and what follows it."""
     layout = line.sizes.layout
     kind = REDUCE_SCATTER if layout.sequence_parallel else ALL_REDUCE
@@ -132,7 +132,7 @@ def _sum(line: Line, works: Sequence[Work]) -> None:
     line.compute(works)
 
 
-def _keys(line: Line, kind: str) -> None:
+def _keys(line: IssuedItems, kind: str) -> None:
     """Keys and values of all ranks along cp are gathered, or their gradients summed."""
     sizes = line.sizes
     layout, model = sizes.layout, sizes.model
@@ -140,12 +140,12 @@ def _keys(line: Line, kind: str) -> None:
     line.wait(kind, 2 * tokens * model.kv_width / layout.tp * sizes.element, "cp")
 
 
-def _recompute(line: Line) -> None:
+def _recompute(line: IssuedItems) -> None:
     """One layer's forward, as far as a selective recomputation repeats it."""
     line.compute(_cheap(line.sizes))
 
 
-def _cheap(sizes: Sizes) -> list[Work]:
+def _cheap(sizes: RankSizes) -> list[Work]:
     """The kernels that a selective recomputation repeats."""
     if sizes.layout.attention != "flash":
         return layer.attention_core(sizes, 0)
@@ -158,7 +158,7 @@ def _cheap(sizes: Sizes) -> list[Work]:
     return [*norms, layer.residual(sizes, 0), *elementwise, *half]
 
 
-def backward_layer(line: Line) -> None:
+def backward_layer(line: IssuedItems) -> None:
     """One layer's backward, its recomputation not included."""
     sizes = line.sizes
     nbytes = sizes.hidden_bytes
@@ -184,17 +184,19 @@ def backward_layer(line: Line) -> None:
     _sum(line, [layer.norm(sizes, 1)])
 
 
-def _shard_bytes(sizes: Sizes, each: int) -> float:
+def _shard_bytes(sizes: RankSizes, each: int) -> float:
     return each * sizes.model.layer_parameters / sizes.layout.tp
 
 
-def forward_pass(sizes: Sizes, cluster: Cluster, layers: int, ends: str, first: bool) -> Line:
+def forward_pass(
+    sizes: RankSizes, cluster: Cluster, layers: int, ends: str, first: bool
+) -> IssuedItems:
     """A stage's forward. ends: "first", "last", "both" or "": which ends of the model it holds.
 
     first: the first micro-batch, which gathers weights that were updated in shards (ZeRO 1, 2);
     ZeRO-3 gathers each layer's in each forward, the next one's while a layer runs.
     """
-    line = Line(sizes, cluster)
+    line = IssuedItems(sizes, cluster)
     gathers = sizes.layout.zero == 3 or (first and sizes.layout.zero and sizes.layout.overlap)
     if ends in ("first", "both"):
         if gathers:
@@ -209,11 +211,11 @@ def forward_pass(sizes: Sizes, cluster: Cluster, layers: int, ends: str, first: 
     return line
 
 
-def _table_bytes(sizes: Sizes, each: int) -> float:
+def _table_bytes(sizes: RankSizes, each: int) -> float:
     return each * sizes.model.embedding_parameters / sizes.layout.tp
 
 
-def _gather(line: Line, layers: Sequence[int], i: int) -> tuple[int, ...]:
+def _gather(line: IssuedItems, layers: Sequence[int], i: int) -> tuple[int, ...]:
     """The gather of the weights of layer i, which runs while the one before it computes: two layers
     are whole at a time. layers: the last item of each layer so far."""
     ended = (layers[i - 2],) if i > 1 else ()
@@ -222,11 +224,13 @@ def _gather(line: Line, layers: Sequence[int], i: int) -> tuple[int, ...]:
     return () if found is None else (found,)
 
 
-def backward_pass(sizes: Sizes, cluster: Cluster, layers: int, ends: str, final: bool) -> Line:
+def backward_pass(
+    sizes: RankSizes, cluster: Cluster, layers: int, ends: str, final: bool
+) -> IssuedItems:
     """A stage's backward, with recomputation. final: the last micro-batch, whose gradients are
     reduced, layer by layer beside the backward where the layout overlaps; ZeRO-2 and 3 reduce those
     of each micro-batch."""
-    line = Line(sizes, cluster)
+    line = IssuedItems(sizes, cluster)
     layout = sizes.layout
     reduces = layout.zero >= 2 or (layout.overlap and final)
     if ends in ("last", "both"):
@@ -253,14 +257,14 @@ def backward_pass(sizes: Sizes, cluster: Cluster, layers: int, ends: str, final:
     return line
 
 
-def _reduce(line: Line, after: Iterable[int]) -> None:
+def _reduce(line: IssuedItems, after: Iterable[int]) -> None:
     """The gradients of one layer over all ranks that have other samples or tokens."""
     layout = line.sizes.layout
     nbytes = _shard_bytes(line.sizes, layout.grad_bytes)
     reduce_gradients(line, nbytes, tuple(after))
 
 
-def reduce_gradients(line: Line, nbytes: float, after: tuple[int, ...]) -> None:
+def reduce_gradients(line: IssuedItems, nbytes: float, after: tuple[int, ...]) -> None:
     """Gradients of `nbytes`: scattered sums among shards, and sums of shards among replicas."""
     found = line.collective(REDUCE_SCATTER, nbytes, "shard", after)
     rest = after if found is None else (found,)
@@ -268,6 +272,6 @@ def reduce_gradients(line: Line, nbytes: float, after: tuple[int, ...]) -> None:
 
 
 __all__ = [
-    "DATA", "Line", "backward_layer", "backward_pass", "forward_layer", "forward_pass",
+    "DATA", "IssuedItems", "backward_layer", "backward_pass", "forward_layer", "forward_pass",
     "reduce_gradients",
 ]  # fmt: skip

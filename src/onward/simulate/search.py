@@ -13,10 +13,10 @@ from typing import Any
 from onward.errors import OnwardError
 from onward.simulate import layer
 from onward.simulate.cluster import Cluster
-from onward.simulate.layer import Sizes
-from onward.simulate.layout import Layout
+from onward.simulate.layer import RankSizes
+from onward.simulate.layout import MeshLayout
 from onward.simulate.memory import memory, rank_parameters
-from onward.simulate.passes import Line, backward_pass, forward_pass, reduce_gradients
+from onward.simulate.passes import IssuedItems, backward_pass, forward_pass, reduce_gradients
 from onward.simulate.step import StepEstimate, estimate
 from onward.simulate.transformer import Transformer
 from onward.simulate.work import all_seconds
@@ -36,18 +36,18 @@ def best_layouts(
     most: int = 5,
     **given: Any,
 ) -> list[StepEstimate]:
-    """The fastest layouts that fit, at most `most`. given: fields of Layout that are held fixed.
+    """The fastest layouts that fit, at most `most`. given: fields of MeshLayout, fixed.
 
     Raises OnwardError where none fits, with the bytes of the smallest one.
     """
     tokens = tokens or model.tokens
     quick = _Quick(model, cluster, batch, tokens)
     limit = 0.9 * cluster.device.memory
-    fitting: list[tuple[float, Layout]] = []
+    fitting: list[tuple[float, MeshLayout]] = []
     least = None
-    fits: Layout | None = None
+    fits: MeshLayout | None = None
     for layout in layouts(model, cluster, ranks, batch, tokens, given):
-        # they come with less recomputation first: one that fits is faster than those after it
+        # layouts come with less recomputation first: one that fits is faster than those after it
         if fits is not None and replace(layout, recompute=fits.recompute) == fits:
             continue
         nbytes = memory(model, layout, batch, tokens).total
@@ -74,7 +74,7 @@ def best_layouts(
 
 def layouts(
     model: Transformer, cluster: Cluster, ranks: int, batch: int, tokens: int, given: dict[str, Any]
-) -> Iterator[Layout]:
+) -> Iterator[MeshLayout]:
     """Every layout of the ranks that the sizes allow: tp within a node, any pp, the rest data, with
     ZeRO 0, 1 or 3; sequence parallelism with tp; interleaved schedules with pp."""
 
@@ -98,7 +98,7 @@ def layouts(
                     for micro in among("micro_batch", MICRO_BATCHES):
                         for chunks in among("chunks", (1, 2, 4, 8) if pp > 1 else (1,)):
                             for recompute in among("recompute", RECOMPUTE):
-                                layout = Layout(
+                                layout = MeshLayout(
                                     replicate, shard, tp, cp, pp, zero, micro, chunks,
                                     "Interleaved1F1B" if chunks > 1 else "1F1B", recompute,
                                 )  # fmt: skip
@@ -109,7 +109,7 @@ def layouts(
 
 
 def _depths(model: Transformer, ranks: int) -> tuple[int, ...]:
-    """Sizes of a pipeline whose stages have as many layers each."""
+    """RankSizes of a pipeline whose stages have as many layers each."""
     most = min(model.layers, ranks, _DEEPEST)
     return tuple(p for p in range(1, most + 1) if model.layers % p == 0)
 
@@ -124,15 +124,15 @@ class _Quick:
     tokens: int
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
-    def seconds(self, layout: Layout) -> float:
+    def seconds(self, layout: MeshLayout) -> float:
         micro = layout.micro_batches(self.batch)
-        sizes = Sizes(self.model, layout, self.tokens)
+        sizes = RankSizes(self.model, layout, self.tokens)
         each = self._layer(sizes) * self.model.layers / layout.pp
         ends = [*layer.head(sizes, 0), *layer.head(sizes, 1)]
         head = all_seconds(ends, self.cluster)
         parameters = rank_parameters(self.model, layout, 0)
         update = all_seconds(layer.update(parameters / layout.shards), self.cluster)
-        line = Line(sizes, self.cluster)
+        line = IssuedItems(sizes, self.cluster)
         if layout.zero < 2:
             reduce_gradients(line, layout.grad_bytes * parameters, ())
         hidden = each if layout.overlap else 0.0  # beside the last micro-batch
@@ -140,7 +140,7 @@ class _Quick:
         bubble = (layout.pp - 1) / layout.chunks
         return (micro + bubble) * each + micro * head + update + exposed
 
-    def _layer(self, sizes: Sizes) -> float:
+    def _layer(self, sizes: RankSizes) -> float:
         layout = sizes.layout
         sharded = layout.shards if layout.zero == 3 else 1
         key = (

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from onward.simulate import layer
 from onward.simulate.cluster import Cluster
 from onward.simulate.collectives import ALL_GATHER, SEND, collective_seconds
-from onward.simulate.layer import Sizes
-from onward.simulate.layout import Layout, spread
-from onward.simulate.memory import MemoryEstimate, memory, rank_parameters
-from onward.simulate.passes import Line, backward_pass, forward_pass, reduce_gradients
+from onward.simulate.layer import RankSizes
+from onward.simulate.layout import MeshLayout, spread
+from onward.simulate.memory import RankMemory, memory, rank_parameters
+from onward.simulate.passes import IssuedItems, backward_pass, forward_pass, reduce_gradients
 from onward.simulate.pipeline import finish
 from onward.simulate.transformer import Transformer
 from onward.simulate.work import all_seconds
@@ -30,14 +30,14 @@ class StepEstimate:
     rank of a pipeline has nothing to run. flops: of the model, without recomputation."""
 
     model: Transformer
-    layout: Layout
+    layout: MeshLayout
     cluster: Cluster
     batch: int
     tokens: int
     seconds: float
     update: float
     bubble: float
-    memory: MemoryEstimate
+    memory: RankMemory
 
     @property
     def flops(self) -> float:
@@ -65,13 +65,13 @@ class StepEstimate:
 
 
 def estimate(
-    model: Transformer, layout: Layout, cluster: Cluster, batch: int, tokens: int = 0
+    model: Transformer, layout: MeshLayout, cluster: Cluster, batch: int, tokens: int = 0
 ) -> StepEstimate:
     """The estimate of a step of `batch` samples of `tokens` on all ranks of a layout. Raises
     OnwardError for a layout that the sizes do not allow."""
     tokens = tokens or model.tokens
     layout.check(model, batch, tokens)
-    sizes = Sizes(model, layout, tokens)
+    sizes = RankSizes(model, layout, tokens)
     micro = layout.micro_batches(batch)
     passes = _Passes(sizes, cluster)
     stages = layout.pp * layout.chunks
@@ -106,7 +106,7 @@ def estimate(
 class _Passes:
     """Seconds of the passes of each stage; stages that are alike are replayed once."""
 
-    def __init__(self, sizes: Sizes, cluster: Cluster) -> None:
+    def __init__(self, sizes: RankSizes, cluster: Cluster) -> None:
         self.sizes = sizes
         self.cluster = cluster
         layout = sizes.layout
@@ -138,7 +138,7 @@ class _Passes:
         return more + (layers - most) * (more - few) / (most - most // 2)
 
 
-def _transfer(sizes: Sizes, cluster: Cluster) -> float:
+def _transfer(sizes: RankSizes, cluster: Cluster) -> float:
     """Seconds of sending one micro-batch's activations to the next rank of a pipeline; each rank
     along tp sends its part."""
     layout = sizes.layout
@@ -148,11 +148,11 @@ def _transfer(sizes: Sizes, cluster: Cluster) -> float:
     return collective_seconds(SEND, nbytes, layout.group("pp", cluster), cluster)
 
 
-def _alone(sizes: Sizes, cluster: Cluster, parameters: float) -> float:
+def _alone(sizes: RankSizes, cluster: Cluster, parameters: float) -> float:
     """Seconds of reducing all gradients after the backward, and of gathering what ZeRO 1 and 2 have
     updated in shards."""
     layout = sizes.layout
-    line = Line(sizes, cluster)
+    line = IssuedItems(sizes, cluster)
     if layout.zero < 2:  # the others reduce in each micro-batch
         reduce_gradients(line, layout.grad_bytes * parameters, ())
     if layout.zero in (1, 2):
@@ -160,7 +160,7 @@ def _alone(sizes: Sizes, cluster: Cluster, parameters: float) -> float:
     return line.seconds()
 
 
-def _tied(sizes: Sizes, cluster: Cluster) -> float:
+def _tied(sizes: RankSizes, cluster: Cluster) -> float:
     """Seconds of adding the gradients of a table that the first and the last rank both have."""
     model, layout = sizes.model, sizes.layout
     if layout.pp == 1 or not model.tied:
