@@ -120,14 +120,13 @@ def test_layouts_that_cannot_be(layout: MeshLayout) -> None:
 
 def test_the_best_layouts_fit_and_no_other_that_is_tried_is_faster() -> None:
     model, h100 = Transformer(2048, 4, 16, 1000, tokens=512), built_in("h100")
-    given = {"recompute": "none"}
-    found = best_layouts(model, h100, 4, 8, most=3, **given)
+    found = best_layouts(model, h100, 4, 8, most=3, recompute="none")
     assert len(found) == 3 and all(each.fits and each.layout.ranks == 4 for each in found)
     seconds = [each.seconds for each in found]
     assert seconds == sorted(seconds)
     every = [
         each
-        for layout in layouts(model, h100, 4, 8, 512, given)
+        for layout in layouts(model, h100, 4, 8, 512, {"recompute": "none"})
         if (each := estimate(model, layout, h100, 8)).fits
     ]
     assert seconds[0] <= 1.05 * min(each.seconds for each in every)
