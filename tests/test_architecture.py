@@ -29,7 +29,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"captured", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
     frozenset({"plan"}),
-    frozenset({"execute"}),
+    frozenset({"execute", "simulate"}),
     frozenset({"journal"}),
     frozenset({"extend"}),
     frozenset({"cache_files"}),

@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | explain | doctor | cache`."""
+"""The command line: `onward finetune | verify | explain | simulate | doctor | cache`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import onward
 from onward.errors import OnwardError
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
 
@@ -127,6 +128,24 @@ def run_explain(argv: list[str]) -> int:
     return explain(words[0], config, arguments)
 
 
+def run_simulate(argv: list[str]) -> int:
+    """Runs `onward simulate CLUSTER` and returns its exit status."""
+    asks = any(word in ("-h", "--help") for word in argv)
+    if not asks and (not argv or argv[0].startswith("-")):
+        raise InputError(
+            "no cluster is given",
+            "as the first word after simulate",
+            "give a file or a name, such as onward simulate h100 --model gpt2-xl",
+        )
+    options = ["--help"] if asks else argv[1:]
+    config = parse(options, "simulate", SimulateConfig, Foreign({}, {}), "CLUSTER")
+    if config is None:
+        return 0
+    from onward.recipes.simulate import simulate
+
+    return simulate(argv[0], config)
+
+
 def run_doctor(argv: list[str]) -> int:
     """Runs `onward doctor`: versions, what is missing, and which kernels and libraries are used."""
     about = "time the matrix products of every BLAS library again (about a second)"
@@ -176,6 +195,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a causal language model on text, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "explain": ("show what a training step does, and where its memory is", run_explain),
+    "simulate": ("estimate training steps on a cluster that is described", run_simulate),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),
 }

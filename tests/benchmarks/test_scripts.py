@@ -317,6 +317,15 @@ def test_recompute(tmp_path: Path) -> None:
     assert "memory_budget" in least["error"] and "step_s" not in least
 
 
+def test_simulator(tmp_path: Path) -> None:
+    report = run(tmp_path, "simulator", "--quick").report("simulator")
+    assert set(report["constants"]) == {"a100", "h100"}
+    assert len(report["steps"]) >= 10 and len(report["memory"]) > 20
+    for row in report["steps"]:
+        assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
+        assert 0 < row["mfu"] < 1
+
+
 @pytest.mark.slow
 def test_first_step(tmp_path: Path) -> None:
     report = run(tmp_path, "first_step", "--quick").report("first_step")

@@ -24,6 +24,7 @@ from onward.environment import VARIABLES
 from onward.graph.ops import OWN
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, VerifyConfig
+from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
 
@@ -251,7 +252,7 @@ _OTHERS = (
 def switches() -> frozenset[str]:
     """Every `--switch` of onward's commands, of the scripts here and of pytest as used here."""
     found = {"help", "version", *RENAMED, *SWITCHES, *_OTHERS}
-    for config in (FinetuneConfig, VerifyConfig, ExplainConfig):
+    for config in (FinetuneConfig, VerifyConfig, ExplainConfig, SimulateConfig):
         found.update(config.__dataclass_fields__)
     for path in sources():
         found.update(

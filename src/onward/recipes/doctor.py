@@ -29,6 +29,7 @@ EXTRAS = {
         "tqdm",
         "psutil",
         "jsonargparse",
+        "pyyaml",
     ),
     "hf": ("transformers", "tokenizers", "accelerate"),
     "ort": ("onnxruntime",),
