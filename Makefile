@@ -47,7 +47,7 @@ WITHIN-test := hf,ort
 WITHIN-sweep := test hf,ort
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$*]' --constraint constraints.txt
 	@touch '$@' $(foreach extras,$(WITHIN-$*),'$(VENV)/.installed-$(extras)')
 
 finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
