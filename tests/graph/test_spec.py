@@ -131,6 +131,14 @@ def without_counts(graph: Graph) -> None:
     graph.signature = replace(graph.signature, rows={})
 
 
+def with_a_start_alone(graph: Graph) -> None:
+    x = next(v for v in graph.inputs if type_of(v).is_floating)
+    b = Builder(graph)
+    b.node("AllReduceStart", [x], {
+        "axis": "tp", "size": 2, "sequence": 1, "record": "planted", "reduction": "sum",
+    })  # fmt: skip
+
+
 def with_a_symbol(graph: Graph) -> None:
     appended(graph, "Relu", type="f32[B]")
 
@@ -154,6 +162,8 @@ PLANTED: dict[str, Callable[[Graph], object]] = {
     "split halves": of_signature(split_halves=False),
     "results do not wait": with_a_waiting_result,
     "gradient types": with_a_gradient_of_another_type,
+    "no collectives": with_a_start_alone,
+    "halves of collectives": with_a_start_alone,
     "updates": without_updates,
     "sizes": with_a_symbol,
 }

@@ -66,6 +66,7 @@ def refuse_model(
         reasons += [reason for _, reason in found]
         places += [place for place, _ in found]
         reasons += _tensors(root, prefix, trains and tensor_hooks)
+        reasons += _of_inference_mode(root, prefix) if trains else ()
     if reasons:
         error = CaptureError("the model cannot be captured: " + "; ".join(reasons))
         if len(places) == len(reasons):  # running these modules in PyTorch would mend them all
@@ -263,6 +264,16 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
                 f"{second} and {first} overlap in memory (different views of one storage); "
                 "fix: clone() one of them"
             )
+
+
+def _of_inference_mode(root: torch.nn.Module, prefix: str) -> Iterator[str]:
+    found = [name for name, p in root.named_parameters() if p.requires_grad and p.is_inference()]
+    if found:
+        more = f" and {len(found) - 1} other parameters" if found[1:] else ""
+        yield (
+            f"{prefix}{found[0]}{more} created under torch.inference_mode cannot be trained; "
+            "fix: create the model outside of it"
+        )
 
 
 class _Range(NamedTuple):
