@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onward.signals import signals_wait
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.own_step import OwnStep
@@ -51,15 +50,14 @@ def own_part(optimizer: OwnStep) -> StatePart:
     def restore(state: State) -> Callable[[], None]:
         before = copied(optimizer.torch.state_dict())
         optimizer.is_half_restored = True  # until all of the Trainer's state is restored
-        with signals_wait():
-            try:
-                optimizer.torch.load_state_dict(copied(state["own_state"]))
-            except BaseException:
-                optimizer.torch.load_state_dict(before)
-                optimizer.is_half_restored = False
-                raise
-            parameters = dict(optimizer.model.named_parameters())
-            updates.restore_sums(parameters, _sums(state), state["updates"])
+        try:
+            optimizer.torch.load_state_dict(copied(state["own_state"]))
+        except BaseException:
+            optimizer.torch.load_state_dict(before)
+            optimizer.is_half_restored = False
+            raise
+        parameters = dict(optimizer.model.named_parameters())
+        updates.restore_sums(parameters, _sums(state), state["updates"])
         return lambda: None
 
     return StatePart(save, lambda state: _check(state, optimizer), restore)

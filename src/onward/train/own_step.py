@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from onward.execute import Executable, Memory
 from onward.graph.signature import Signature
 from onward.graph.types import DType
-from onward.signals import signals_wait
 from onward.train.gradient_sums import GradientSums
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import check_parameters
@@ -97,17 +96,16 @@ class OwnStep(HeldOptimizer[GradientSums]):
         """Runs the optimizer's `step()`, with `p.grad` set to the gradients that this executable
         has left, and None for parameters without one. Afterwards `p.grad` is what it was before.
 
-        Signals wait until the step is done. An exception of the step passes through; if it came
-        before any parameter was written, the Trainer can go on.
+        It is a part of an update: until the update's end signals wait, and the memory is torn. An
+        exception of the step passes through; if it came before any parameter was written, the
+        Trainer can go on.
         """
         left = executable.plan.signature.left_gradients
         before = list(map(executable.holders, left.values()))
         parameters = [p for group in self.torch.param_groups for p in group["params"]]
         versions = _versions(parameters)
-        within = self._memory.torn  # an update that is not over with this step
-        self._memory.torn = True
         try:
-            with signals_wait(), self._shown(parameters, executable, left):
+            with self._shown(parameters, executable, left):
                 original_step(self.torch)()
         except BaseException as error:
             # what is no Exception was sent from outside, and this update is lost
@@ -115,7 +113,6 @@ class OwnStep(HeldOptimizer[GradientSums]):
             self._memory.torn = sent or _versions(parameters) != versions
             self._memory.give_away()  # the traceback may hold gradients
             raise
-        self._memory.torn = within
         self.updates.done += 1
         if list(map(executable.holders, left.values())) != before:
             self._copies = True

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from onward.signals import signals_wait
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
 from onward.train.state_form import found_form, tensors_of
@@ -89,10 +88,9 @@ def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
             for given in state["param_groups"]
         ]
         tensors = {_key(name): tensor for name, tensor in state["optimizer"].items()}
-        with signals_wait():
-            optimizer.restore(tensors, state["counts"], state["updates"])
-            for group, given in zip(optimizer.torch.param_groups, settings, strict=True):
-                group.update(given)
+        optimizer.restore(tensors, state["counts"], state["updates"])
+        for group, given in zip(optimizer.torch.param_groups, settings, strict=True):
+            group.update(given)
         return lambda: None
 
     def check(state: State) -> None:
