@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
+from op_cases import CASES, ONWARD_CASES, OpCase, after_forward, cases_of
 from test_host_reads import BAD
 from test_kernels import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
 
@@ -46,7 +46,7 @@ def waits_refused() -> Iterator[None]:
 
 
 def launched(case: OpCase, kernel: Kernel, dtype: DType) -> tuple[Bound, list[torch.Tensor]]:
-    call = bound(case, dtype)
+    call = bound(after_forward(case), dtype)
     if kernel.unsupported(call.spec) is not None:
         assert kernel.name.startswith("triton."), "aten's take every dtype"
         pytest.skip("not for this dtype")

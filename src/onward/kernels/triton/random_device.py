@@ -19,7 +19,7 @@ def rounded(number: float) -> float:
 
 
 @triton.jit
-def _mixed(x):
+def mixed(x):
     """Applies the finalizer, u32 -> u32."""
     x = (x ^ (x >> 16)) * M1
     x = (x ^ (x >> 15)) * M2
@@ -27,9 +27,19 @@ def _mixed(x):
 
 
 @triton.jit
-def _keyed(first, second, index):
+def keyed(first, second, index):
+    """Takes one more index into the two words u32 of a row."""
     word = index.to(tl.uint32)
-    return _mixed(first ^ word), _mixed(second ^ word)
+    return mixed(first ^ word), mixed(second ^ word)
+
+
+@triton.jit
+def words(h, second):
+    """The random word u32 of each element. h: a row's first word plus its feature times SPREAD;
+    second: the row's second word."""
+    h = ((h ^ (h >> 16)) * M1) ^ second
+    h = (h ^ (h >> 15)) * M2
+    return h ^ (h >> 15)
 
 
 @triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site"])
@@ -50,8 +60,8 @@ def dropout(
     inner1 = n1 * inner2
     place_in_model = site.to(tl.uint32)
     nothing = tl.zeros([ROWS], tl.uint32)
-    first = _mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
-    second = _mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
+    first = mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
+    second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
     start = tl.zeros([1], tl.int64)
     if HAS_OFFSET:
         start = start + tl.load(offset)
@@ -69,16 +79,13 @@ def dropout(
                 place = tl.load(coordinates + index * COLUMNS + column, mask=row < rows, other=0)
                 if column == SAMPLE_COLUMN:
                     place = place + start
-                first, second = _keyed(first, second, place)
+                first, second = keyed(first, second, place)
         else:
             if dim == SAMPLE_DIM:
                 index = index + start
-            first, second = _keyed(first, second, index)
+            first, second = keyed(first, second, index)
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    h = (feature.to(tl.uint32) * SPREAD)[None, :] + first[:, None]
-    h = ((h ^ (h >> 16)) * M1) ^ second[:, None]
-    h = (h ^ (h >> 15)) * M2
-    h = h ^ (h >> 15)
+    h = words((feature.to(tl.uint32) * SPREAD)[None, :] + first[:, None], second[:, None])
     dropped = (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]

@@ -1,0 +1,296 @@
+"""Attention and its gradient in blocks on a GPU; the scores are never kept.
+
+The mask of dropout is that of `graph/ops/random.py`, bit for bit. Sums have one order, so that a
+step's gradients are the same in every run. Packed rows visit the blocks of their own sequences:
+two small kernels find where these begin and end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onward.graph.ops.random import threshold
+from onward.graph.types import LOW, DType, Type
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.triton.random import where
+
+WIDEST = 256  # numbers per head
+_RANGED = 1024  # coordinates that are read at once
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of a kernel's blocks. rows: of queries; keys: of keys."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By the head's width as padded: of the forward, of dq, of dk and dv; of the bias' gradient the same
+# as of dq.
+_LOW = {
+    16: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2), Blocks(64, 128, 4, 2)),
+    64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2), Blocks(64, 128, 4, 2)),
+    128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    256: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+_FULL = {
+    16: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    64: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    128: (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    256: (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+}
+
+
+def _blocks(low: bool, width: int, values: int) -> tuple[Blocks, Blocks, Blocks]:
+    """Blocks of the forward, of dq, and of dk and dv."""
+    padded = max(_padded(width), _padded(values))
+    table = _LOW if low else _FULL
+    return table[min(size for size in table if size >= padded)]
+
+
+def _padded(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported` of both ops; q, k, v and mask are the inputs from `first` on."""
+    first = 0 if spec.op == "FlashAttention" else 1
+    q, k, v, mask = (*spec.inputs, None)[first : first + 4]
+    assert q is not None and k is not None and v is not None
+    at = 6 if first == 0 else 10
+    packed = any(t is not None for t in spec.inputs[at : at + 2])
+    if q.dtype not in (DType.FLOAT, *LOW) or k.dtype != q.dtype or v.dtype != q.dtype:
+        return f"{q.dtype.name.lower()} tensors"
+    if q.rank != 4:
+        return f"{q.rank} dims"
+    if q.shape[0] != k.shape[0] or k.shape[:2] != v.shape[:2]:
+        return "keys that sequences share"
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return "no elements"
+    widths = (q.shape[3], v.shape[3])
+    if not all(isinstance(n, int) and n <= WIDEST for n in widths):
+        return f"heads of more than {WIDEST} numbers"
+    if not isinstance(k.shape[1], int) or not isinstance(q.shape[1], int):
+        return "an open number of heads"
+    if mask is not None and mask.dtype != DType.BOOL:
+        if spec.attrs.get("is_causal"):
+            return "an added mask and a causal one"
+        if mask.dtype != q.dtype:
+            return f"a mask of {mask.dtype.name.lower()}"
+    if spec.attrs.get("ratio", 0.0) >= 1.0:
+        return "everything dropped"
+    if packed and spec.attrs.get("bias_gradient"):
+        return "a trained bias of packed rows"
+    return None
+
+
+def _ranges(spec: KernelSpec, first: int, at: int, blocks: tuple[int, int]) -> list[Type]:
+    """Scratch for where the keys of each block of packed queries, and the queries of each block of
+    packed keys, begin and end; none without coordinates. blocks: their sizes; 0 for neither."""
+    if len(spec.inputs) <= at or spec.inputs[at] is None:
+        return []
+    q, k = spec.inputs[first], spec.inputs[first + 1]
+    assert q is not None and k is not None
+    counts = zip((q.shape[2], k.shape[2]), blocks, strict=True)
+    return [Type(DType.INT32, (math.ceil(int(n) / size), 2)) for n, size in counts if size]  # type: ignore[arg-type]
+
+
+def _scratch(spec: KernelSpec) -> list[Type]:
+    q, _, v = spec.inputs[:3]
+    assert q is not None and v is not None
+    forward, _, _ = _blocks(q.is_low, int(q.shape[3]), int(v.shape[3]))  # type: ignore[arg-type]
+    return _ranges(spec, 0, 6, (forward.rows, 0))
+
+
+def _scratch_grad(spec: KernelSpec) -> list[Type]:
+    q, _, v = spec.inputs[1:4]
+    assert q is not None and v is not None
+    _, of_q, of_k = _blocks(q.is_low, int(q.shape[3]), int(v.shape[3]))  # type: ignore[arg-type]
+    delta = Type(DType.FLOAT, q.shape[:3])
+    return [delta, *_ranges(spec, 1, 10, (of_q.rows, of_k.keys))]
+
+
+def _strides(x: torch.Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if x is None else x.stride()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the kernels of one call take alike.
+
+    tensors: mask, bias, seed, offset and both coordinates, each replaced by a tensor that is not
+    read where it is absent. numbers: strides of mask and bias, then site to fill.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[float, ...]
+    flags: dict[str, Any]
+    packed: bool
+    heads: tuple[int, int]
+    sizes: tuple[int, int]
+
+
+def _call(args: KernelArguments, first: int, at: int) -> _Call:
+    """first: the position of q; at: that of the queries' coordinates."""
+    given = [*args.inputs, *[None] * 13]
+    q, k, v, mask, seed, offset = given[first : first + 6]
+    q_at, k_at, bias = given[at : at + 3]
+    assert q is not None and k is not None and v is not None
+    shape = (*q.shape[:3], k.shape[2])
+    spread = None if mask is None else mask.expand(shape)
+    if spread is not None and spread.dtype == torch.bool:
+        spread = spread.view(torch.uint8)
+    shared_bias = (0, *_strides(bias)[1:]) if bias is not None and bias.shape[0] == 1 else None
+    ratio = float(args.attrs.get("ratio", 0.0))
+    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
+    exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    width, values = q.shape[3], v.shape[3]
+    flags = {
+        "WIDTH": width, "VALUES": values, "W": _padded(width), "E": _padded(values),
+        "CAUSAL": bool(args.attrs["is_causal"]), "MASK": kind, "HAS_BIAS": bias is not None,
+        "HAS_FILL": "fill" in args.attrs, "HAS_CAP": bool(args.attrs.get("softcap", 0.0)),
+        "DROPS": ratio > 0.0, "BOUND": threshold(ratio) - (1 << 31),
+        "SAMPLE_DIM": int(args.attrs.get("sample_dim", -1)), "HAS_OFFSET": offset is not None,
+        "PRECISION": exact,
+    }  # fmt: skip
+    tensors = (spread, bias, seed, offset, q_at, k_at)
+    return _Call(
+        tuple(q if x is None else x for x in tensors),
+        (
+            *_strides(spread), *(shared_bias or _strides(bias)), int(args.attrs.get("site", 0)),
+            1.0 / (1.0 - ratio), float(args.attrs["scale"]),
+            float(args.attrs.get("softcap", 0.0)) or 1.0, float(args.attrs.get("fill", 0.0)),
+        ),
+        flags, q_at is not None, (q.shape[1], q.shape[1] // k.shape[1]), (q.shape[2], k.shape[2]),
+    )  # fmt: skip
+
+
+def _sized(blocks: Blocks) -> dict[str, Any]:
+    return {"ROWS": blocks.rows, "KEYS": blocks.keys, "num_warps": blocks.warps,
+            "num_stages": blocks.stages}  # fmt: skip
+
+
+def _one_after_the_other(*launches: Callable[[], Any]) -> Launch:
+    def launch() -> None:
+        for each in launches:
+            each()
+
+    return launch
+
+
+def _bind(args: KernelArguments) -> Launch:
+    from onward.kernels.triton import attention_device as device
+
+    q, k, v = args.x(0), args.x(1), args.x(2)
+    y, peaks, totals = args.outputs
+    call = _call(args, 0, 6)
+    blocks, _, _ = _blocks(q.dtype != torch.float32, q.shape[3], v.shape[3])
+    mask, bias, seed, offset, q_at, k_at = call.tensors
+    count = math.ceil(q.shape[2] / blocks.rows)
+    ranges = args.scratch[0] if call.packed else q
+    kernel: Any = device.attention
+
+    def attend() -> None:
+        kernel[(count * q.shape[0] * q.shape[1],)](
+            q, k, v, y, peaks, totals, mask, bias, seed, offset, q_at, k_at, ranges,
+            *call.heads, *call.sizes, *q.stride(), *k.stride(), *v.stride(), *y.stride(),
+            *call.numbers, PACKED=call.packed, **call.flags, **_sized(blocks),
+        )  # fmt: skip
+
+    if not call.packed:
+        return attend
+    find: Any = device.key_ranges
+
+    def ranged() -> None:
+        find[(count,)](ranges, q_at, k_at, *call.sizes, CAUSAL=call.flags["CAUSAL"],
+                       ROWS=blocks.rows, KEYS=_RANGED)  # fmt: skip
+
+    return _one_after_the_other(ranged, attend)
+
+
+def _bind_grad(args: KernelArguments) -> Launch:
+    from onward.kernels.triton import attention_device as device
+
+    dy, q, k, v = args.x(0), args.x(1), args.x(2), args.x(3)
+    y, peaks, totals = args.x(7), args.x(8), args.x(9)
+    dq, dk, dv, dbias = [*args.outputs, None][:4]
+    assert dq is not None and dk is not None and dv is not None
+    call = _call(args, 1, 10)
+    _, of_q, of_k = _blocks(q.dtype != torch.float32, q.shape[3], v.shape[3])
+    mask, bias, seed, offset, q_at, k_at = call.tensors
+    delta, by_query, by_key = [*args.scratch, q, q][:3]
+    B, H, Q, _ = q.shape
+    G, S = k.shape[1:3]
+    down, across = math.ceil(Q / of_q.rows), math.ceil(S / of_k.keys)
+    sums: Any = device.deltas
+    to_q: Any = device.query_gradient
+    to_k: Any = device.key_gradient
+    strides = (*dy.stride(), *q.stride(), *k.stride(), *v.stride())
+
+    def delta_of_rows() -> None:
+        sums[(math.ceil(Q / 64) * B * H,)](
+            dy, y, delta, H, Q, *dy.stride(), *y.stride(), VALUES=v.shape[3],
+            E=call.flags["E"], ROWS=64,
+        )  # fmt: skip
+
+    def of_queries() -> None:
+        to_q[(down * B * H,)](
+            dy, q, k, v, dq, peaks, totals, delta, mask, bias, seed, offset, q_at, k_at, by_query,
+            *call.heads, *call.sizes, *strides, *dq.stride(), *call.numbers,
+            PACKED=call.packed, **call.flags, **_sized(of_q),
+        )  # fmt: skip
+
+    def of_keys() -> None:
+        to_k[(across * B * G,)](
+            dy, q, k, v, dk, dv, peaks, totals, delta, mask, bias, seed, offset, q_at, k_at,
+            by_key, *call.heads, *call.sizes, *strides, *dk.stride(), *dv.stride(),
+            *call.numbers, PACKED=call.packed, **call.flags, **_sized(of_k),
+        )  # fmt: skip
+
+    launches = [delta_of_rows, of_queries, of_keys]
+    if call.packed:
+        causal = call.flags["CAUSAL"]
+        keys_of, queries_of = device.key_ranges, device.query_ranges
+
+        def ranged() -> None:
+            find: Any = keys_of
+            find[(down,)](by_query, q_at, k_at, *call.sizes, CAUSAL=causal, ROWS=of_q.rows,
+                          KEYS=_RANGED)  # fmt: skip
+            find = queries_of
+            find[(across,)](by_key, q_at, k_at, *call.sizes, CAUSAL=causal, KEYS=of_k.keys,
+                            ROWS=_RANGED)  # fmt: skip
+
+        launches.insert(0, ranged)
+    if dbias is not None:
+        shared_by = B // dbias.shape[0]
+        tiles = down * math.ceil(S / of_q.keys)
+        of_bias: Any = device.bias_gradient
+
+        def of_biases() -> None:
+            of_bias[(tiles * H * dbias.shape[0],)](
+                dy, q, k, v, dbias, peaks, totals, delta, mask, bias, seed, offset, shared_by,
+                *call.heads, *call.sizes, *strides, *call.numbers, **call.flags, **_sized(of_q),
+            )  # fmt: skip
+
+        launches.append(of_biases)
+    return _one_after_the_other(*launches)
+
+
+KERNELS: dict[str, Kernel] = {
+    "FlashAttention": Kernel(
+        "triton.attention", _bind, unsupported=_unsupported, where=where, contiguous=(4, 6, 7),
+        strided=(0,), scratch=_scratch,
+    ),
+    "FlashAttentionGrad": Kernel(
+        "triton.attention_grad", _bind_grad, unsupported=_unsupported, where=where,
+        contiguous=(5, 8, 9, 10, 11), strided=(0, 1, 2), scratch=_scratch_grad,
+    ),
+}  # fmt: skip

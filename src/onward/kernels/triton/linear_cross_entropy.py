@@ -1,0 +1,196 @@
+"""A linear head and its cross-entropy in row blocks on a GPU, with the symbols of
+`kernels/aten/linear_cross_entropy.py`.
+
+Products are cuBLAS's; logits are f32 whatever the type of x. Between the products one kernel reads a
+block of logits twice and writes its gradient in the type of x, where aten's operators take eight
+passes: 10 bytes per logit of bf16 instead of about 50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.graph.types import LOW, DType, Type
+from onward.kernels.aten.linear_cross_entropy import blocks_of, no_such_class, weigh_labels
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.triton.random import where
+
+ROWS = 2048  # rows of a block
+_COLUMNS = 4096  # logits that a program reads at once
+
+
+def _operands(spec: KernelSpec) -> tuple[Type, Type]:
+    x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
+    assert x is not None and w is not None
+    return x, w
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    x, w = _operands(spec)
+    if x.dtype != w.dtype or x.dtype not in (DType.FLOAT, *LOW):
+        return f"{x.dtype.name.lower()} and {w.dtype.name.lower()} tensors"
+    rest = spec.inputs[2:] if spec.op == "LinearCrossEntropy" else spec.inputs[3:]
+    for t in rest:
+        if t is not None and t.is_floating and t.dtype != DType.FLOAT:
+            return f"a bias or weights of {t.dtype.name.lower()}"
+    reduction = spec.attrs["reduction"]
+    return None if reduction in ("mean", "sum") else f"reduction {reduction}"
+
+
+def _scratch(spec: KernelSpec) -> list[Type]:
+    """The scratch of a call: logits, label, ignored, share, nll and, for low precision, the
+    logits' gradients."""
+    x, w = _operands(spec)
+    n, classes = x.shape[0], w.shape[0]
+    assert isinstance(n, int)
+    rows = min(n, int(spec.attrs.get("rows", ROWS)))
+    low = [Type(x.dtype, (rows, classes))] if x.is_low else []
+    return [
+        Type(DType.FLOAT, (rows, classes)),
+        Type(DType.INT64, (n,)),
+        Type(DType.BOOL, (n,)),
+        Type(DType.FLOAT, (n,)),
+        Type(DType.FLOAT, (n,)),
+        *low,
+    ]
+
+
+def _small_bytes(spec: KernelSpec) -> int:
+    """Bytes of divisors and sums outside of scratch."""
+    x, w = _operands(spec)
+    assert isinstance(x.shape[0], int) and isinstance(w.shape[0], int)
+    return 4 * (w.shape[0] + 2 * x.shape[0]) + 4096
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Writes a b f[N,M] to out, which may be f32 where a and b are of low precision."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda:
+        torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
+    else:
+        torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
+
+
+def add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Adds a b f[N,M] to out, which may be f32 where a and b are of low precision."""
+    if out.dtype == a.dtype:
+        out.addmm_(a, b)
+    elif a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+    else:
+        out.addmm_(a.to(out.dtype), b.to(out.dtype))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The tensors that one launch reads, writes and uses as scratch; absent ones are None."""
+
+    x: Tensor  # f[N,D]
+    w: Tensor  # f[V,D]
+    bias: Tensor | None  # f32[V]
+    labels: Tensor  # i64[N]
+    weight: Tensor | None  # f32[V]
+    dloss: Tensor | None  # f32[]
+    loss: Tensor | None  # f32[]
+    dx: Tensor | None  # f[N,D]
+    dw: Tensor | None  # f32[V,D]
+    dbias: Tensor | None  # f32[V]
+    logits: Tensor  # f32[R,V]
+    label: Tensor  # i64[N]
+    ignored: Tensor  # b[N]
+    share: Tensor  # f32[N]
+    nll: Tensor  # f32[N]
+    gradients: Tensor  # f[R,V]; the logits themselves in fp32
+    ends: tuple[Tensor, Tensor]
+
+    @property
+    def classes(self) -> int:
+        return self.w.shape[0]
+
+    def blocks(self) -> Iterator[slice]:
+        return blocks_of(self.x.shape[0], self.logits.shape[0])
+
+
+def _call(args: KernelArguments) -> _Call:
+    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
+    with_loss = outputs[0].dim() == 0  # the loss, if computed, is the first output
+    dloss = inputs.pop(0) if len(outputs) > 1 else None
+    loss = outputs.pop(0) if with_loss else None
+    x, w, bias, labels, weight = inputs[:5]
+    assert x is not None and w is not None and labels is not None
+    logits, label, ignored, share, nll = args.scratch[:5]
+    return _Call(
+        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], logits, label,
+        ignored, share, nll, [*args.scratch, logits][5], (args.flag[0], args.flag[1]),
+    )  # fmt: skip
+
+
+def _bind(args: KernelArguments) -> Launch:
+    from onward.kernels.triton import linear_cross_entropy_device as device
+
+    c = _call(args)
+    kernel: Any = device.cross_entropy
+    smoothing = float(args.attrs.get("label_smoothing", 0.0))
+    ignore, mean = int(args.attrs["ignore_index"]), args.attrs["reduction"] == "mean"
+    flags = {
+        "HAS_BIAS": c.bias is not None, "HAS_WEIGHT": c.weight is not None,
+        "SMOOTHS": smoothing > 0.0, "LOSS": c.loss is not None, "GRADIENT": c.dx is not None,
+        "COLUMNS": _COLUMNS, "num_warps": 8,
+    }  # fmt: skip
+    numbers = (1.0 - smoothing, smoothing / max(c.classes, 1))
+
+    def cross_entropy(rows: slice, unit: Tensor, mass: Tensor) -> Tensor:
+        """Writes the losses of a block's rows; returns the gradient f[R,V] of its logits."""
+        n = c.label[rows].shape[0]
+        z, dz = c.logits[:n], c.gradients[:n]
+        product(c.x[rows], c.w.t(), z)
+        bias = z if c.bias is None else c.bias
+        weight = z if c.weight is None else c.weight
+        kernel[(n,)](
+            z, dz, c.nll[rows], c.label[rows], c.share[rows], c.ignored[rows].view(torch.uint8),
+            bias, weight, unit, mass, c.classes, z.stride(0), dz.stride(0), *numbers, **flags,
+        )  # fmt: skip
+        return dz
+
+    def launch() -> None:
+        weigh_labels(
+            c.labels, c.weight, c.classes, ignore, c.label, c.ignored, c.share, c.ends
+        )
+        divisor = c.share.sum() if mean else c.share.new_ones(())  # f32[]
+        mass = c.share.new_full((), c.classes) if c.weight is None else c.weight.sum()  # f32[]
+        unit = divisor if c.dloss is None else c.dloss / divisor  # f32[]
+        if not c.x.shape[0]:
+            for gradient in (c.dw, c.dbias):
+                if gradient is not None:
+                    gradient.zero_()
+        for rows in c.blocks() if c.x.shape[0] else ():
+            dz = cross_entropy(rows, unit, mass)
+            if c.dx is None or c.dw is None:
+                continue
+            torch.mm(dz, c.w, out=c.dx[rows])
+            combine = product if rows.start == 0 else add_product
+            combine(dz.t(), c.x[rows], c.dw)
+            if c.dbias is not None:
+                sums = dz.sum(0, dtype=c.dbias.dtype)
+                c.dbias.copy_(sums) if rows.start == 0 else c.dbias.add_(sums)
+        if c.loss is not None:
+            torch.div(c.nll.sum(), divisor, out=c.loss)
+
+    return launch
+
+
+KERNELS: dict[str, Kernel] = {
+    op: Kernel(
+        "triton.linear_cross_entropy", _bind, unsupported=_unsupported, where=where,
+        contiguous=None, scratch=_scratch, workspace=_small_bytes,
+        input_error=partial(no_such_class, op),
+    )
+    for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
+}  # fmt: skip
