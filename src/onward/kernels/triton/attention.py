@@ -36,8 +36,8 @@ class Blocks:
 # By the head's width as padded: of the forward, of dq, of dk and dv; of the bias' gradient the same
 # as of dq.
 _LOW = {
-    16: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2), Blocks(64, 128, 4, 2)),
-    64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2), Blocks(64, 128, 4, 2)),
+    16: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
+    64: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
     128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     256: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
