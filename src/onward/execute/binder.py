@@ -118,7 +118,14 @@ class Binder:
         self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}
         self.flags = None if self.plan.flags is None else self.tensor(self.plan.flags)
         for i in launches:
-            self.launches[i] = self._bound(i)
+            if i not in self._joined:
+                self.launches[i] = self._bound(i)
+        for run in self._together if len(launches) == len(self.launches) else ():
+            bind_together = self.plan.launches[run.start].kernel.together
+            assert bind_together is not None
+            self.launches[run.start] = bind_together([self._arguments(i) for i in run])
+            for i in run[1:]:
+                self.launches[i] = _with_another
         self._bound_at, self._bound_dims = pointers, self.dims
 
     # ---- a run
@@ -179,27 +186,28 @@ class Binder:
                     raise error
 
     def _bound(self, i: int) -> Launch:
+        return self.plan.launches[i].kernel.bind(self._arguments(i))
+
+    def _arguments(self, i: int) -> KernelArguments:
         launch, tensor = self.plan.launches[i], self.tensor
         inputs = [None if x is None else tensor(x) for x in launch.inputs]
         outputs = [tensor(y) for y in launch.outputs]
         scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
         spare = partial(self._spare, launch)
         if launch.flag is None:
-            return launch.kernel.bind(
-                KernelArguments(
-                    launch.attrs,
-                    inputs,
-                    outputs,
-                    scratch,
-                    calls=self.regions,
-                    ranks=self.ranks,
-                    spare=spare,
-                )
+            return KernelArguments(
+                launch.attrs,
+                inputs,
+                outputs,
+                scratch,
+                calls=self.regions,
+                ranks=self.ranks,
+                spare=spare,
             )
         flag = tensor(launch.flag)
         arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag, spare=spare)
         self._flagged[i] = arguments
-        return launch.kernel.bind(arguments)
+        return arguments
 
     def _spare(self, launch: Planned, x: torch.Tensor) -> int:
         """The spare rows of an operand of a launch (`KernelArguments.spare`)."""
@@ -207,6 +215,27 @@ class Binder:
             if layout is not None and self.tensor(layout) is x:
                 return self._tensors.spare(layout)
         return 0
+
+    @cached_property
+    def _together(self) -> list[range]:
+        """Runs of launches that are bound as one (`Kernel.together`), each before or behind the
+        commit."""
+        runs: list[range] = []
+        for i, launch in enumerate(self.plan.launches):
+            if launch.kernel.together is None or not launch.is_static or launch.flag is not None:
+                continue
+            last = runs[-1] if runs else None
+            follows = last is not None and last.stop == i != self.plan.commit
+            if follows and self.plan.launches[last.start].kernel is launch.kernel:
+                runs[-1] = range(last.start, i + 1)
+            else:
+                runs.append(range(i, i + 1))
+        return [run for run in runs if len(run) > 1]
+
+    @cached_property
+    def _joined(self) -> set[int]:
+        """The launches that are bound with others."""
+        return {i for run in self._together for i in run}
 
     # ---- open sizes
 
@@ -246,6 +275,10 @@ class Binder:
             typed = self._tensors.typed(place)
             made.append(typed[: type.numel].view([value(n) for n in type.shape]))
         return made
+
+
+def _with_another() -> None:
+    """The launch of what an earlier launch does too."""
 
 
 def _unbound() -> None:

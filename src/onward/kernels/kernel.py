@@ -129,6 +129,8 @@ class Kernel:
         outputs are undefined. A step reads its flags before it writes what outlives it.
     host: inputs that the launch reads on the host, and that must lie in host memory.
     recordable: whether a device can record the launch and replay it without the host.
+    together: binds consecutive calls of static sizes, which are independent, as one launch; None
+        where each has its own.
     """
 
     name: str
@@ -144,3 +146,4 @@ class Kernel:
     input_error: Callable[[KernelArguments, Sequence[int]], Exception | None] | None = None
     host: tuple[int, ...] = ()
     recordable: bool = True
+    together: Callable[[Sequence[KernelArguments]], Launch] | None = None

@@ -1,12 +1,12 @@
 """Kernels in Triton, for CUDA devices, where PyTorch's operators would take many passes."""
 
 from onward.kernels.kernel import Kernel
-from onward.kernels.triton import attention, linear_cross_entropy, random
+from onward.kernels.triton import attention, finite, linear_cross_entropy, random, update
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
-    for kernels in (attention.KERNELS, linear_cross_entropy.KERNELS, random.KERNELS)
-    for op, kernel in kernels.items()
+    for module in (attention, finite, linear_cross_entropy, random, update)
+    for op, kernel in module.KERNELS.items()
 }
 
 __all__ = ["TABLE"]

@@ -25,6 +25,12 @@ ROWS = 2048  # rows of a block
 _COLUMNS = 4096  # logits that a program reads at once
 
 
+def padded(classes: int) -> int:
+    """The numbers from one row of logits to the next: a multiple of 8, so that rows of any type
+    start at multiples of 16 bytes. cuBLAS has slow products for others (GPT-2's 50257 classes)."""
+    return -(-classes // 8) * 8
+
+
 def _operands(spec: KernelSpec) -> tuple[Type, Type]:
     x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
@@ -48,11 +54,12 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     logits' gradients."""
     x, w = _operands(spec)
     n, classes = x.shape[0], w.shape[0]
-    assert isinstance(n, int)
+    assert isinstance(n, int) and isinstance(classes, int)
     rows = min(n, int(spec.attrs.get("rows", ROWS)))
-    low = [Type(x.dtype, (rows, classes))] if x.is_low else []
+    row = padded(classes)
+    low = [Type(x.dtype, (rows, row))] if x.is_low else []
     return [
-        Type(DType.FLOAT, (rows, classes)),
+        Type(DType.FLOAT, (rows, row)),
         Type(DType.INT64, (n,)),
         Type(DType.BOOL, (n,)),
         Type(DType.FLOAT, (n,)),
@@ -107,7 +114,7 @@ class _Call:
     ignored: Tensor  # b[N]
     share: Tensor  # f32[N]
     nll: Tensor  # f32[N]
-    gradients: Tensor  # f[R,V]; the logits themselves in fp32
+    gradients: Tensor  # f[R,V]; the logits themselves in fp32. Rows are `padded(V)` apart
     ends: tuple[Tensor, Tensor]
 
     @property
@@ -126,9 +133,11 @@ def _call(args: KernelArguments) -> _Call:
     x, w, bias, labels, weight = inputs[:5]
     assert x is not None and w is not None and labels is not None
     logits, label, ignored, share, nll = args.scratch[:5]
+    gradients = [*args.scratch, logits][5]
+    logits, gradients = logits[:, : w.shape[0]], gradients[:, : w.shape[0]]
     return _Call(
         x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], logits, label,
-        ignored, share, nll, [*args.scratch, logits][5], (args.flag[0], args.flag[1]),
+        ignored, share, nll, gradients, (args.flag[0], args.flag[1]),
     )  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""Adam and AdamW of all parameters in one launch, with gradients of f32 or less precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onward.graph.types import LOW, DType
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.triton.multi_tensor import SIZE, tables
+from onward.kernels.triton.random import where
+
+_HYPER = range(5, 11)  # lr, beta1, beta2, eps, weight decay, the update's number
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    own = (*spec.inputs[:1], *spec.inputs[2:5], *spec.outputs)
+    strange = next((t.dtype for t in own if t is not None and t.dtype != DType.FLOAT), None)
+    if strange is not None:
+        return f"parameters or state of {strange.name.lower()}"
+    g = spec.inputs[1]
+    assert g is not None
+    return None if g.dtype in (DType.FLOAT, *LOW) else f"a gradient of {g.dtype.name.lower()}"
+
+
+def _scale(args: KernelArguments) -> torch.Tensor | None:
+    return args.inputs[11] if len(args.inputs) > 11 else None
+
+
+def _together(calls: Sequence[KernelArguments]) -> Launch:
+    """Binds updates as one launch for each dtype of gradients and set of hyperparameters."""
+    groups: dict[Any, list[KernelArguments]] = {}
+    for call in calls:
+        if call.outputs[0].numel():
+            hyper = tuple(call.x(i).data_ptr() for i in _HYPER)
+            scale = _scale(call)
+            kind = (call.x(1).dtype, len(call.outputs), call.attrs["decoupled"])
+            key = (*kind, hyper, None if scale is None else scale.data_ptr())
+            groups.setdefault(key, []).append(call)
+    launches = [_launch(group) for group in groups.values()]
+
+    def launch() -> None:
+        for each in launches:
+            each()
+
+    return launches[0] if len(launches) == 1 else launch
+
+
+def _launch(calls: Sequence[KernelArguments]) -> Launch:
+    from onward.kernels.triton import multi_tensor_device as device
+
+    first = calls[0]
+    rows = [[*c.inputs[:5], *[*c.outputs, None][:4]] for c in calls]
+    table, blocks, aligned = tables(rows)
+    hyper, scale = [first.x(i) for i in _HYPER], _scale(first)
+    decoupled = bool(first.attrs["decoupled"])
+    types: dict[torch.dtype, Any] = {
+        torch.float32: device.FLOAT, torch.float16: device.FLOAT16, torch.bfloat16: device.BFLOAT16,
+    }  # fmt: skip
+    flags = {
+        "DECOUPLED": decoupled, "MOST": len(first.outputs) > 3, "HAS_SCALE": scale is not None,
+        "GRADIENT": types[first.x(1).dtype], "ALIGNED": aligned, "SIZE": SIZE, "num_warps": 8,
+    }  # fmt: skip
+    kernel: Any = device.adam
+
+    def launch() -> None:
+        lr, beta1, beta2, eps, decay, step = (float(x) for x in hyper)
+        kernel[(len(blocks),)](
+            table, blocks, table if scale is None else scale, beta1, 1.0 - beta1, beta2,
+            1.0 - beta2, lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step), eps,
+            1.0 - lr * decay if decoupled else decay, **flags,
+        )  # fmt: skip
+
+    return launch
+
+
+def _bind(args: KernelArguments) -> Launch:
+    return _together([args])
+
+
+KERNELS: dict[str, Kernel] = {
+    "AdamUpdate": Kernel(
+        "triton.adam", _bind, unsupported=_unsupported, where=where,
+        inplace=((0, 0), (1, 2), (2, 3), (3, 4)), contiguous=None, host=tuple(_HYPER),
+        together=_together,
+    ),
+}  # fmt: skip
