@@ -22,24 +22,35 @@ def _at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr)
 
 
 @triton.jit
-def adam(
-    table, blocks, scale, first, one_less_first, second, one_less_second, rate, root, epsilon,
-    decay, DECOUPLED: tl.constexpr, MOST: tl.constexpr, HAS_SCALE: tl.constexpr,
-    GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Adam's update of one block. Columns: p, g, m, v, most, then the new p, m, v, most, then the
-    number of elements.
+def _read(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, i, n,
+          WHOLE: tl.constexpr):  # fmt: skip
+    """Loads elements i of the tensor in this column. WHOLE: all of them are within its n."""
+    at = _at(table, column, DTYPE, ALIGNED) + i
+    if WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=i < n, other=0.0)
 
-    rate: lr / (1 - beta1^t); root: sqrt(1 - beta2^t); decay: with DECOUPLED, what p is multiplied
-    by, else what of p is added to g.
-    """
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 10
-    i = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = i < tl.load(table + 9)
-    p = tl.load(_at(table, 0, tl.float32, ALIGNED) + i, mask=inside)
-    g = tl.load(_at(table, 1, GRADIENT, ALIGNED) + i, mask=inside).to(tl.float32)
-    m = tl.load(_at(table, 2, tl.float32, ALIGNED) + i, mask=inside)
-    v = tl.load(_at(table, 3, tl.float32, ALIGNED) + i, mask=inside)
+
+@triton.jit
+def _write(table, column: tl.constexpr, ALIGNED: tl.constexpr, i, n, x, WHOLE: tl.constexpr):
+    at = _at(table, column, tl.float32, ALIGNED) + i
+    if WHOLE:
+        tl.store(at, x)
+    else:
+        tl.store(at, x, mask=i < n)
+
+
+@triton.jit
+def _adam_block(
+    table, i, n, scale, first, one_less_first, second, one_less_second, rate, root, epsilon,
+    decay, DECOUPLED: tl.constexpr, MOST: tl.constexpr, HAS_SCALE: tl.constexpr,
+    GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    p = _read(table, 0, tl.float32, ALIGNED, i, n, WHOLE)
+    g = _read(table, 1, GRADIENT, ALIGNED, i, n, WHOLE).to(tl.float32)
+    m = _read(table, 2, tl.float32, ALIGNED, i, n, WHOLE)
+    v = _read(table, 3, tl.float32, ALIGNED, i, n, WHOLE)
     if HAS_SCALE:
         g *= tl.load(scale)
     if DECOUPLED:
@@ -50,14 +61,43 @@ def adam(
     v = second * v + one_less_second * g * g
     largest = v
     if MOST:
-        largest = tl.maximum(
-            tl.load(_at(table, 4, tl.float32, ALIGNED) + i, mask=inside), v, tl.PropagateNan.ALL
-        )
-        tl.store(_at(table, 8, tl.float32, ALIGNED) + i, largest, mask=inside)
+        most = _read(table, 4, tl.float32, ALIGNED, i, n, WHOLE)
+        largest = tl.maximum(most, v, tl.PropagateNan.ALL)
+        _write(table, 8, ALIGNED, i, n, largest, WHOLE)
     p -= rate * m / (tl.sqrt_rn(largest) / root + epsilon)
-    tl.store(_at(table, 5, tl.float32, ALIGNED) + i, p, mask=inside)
-    tl.store(_at(table, 6, tl.float32, ALIGNED) + i, m, mask=inside)
-    tl.store(_at(table, 7, tl.float32, ALIGNED) + i, v, mask=inside)
+    _write(table, 5, ALIGNED, i, n, p, WHOLE)
+    _write(table, 6, ALIGNED, i, n, m, WHOLE)
+    _write(table, 7, ALIGNED, i, n, v, WHOLE)
+
+
+@triton.jit
+def adam(
+    table, blocks, scale, first, one_less_first, second, one_less_second, rate, root, epsilon,
+    decay, DECOUPLED: tl.constexpr, MOST: tl.constexpr, HAS_SCALE: tl.constexpr,
+    GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Computes Adam's update of one block. Columns: p, g, m, v, most, then the new p, m, v, most,
+    then the number of elements.
+
+    rate: lr / (1 - beta1^t); root: sqrt(1 - beta2^t); decay: with DECOUPLED, what p is multiplied
+    by, else what of p is added to g.
+    """
+    table += tl.load(blocks + 2 * tl.program_id(0)) * 10
+    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
+    n = tl.load(table + 9)
+    i = start + tl.arange(0, SIZE)
+    if start + SIZE <= n:  # without a mask, loads are of 16 bytes
+        _adam_block(table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
+                    epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, True)  # fmt: skip
+    else:
+        _adam_block(table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
+                    epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, False)  # fmt: skip
+
+
+@triton.jit
+def _odd(x):
+    x = x.to(tl.float32)
+    return tl.max(((tl.abs(x) == float("inf")) | (x != x)).to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -65,8 +105,12 @@ def all_finite(table, blocks, y, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, SIZ
     """Writes 0 to y u8[] where an element of the block is infinite or NaN. Columns: x, then the
     number of elements. All programs that write, write the same."""
     table += tl.load(blocks + 2 * tl.program_id(0)) * 2
-    i = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    x = tl.load(_at(table, 0, DTYPE, ALIGNED) + i, mask=i < tl.load(table + 1), other=0.0).to(tl.float32)
-    odd = (tl.abs(x) == float("inf")) | (x != x)
-    if tl.max(odd.to(tl.int32), 0) > 0:
+    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
+    n = tl.load(table + 1)
+    i = start + tl.arange(0, SIZE)
+    if start + SIZE <= n:
+        odd = _odd(_read(table, 0, DTYPE, ALIGNED, i, n, True))
+    else:
+        odd = _odd(_read(table, 0, DTYPE, ALIGNED, i, n, False))
+    if odd:
         tl.store(y, tl.zeros([], tl.uint8))
