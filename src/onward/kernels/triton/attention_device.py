@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from onward.kernels.triton.random_device import SITE_A, SITE_B, SPREAD, keyed, mixed, words
+from onward.kernels.triton.random_device import SITE_A, SITE_B, drops, keyed, mixed
 
 HIDDEN = tl.constexpr(-3.4028234663852886e38)  # what a mask puts in the place of a score
 NO_MASK, BOOLEANS, ADDED = (tl.constexpr(n) for n in range(3))
@@ -36,13 +36,6 @@ def _row_keys(
     first, second = keyed(first, second, sequence)
     first, second = keyed(first, second, head)
     return keyed(first, second, place)
-
-
-@triton.jit
-def _kept(first, second, place, BOUND: tl.constexpr):
-    """Whether dropout keeps the probability of a key at `place` for a query with these words."""
-    h = words(place.to(tl.uint32) * SPREAD + first, second)
-    return (h ^ 0x80000000).to(tl.int32, bitcast=True) >= BOUND
 
 
 @triton.jit
@@ -202,7 +195,7 @@ def _forward_blocks(
         fading = tl.exp(peak - finite)
         total = total * fading + tl.sum(p, 1)
         if DROPS:
-            p = tl.where(_kept(first[:, None], second[:, None], k_place[None, :], BOUND), p, 0.0)
+            p = tl.where(drops(first[:, None], second[:, None], k_place[None, :], BOUND), 0.0, p)
         content = _rows(v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, EDGE or PACKED)  # [N,E]
         acc = acc * fading[:, None]
         acc = tl.dot(p.to(content.dtype), content, acc, input_precision=PRECISION)
@@ -330,9 +323,9 @@ def _score_gradient(
         p = tl.where(allowed, p, 0.0)
     dropped = p
     if DROPS:
-        kept = _kept(first, second, k_place, BOUND)
-        dropped = tl.where(kept, p * keep_scale, 0.0)
-        dp = tl.where(kept, dp * keep_scale, 0.0)
+        gone = drops(first, second, k_place, BOUND)
+        dropped = tl.where(gone, 0.0, p * keep_scale)
+        dp = tl.where(gone, 0.0, dp * keep_scale)
     ds = p * (dp - delta)
     if HAS_FILL:
         ds = tl.where(allowed, ds, 0.0)

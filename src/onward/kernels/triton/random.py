@@ -6,8 +6,11 @@ operators over chunks, takes 542 of a step's 643 ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from onward.graph.ops.random import threshold
 from onward.graph.types import DType
@@ -38,6 +41,26 @@ def _unsupported(spec: KernelSpec) -> str | None:
     return None
 
 
+def mask_flags(
+    args: KernelArguments, rank: int, offset: torch.Tensor | None, coordinates: torch.Tensor | None
+) -> dict[str, Any]:
+    """The compile-time arguments of a mask over rows with so many dims before the last."""
+    columns = 0 if coordinates is None else coordinates.shape[1]
+    # columns of coordinates count first, then the dims after the first
+    sample = int(args.attrs["sample_dim"])
+    return {
+        "BOUND": threshold(float(args.attrs["ratio"])) - (1 << 31), "RANK": rank,
+        "COLUMNS": columns, "SAMPLE_COLUMN": sample if 0 <= sample < columns else -1,
+        "SAMPLE_DIM": sample if columns == 0 else sample - columns + 1,
+        "HAS_OFFSET": offset is not None,
+    }  # fmt: skip
+
+
+def outer_sizes(outer: Sequence[int]) -> list[int]:
+    """The sizes of the dims before the last, as four numbers."""
+    return [*outer, 1, 1, 1, 1][:_MOST_OUTER]
+
+
 def _bind(args: KernelArguments) -> Launch:
     from onward.kernels.triton import random_device as device
 
@@ -48,26 +71,17 @@ def _bind(args: KernelArguments) -> Launch:
         return y.zero_
     outer, features = list(y.shape[:-1]), y.shape[-1]
     rows = y.numel() // features
-    columns = 0 if coordinates is None else coordinates.shape[1]
-    # columns of coordinates count first, then the dims after the first
-    sample = args.attrs["sample_dim"]
-    sizes = [*outer, 1, 1, 1, 1][:_MOST_OUTER]
     width = min(device.next_power_of_2(features), _TILE)
     grid = (device.cdiv(rows, _TILE // width), device.cdiv(features, width))
-    numbers: dict[str, Any] = {
-        "BOUND": threshold(ratio) - (1 << 31), "RANK": len(outer), "COLUMNS": columns,
-        "SAMPLE_COLUMN": sample if 0 <= sample < columns else -1,
-        "SAMPLE_DIM": sample if columns == 0 else sample - columns + 1,
-        "HAS_OFFSET": offset is not None,
-        "ROWS": _TILE // width, "WIDTH": width,
-    }  # fmt: skip
+    flags = mask_flags(args, len(outer), offset, coordinates)
     scale = device.rounded(1.0 / (1.0 - ratio))
     # an absent tensor is replaced by one that exists and is not read
-    tensors = (x, y, seed, seed if offset is None else offset)
-    lists = seed if coordinates is None else coordinates
-    site = args.attrs["site"]
+    tensors = (x, y, seed, *(seed if t is None else t for t in (offset, coordinates)))
     kernel: Any = device.dropout
-    return partial(kernel[grid], *tensors, lists, rows, features, *sizes, site, scale, **numbers)
+    return partial(
+        kernel[grid], *tensors, rows, features, *outer_sizes(outer), args.attrs["site"], scale,
+        ROWS=_TILE // width, WIDTH=width, **flags,
+    )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {

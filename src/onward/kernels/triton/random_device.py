@@ -42,24 +42,23 @@ def words(h, second):
     return h ^ (h >> 15)
 
 
-@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site"])
-def dropout(
-    x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, scale,
-    BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
-    SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit
+def row_words(
+    row, rows, n1, n2, n3, seed, offset, coordinates, site, RANK: tl.constexpr,
+    COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr, SAMPLE_DIM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Computes y[rows, features] = x * scale where the mask keeps it, else 0.
+    """The two random words u32[R] of each row i64[R] of a tensor with RANK dims before the last.
 
-    n0..n3: sizes of the RANK dims before the last. COLUMNS: number of columns of `coordinates`
+    n1..n3: sizes of the dims after the first. COLUMNS: number of columns of `coordinates`
     i64[n0, COLUMNS], which replace dim 0; 0 without. SAMPLE_COLUMN, SAMPLE_DIM: the column or dim
     to whose index `offset` is added.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner3 = n3.to(tl.int64)
     inner2 = n2 * inner3
     inner1 = n1 * inner2
     place_in_model = site.to(tl.uint32)
-    nothing = tl.zeros([ROWS], tl.uint32)
+    nothing = (row * 0).to(tl.uint32)
     first = mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
     second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
     start = tl.zeros([1], tl.int64)
@@ -84,9 +83,31 @@ def dropout(
             if dim == SAMPLE_DIM:
                 index = index + start
             first, second = keyed(first, second, index)
+    return first, second
+
+
+@triton.jit
+def drops(first, second, feature, BOUND: tl.constexpr):
+    """Whether the mask drops an element; words of its row and its feature broadcast."""
+    h = words(feature.to(tl.uint32) * SPREAD + first, second)
+    return (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
+
+
+@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site"])
+def dropout(
+    x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, scale,
+    BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
+    SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Computes y[rows, features] = x * scale where the mask keeps it, else 0. n0..n3: sizes of the
+    RANK dims before the last; the other arguments are those of `row_words`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first, second = row_words(
+        row, rows, n1, n2, n3, seed, offset, coordinates, site, RANK, COLUMNS, SAMPLE_COLUMN,
+        SAMPLE_DIM, HAS_OFFSET,
+    )  # fmt: skip
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    h = words((feature.to(tl.uint32) * SPREAD)[None, :] + first[:, None], second[:, None])
-    dropped = (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
+    dropped = drops(first[:, None], second[:, None], feature[None, :], BOUND)
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]
     content = tl.load(x + place, mask=inside)
