@@ -602,7 +602,9 @@ def after_forward(case: OpCase) -> OpCase:
     gradients."""
     if case.op != "FlashAttentionGrad":
         return case
-    drawn = [*(None if x is None else case._draw(i, DType.FLOAT) for i, x in enumerate(case.inputs))]
+    drawn = [
+        *(None if x is None else case._draw(i, DType.FLOAT) for i, x in enumerate(case.inputs))
+    ]
     given = tuple(None if x is None else Given(x) for x in drawn)
     at = (*given, *[None] * 13)[10:13]
     forward = OpCase("FlashAttention", (*given[1:7], *at), case.attrs, case.label)

@@ -181,7 +181,9 @@ def _forward_blocks(
     for start in range(low, high, KEYS):
         ki = start + count
         k_sequence, k_place = _places(k_at, ki, keys, PACKED, -1)
-        turned = _rows(k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED)  # [W,N]
+        turned = _rows(
+            k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED
+        )  # [W,N]
         s = tl.dot(q, turned, input_precision=PRECISION) * scale
         s = _capped(s, softcap, HAS_CAP)
         s, _ = _filtered(
@@ -196,7 +198,9 @@ def _forward_blocks(
         total = total * fading + tl.sum(p, 1)
         if DROPS:
             p = tl.where(drops(first[:, None], second[:, None], k_place[None, :], BOUND), 0.0, p)
-        content = _rows(v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, EDGE or PACKED)  # [N,E]
+        content = _rows(
+            v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, EDGE or PACKED
+        )  # [N,E]
         acc = acc * fading[:, None]
         acc = tl.dot(p.to(content.dtype), content, acc, input_precision=PRECISION)
         peak = highest
@@ -351,13 +355,18 @@ def _query_blocks(
     for start in range(low, high, KEYS):
         ki = start + count
         k_sequence, k_place = _places(k_at, ki, keys, PACKED, -1)
-        turned = _rows(k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED)  # [W,N]
-        values = _rows(v, ki[None, :], v_row, keys, e[:, None], v_col, VALUES, E, EDGE or PACKED)  # [E,N]
+        turned = _rows(
+            k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED
+        )  # [W,N]
+        values = _rows(
+            v, ki[None, :], v_row, keys, e[:, None], v_col, VALUES, E, EDGE or PACKED
+        )  # [E,N]
         s = tl.dot(asked, turned, input_precision=PRECISION) * scale
         dp = tl.dot(given, values, input_precision=PRECISION)
         _, _, ds = _score_gradient(
             s, dp, qi[:, None], ki[None, :], q_sequence[:, None], k_sequence[None, :],
-            q_place[:, None], k_place[None, :], peak[:, None], (1.0 / total)[:, None], delta[:, None],
+            q_place[:, None], k_place[None, :], peak[:, None], (1.0 / total)[:, None],
+            delta[:, None],
             first[:, None], second[:, None], queries, keys, mask, mask_row, mask_col,
             bias, bias_row, bias_col, keep_scale, softcap, fill,
             MASK, HAS_BIAS, HAS_FILL, HAS_CAP, DROPS, BOUND, CAUSAL, PACKED, EDGE,
@@ -456,7 +465,9 @@ def _key_blocks(
         qi = start + count
         q_sequence, q_place = _places(q_at, qi, queries, PACKED, -2)
         turned = _rows(q, qi[None, :], q_row, queries, w[:, None], q_col, WIDTH, W, True)  # [W,M]
-        given = _rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
+        given = _rows(
+            dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True
+        )  # [M,E]
         peak = tl.load(peaks + qi, mask=qi < queries, other=0.0)
         total = tl.load(totals + qi, mask=qi < queries, other=1.0)
         sums = tl.load(delta + qi, mask=qi < queries, other=0.0)
@@ -470,7 +481,8 @@ def _key_blocks(
         dp = tl.dot(values, tl.trans(given), input_precision=PRECISION)
         p, _, ds = _score_gradient(
             s, dp, qi[None, :], ki[:, None], q_sequence[None, :], k_sequence[:, None],
-            q_place[None, :], k_place[:, None], peak[None, :], (1.0 / total)[None, :], sums[None, :],
+            q_place[None, :], k_place[:, None], peak[None, :], (1.0 / total)[None, :],
+            sums[None, :],
             first[None, :], second[None, :], queries, keys, mask, mask_row, mask_col,
             bias, bias_row, bias_col, keep_scale, softcap, fill,
             MASK, HAS_BIAS, HAS_FILL, HAS_CAP, DROPS, BOUND, CAUSAL, PACKED, EDGE,

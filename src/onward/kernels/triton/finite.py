@@ -1,4 +1,4 @@
-"""Tests whether gradients are finite: one launch for all of a dtype, which reads each number once."""
+"""Tests whether gradients are finite: one launch for all of a dtype reads each number once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A linear head and its cross-entropy in row blocks on a GPU, with the symbols of
 `kernels/aten/linear_cross_entropy.py`.
 
-Products are cuBLAS's; logits are f32 whatever the type of x. Between the products one kernel reads a
-block of logits twice and writes its gradient in the type of x, where aten's operators take eight
+Products are cuBLAS's; logits are f32 whatever the type of x. Between the products one kernel reads
+a block of logits twice and writes its gradient in the type of x, where aten's operators take eight
 passes: 10 bytes per logit of bf16 instead of about 50.
 """
 
@@ -169,9 +169,7 @@ def _bind(args: KernelArguments) -> Launch:
         return dz
 
     def launch() -> None:
-        weigh_labels(
-            c.labels, c.weight, c.classes, ignore, c.label, c.ignored, c.share, c.ends
-        )
+        weigh_labels(c.labels, c.weight, c.classes, ignore, c.label, c.ignored, c.share, c.ends)
         divisor = c.share.sum() if mean else c.share.new_ones(())  # f32[]
         mass = c.share.new_full((), c.classes) if c.weight is None else c.weight.sum()  # f32[]
         unit = divisor if c.dloss is None else c.dloss / divisor  # f32[]

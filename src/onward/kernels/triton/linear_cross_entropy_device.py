@@ -1,5 +1,5 @@
-"""Device code of a cross-entropy and its gradient over rows of logits; imported only where Triton is
-installed."""
+"""Device code of a cross-entropy and its gradient over rows of logits; imported only where Triton
+is installed."""
 
 from __future__ import annotations
 

@@ -87,11 +87,15 @@ def adam(
     n = tl.load(table + 9)
     i = start + tl.arange(0, SIZE)
     if start + SIZE <= n:  # without a mask, loads are of 16 bytes
-        _adam_block(table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
-                    epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, True)  # fmt: skip
+        _adam_block(
+            table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
+            epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, True,
+        )  # fmt: skip
     else:
-        _adam_block(table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
-                    epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, False)  # fmt: skip
+        _adam_block(
+            table, i, n, scale, first, one_less_first, second, one_less_second, rate, root,
+            epsilon, decay, DECOUPLED, MOST, HAS_SCALE, GRADIENT, ALIGNED, False,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -145,9 +145,7 @@ def _bind_add_layer_norm(args: KernelArguments) -> Launch:
     return _forward(args, adds=True)
 
 
-def _gradient(
-    args: KernelArguments, inputs: list[torch.Tensor | None], seed_at: int
-) -> Launch:
+def _gradient(args: KernelArguments, inputs: list[torch.Tensor | None], seed_at: int) -> Launch:
     from onward.kernels.triton import norm_device as device
 
     dy, dr, r, scale, mean, invstd = inputs

@@ -2,6 +2,7 @@
 one pass over memory less, and a weight's gradient is stored once, not in two types.
 
     AddLayerNormalization(Cast(x), ...)        =>  AddLayerNormalization(x, ...)
+    AddLayerNormalizationGrad(Cast(dy), ...)   =>  AddLayerNormalizationGrad(dy, ...)
     Cast(AddLayerNormalization(...).y)         =>  AddLayerNormalization(..., y_type).y
     AdamUpdate(parameter, Cast(gradient), ...) =>  AdamUpdate(parameter, gradient, ...)
     AllFinite(norm, Cast(gradient), ...)       =>  AllFinite(norm, gradient, ...)
@@ -18,6 +19,7 @@ from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
+_GRADIENTS = tuple(f"{op}Grad" for op in _NORMS)
 _BESIDE = "ReduceL2"  # the norm, for clipping
 
 
@@ -27,6 +29,8 @@ def fold_casts(graph: Graph, context: Context) -> int:
         if node.op_type in _NORMS:
             edits += _into_reader(node, 0, context)
             edits += _into_writer(graph, node, outputs, context)
+        elif node.op_type in _GRADIENTS:
+            edits += _into_reader(node, 0, context)
         elif node.op_type == "Cast" and node.outputs[0] not in outputs:
             edits += _of_a_gradient(node, context)
     return edits
