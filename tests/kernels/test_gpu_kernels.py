@@ -33,6 +33,15 @@ EACH = pytest.mark.parametrize(("case", "kernel"), ON_GPU, ids=[f"{c}-{k.name}" 
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}
 
 
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """Convolutions of fp32 are of fp32: cuDNN's default is TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
 @contextmanager
 def waits_refused() -> Iterator[None]:
     """A context in which anything that waits for the device raises."""

@@ -597,9 +597,18 @@ def stopped(b: Builder, x: Value) -> Value:
 
 
 def after_forward(case: OpCase) -> OpCase:
-    """A call of FlashAttentionGrad whose y, highest scores and totals are those of the forward; any
-    other call as it is. Kernels may take a row's sum of dy * y for that of its probabilities'
-    gradients."""
+    """A call of FlashAttentionGrad whose y, highest scores and totals are those of the forward, and
+    one of MaxPoolGrad with indices that a forward finds; any other call as it is. Kernels may take
+    a row's sum of dy * y for that of its probabilities' gradients, and look for an element only in
+    the windows that hold it."""
+    if case.op == "MaxPoolGrad":
+        attrs = {k: v for k, v in case.attrs.items() if k != "sizes"}
+        dy, index = case.inputs
+        assert isinstance(dy, Real) and isinstance(index, Given)
+        x = Real((*index.array.shape[:2], *case.attrs["sizes"]))
+        pool = OpCase("MaxPool", (x,), attrs, case.label)
+        _, found = evaluate(pool.graph(), pool.feeds()).values()
+        return OpCase(case.op, (dy, Given(np.asarray(found))), case.attrs, case.label)
     if case.op != "FlashAttentionGrad":
         return case
     drawn = [

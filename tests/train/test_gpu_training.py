@@ -82,7 +82,11 @@ MAKERS = {**OPTIMIZERS, "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, eps=1
 def test_every_optimizer_and_window(name: str, window: int) -> None:
     model, data = moved(tiny.gpt2(0.0)), on_gpu(tiny.batch(4, 12, "right"))
     twin = copy.deepcopy(model)
-    options = onward.TrainerOptions(seed=1, gradient_accumulation_steps=window)
+    options = onward.TrainerOptions(
+        seed=1,
+        gradient_accumulation_steps=window,
+        gradient_accumulation_average="micro_batches",
+    )
     trainer = onward.Trainer(model, MAKERS[name](model.parameters()), options=options)
     theirs = MAKERS[name](twin.parameters())
     for _ in range(3):

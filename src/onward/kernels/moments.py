@@ -30,6 +30,13 @@ def _levels(signed: bool, device: torch.device) -> torch.Tensor:
     return torch.cat([torch.zeros(5, 1), levels], dim=1).to(device)
 
 
+def prepare(dtype: torch.dtype, device: torch.device) -> None:
+    """Puts both maps on the device, which waits for it the first time."""
+    for signed in (True, False):
+        _values(signed, dtype, device)
+        _levels(signed, device)
+
+
 def dequantized(
     codes: torch.Tensor, absmax: torch.Tensor, signed: bool, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
@@ -89,4 +96,4 @@ def rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     return torch.where(single.isfinite(), by_chance, single.to(torch.bfloat16))
 
 
-__all__ = ["dequantized", "quantized", "rounded", "words"]
+__all__ = ["dequantized", "prepare", "quantized", "rounded", "words"]

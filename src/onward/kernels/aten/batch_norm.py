@@ -45,10 +45,9 @@ def _bind_batch_norm_grad(args: KernelArguments) -> Launch:
 
     def launch() -> None:
         invstd = (var + epsilon).rsqrt_()
-        saved = (mean, invstd) if training else (None, None)
         given = (None, None) if training else (mean, var)
-        aten.native_batch_norm_backward.out(
-            dy, x, scale, *given, *saved, training, epsilon, [True, True, True], out0=dx,
+        aten.native_batch_norm_backward.out(  # on CUDA it wants mean and 1/std in any mode
+            dy, x, scale, *given, mean, invstd, training, epsilon, [True, True, True], out0=dx,
             out1=dscale, out2=dbias,
         )  # fmt: skip
 

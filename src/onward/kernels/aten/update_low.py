@@ -89,6 +89,7 @@ def _bind_8bit(args: KernelArguments, chunk: int) -> Launch:
     g = args.x(1).view(-1)
     held = [args.x(i).view(-1) for i in range(2, 6)]
     made = [y.view(-1) for y in args.outputs[1:]]
+    moments.prepare(args.y.dtype, args.y.device)
 
     def launch() -> None:
         move, p = _update(args, _8BIT), _copied(args)

@@ -75,6 +75,13 @@ def _small_bytes(spec: KernelSpec) -> int:
     return 4 * (w.shape[0] + 2 * x.shape[0]) + 4096
 
 
+def by_eights(classes: int) -> Iterator[slice]:
+    """The classes in two parts, all but at most 7 first: cuBLAS has fast products of half precision
+    only for multiples of 8."""
+    whole = classes - classes % 8
+    return (part for part in (slice(0, whole), slice(whole, classes)) if part.start < part.stop)
+
+
 def product(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Writes a b f[N,M] to out, which may be f32 where a and b are of low precision."""
     if out.dtype == a.dtype:
@@ -159,7 +166,8 @@ def _bind(args: KernelArguments) -> Launch:
         """Writes the losses of a block's rows; returns the gradient f[R,V] of its logits."""
         n = c.label[rows].shape[0]
         z, dz = c.logits[:n], c.gradients[:n]
-        product(c.x[rows], c.w.t(), z)
+        for part in by_eights(c.classes):
+            product(c.x[rows], c.w[part].t(), z[:, part])
         bias = z if c.bias is None else c.bias
         weight = z if c.weight is None else c.weight
         kernel[(n,)](
@@ -181,7 +189,10 @@ def _bind(args: KernelArguments) -> Launch:
             dz = cross_entropy(rows, unit, mass)
             if c.dx is None or c.dw is None:
                 continue
-            torch.mm(dz, c.w, out=c.dx[rows])
+            few, *most = reversed([*by_eights(c.classes)])  # the larger product rounds last
+            torch.mm(dz[:, few], c.w[few], out=c.dx[rows])
+            for part in most:
+                c.dx[rows].addmm_(dz[:, part], c.w[part])
             combine = product if rows.start == 0 else add_product
             combine(dz.t(), c.x[rows], c.dw)
             if c.dbias is not None:
