@@ -70,8 +70,8 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ("eager, with a warning", f"{_OWN}test_waiting.py"), ("not tested", None),
     ),
     "CUDA": (
-        ("runs, without fused attention", None), ("not tested", None),
-        ("runs, without fused attention", None), ("not tested", None),
+        ("runs, with Triton kernels", None), ("not tested", None),
+        ("runs, with Triton kernels", None), ("not tested", None),
     ),
 }  # fmt: skip
 
