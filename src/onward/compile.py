@@ -119,7 +119,9 @@ class Compiler:
 
         def make() -> rewrite.PackedForward | None:
             with self.journal.timed("pack"):
-                packed, report = rewrite.row_demand(forward, outputs, self._fusible, watch)
+                packed, report = rewrite.row_demand(
+                    forward, outputs, self._fusible, watch, self.target.records
+                )
             self.journal.reports.append(report)
             if report.edits == 0:
                 return None

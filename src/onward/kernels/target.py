@@ -44,6 +44,11 @@ class Target:
     capability: str | tuple[int, int] = ""
 
     @property
+    def records(self) -> bool:
+        """Whether launches of unchanged sizes are recorded and replayed without the host."""
+        return self.device == "cuda"
+
+    @property
     def has_library(self) -> bool:
         """Whether the native kernels can run."""
         return self.instructions != NO_LIBRARY

@@ -70,19 +70,21 @@ def row_demand(
     outputs: Sequence[str],
     refuse: Refuse = everything_taken,
     watch: bool = False,
+    rounds: bool = False,
 ) -> tuple[PackedForward, PassReport]:
     """Returns a copy of a forward graph that computes only the rows that these outputs need, and a
     report.
 
     refuse: asked about attention of packed rows; an attention that it refuses gets whole inputs.
     watch: the copy tests whether dropped rows are read after all: it fills them with NaN and has
-    outputs that show where NaN arrives. The report's edits are the nodes written packed; if 0, the
+    outputs that show where NaN arrives. rounds: sets of rows have few sizes, so that most batches
+    have the same ones (`Packer`). The report's edits are the nodes written packed; if 0, the
     copy computes the same as the graph.
     """
     made, reads = graph.clone(), dict[str, str]()
 
     def write(context: Context) -> int:
-        edits, found = pack(made, outputs, context, watch)
+        edits, found = pack(made, outputs, context, watch, rounds)
         reads.update(found)
         for tidy in (noop, common_subexpression_elimination, noop, dead_code_elimination):
             tidy(made)

@@ -15,15 +15,16 @@ def pack(
     outputs: Sequence[str],
     context: Context,
     watch: bool = False,
+    rounds: bool = False,
 ) -> tuple[int, dict[str, str]]:
     """Rewrites `graph` in place for the rows that these outputs need. Returns the number of nodes
-    written packed, and for `watch` what the additional outputs show (`Packer`)."""
+    written packed, and for `watch` what the additional outputs show. rounds: as of `Packer`."""
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
         return 0, {}
-    packer = Packer(graph, asked, context, watch)
+    packer = Packer(graph, asked, context, watch, rounds)
     edits = packer.run()
     return edits, packer.reads or {}
 

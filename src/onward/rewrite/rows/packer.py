@@ -25,13 +25,16 @@ from onward.rewrite.rows.rule_table import RuleTable
 from onward.rewrite.rows.set_masks import set_value
 from onward.rewrite.rows.sets import Conditions
 
+_STEPS = 16  # sizes that a set may have, where they are rounded
+
 
 @dataclass
 class Rows:
     """One set of rows out of `count`, as values of the graph.
 
     numbers: i64[R], indices of the rows, ascending. place: i64[count], the position of each row
-    among them. every: the set has all rows, so that packing is a reshape.
+    among them. every: the set has all rows, so that packing is a reshape. member: b[count], the
+    rows that meet the conditions, where `numbers` has more; else None.
     """
 
     conditions: Conditions
@@ -40,6 +43,7 @@ class Rows:
     numbers: Value
     place: Value | None
     every: bool = False
+    member: Value | None = None
     indices: dict[Any, Value] = field(default_factory=dict)
 
 
@@ -64,7 +68,9 @@ class Packer:
     context: tells whether kernels accept an attention of packed rows. watch: the graph tests
     whether it reads rows that it leaves out. These rows are then NaN instead of 0 for readers that
     should not touch them, and the results of such readers become outputs. reads: a description of
-    each possible read, by the name of that output; None without `watch`.
+    each possible read, by the name of that output; None without `watch`. rounds: sets get rows that
+    nothing reads in addition, until their size is a multiple of a sixteenth of all rows: sizes then
+    differ less from batch to batch.
     """
 
     def __init__(
@@ -73,8 +79,10 @@ class Packer:
         asked: dict[Value, Demand],
         context: Context,
         watch: bool = False,
+        rounds: bool = False,
     ) -> None:
         self.graph, self.asked, self.context = graph, asked, context
+        self.rounds = rounds and not watch
         self.reads: dict[str, str] | None = {} if watch else None
         self.reader: Node | None = None  # the node being written
         self._holed: Value | None = None  # an input of it that has NaN in unread rows
@@ -138,6 +146,9 @@ class Packer:
         found = self._sets.get((conditions, count))
         if found is None:
             member = set_value(self.front, conditions, count)
+            exact = member if self.rounds else None
+            if exact is not None:
+                member = self._rounded(exact, count)
             name = self._fresh_size()
             numbers = self.front.Rows(member, size=name)
             self.graph.counts.add(name)
@@ -146,9 +157,22 @@ class Packer:
             )
             one, zero = np.ones((), np.int64), np.zeros((), np.int64)
             place = self.front.Max(self.front.Sub(counted, one), zero)
-            found = Rows(conditions, count, symbol(name), numbers, place)
+            found = Rows(conditions, count, symbol(name), numbers, place, member=exact)
             self._sets[conditions, count] = found
         return found
+
+    def _rounded(self, member: Value, count: Size) -> Value:
+        """Adds the first rows that are no members to a mask b[count], until the number of rows is a
+        multiple of a sixteenth of the count, or all rows are in."""
+        b, one = self.front, np.ones((), np.int64)
+        size = b.squeeze(b.size(count), [0])  # i64[]
+        number = b.cast(member, DType.INT64)
+        total = b.reduce_sum(number, [0], keepdims=False)
+        step = b.Max(b.Div(size, np.array(_STEPS, np.int64)), one)
+        steps = b.Div(b.Sub(b.Add(total, step), one), step)
+        more = b.Sub(b.Min(b.Mul(steps, step), size), total)
+        others = b.CumSum(b.Sub(b.const(one), number), np.zeros((), np.int64))  # counted from 1
+        return b.Or(member, b.And(b.Not(member), b.LessOrEqual(others, more)))
 
     def every(self, sizes: Shape) -> Rows:
         """The set of all rows of dims of these sizes."""
@@ -365,10 +389,21 @@ class Packer:
             assert rows.place is not None
             numbers = self.front.Gather(rows.place, held.rows.numbers, axis=0)
             flat, others = self._rows_first(held)
+            if held.rows.member is not None:  # rows in addition may not be among `rows`
+                flat = self._members_alone(flat, held.rows)
             full = self._scattered(flat, numbers, rows.size)
             shape, dims = type_of(held.value).shape, held.dims
             self._converted[key] = self._placed(self.b, full, shape, dims, others, dims, rows)
         return self._converted[key]
+
+    def _members_alone(self, flat: Value, rows: Rows) -> Value:
+        """Returns `flat` `[R,...]` with zeros in rows that do not meet the set's conditions."""
+        b, type = self.front, type_of(flat)
+        assert rows.member is not None
+        if "members" not in rows.indices:
+            rows.indices["members"] = b.Gather(rows.member, rows.numbers, axis=0)
+        kept = b.reshape(rows.indices["members"], (rows.size, *[1] * (type.rank - 1)))
+        return self.b.Where(kept, flat, np.zeros((), type.dtype.numpy()))
 
     def whole(self, x: Value) -> Value:
         """Restores `x` to its original shape, with zeros in rows that are not packed."""
@@ -379,6 +414,8 @@ class Packer:
         if key not in self._wholes:
             shape, dims = type_of(x).shape, held.dims
             full, others = self._rows_first(held)
+            if held.rows.member is not None:
+                full = self._members_alone(full, held.rows)
             if not held.rows.every:
                 full = self._scattered(full, held.rows.numbers, held.rows.count)
                 if self.reads is not None and not held.zeros:

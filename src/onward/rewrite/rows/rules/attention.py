@@ -168,6 +168,8 @@ def _pack(p: Packer, node: Node) -> bool:
         condition = sets.test(mask)
         if not all(sets.implies(c, condition) for c in k_rows.conditions):
             shown = p.front.reshape(mask, (product(places),))
+    if (member := k_rows.member) is not None:  # rows in addition are seen by no query
+        shown = member if shown is None else p.front.And(shown, member)
     new = [p.take(q, (0, 2), (0, 2), queries, q_rows) if not q_rows.every else _joined(p, q)]
     for x in (k, v):
         new.append(p.take(x, (0, 2), (0, 2), places, k_rows) if not k_rows.every else _joined(p, x))
