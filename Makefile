@@ -27,7 +27,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files mutation sanitize false-alarms sweep node-tests outsiders lint format clean
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -70,6 +70,9 @@ mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that t
 
 sanitize: $(VENV)/.installed-test ## run the kernels' tests under AddressSanitizer and UBSan (SANITIZE_ARGS="--thin 5")
 	$(BIN)/python tests/kernels/sanitize.py $(SANITIZE_ARGS)
+
+triton: $(VENV)/.installed-gpu,test ## run every Triton kernel by Triton's interpreter; no GPU is needed
+	$(BIN)/python -m pytest --whole tests/kernels/test_triton_interpreted.py $(TEST_ARGS)
 
 false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
 	$(BIN)/python tests/faults/false_alarms.py

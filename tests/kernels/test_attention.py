@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import parse_type
-from onward.kernels import KERNELS, KernelSpec
+from onward.kernels import NATIVE, KernelSpec
 from onward.kernels.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
@@ -346,12 +346,12 @@ def spec(q: str, k: str, v: str, mask: str | None = None, **attrs: Any) -> Kerne
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_the_kernels_say_what_they_do_not_cover(call: KernelSpec, reason: str) -> None:
-    (kernel,) = KERNELS["FlashAttention"]
+    (kernel,) = NATIVE["FlashAttention"]
     assert reason in (kernel.unsupported(call) or "")
 
 
 def test_coordinates_that_are_absent_are_no_packed_rows() -> None:
-    (kernel,) = KERNELS["FlashAttention"]
+    (kernel,) = NATIVE["FlashAttention"]
     call = spec("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]")
     absent = replace(call, inputs=(*call.inputs, None, None, None, None))
     assert kernel.unsupported(absent) is None

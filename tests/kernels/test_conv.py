@@ -9,8 +9,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from kernel_calls import assert_equal, rubbish, spec_of
 from op_cases import Input, OpCase, r
-from test_kernels import TOLERANCE, assert_equal, rubbish, spec_of
+from test_kernels import TOLERANCE
 from torch.profiler import ProfilerActivity, profile
 
 from onward.graph.file import to_proto

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_calls import rubbish, spec_of
 from op_cases import OpCase, r
-from test_kernels import rubbish, spec_of
 
 from onward.kernels import KERNELS, Kernel, KernelArguments
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_kernels import raise_input_error
+from kernel_calls import raise_input_error
 
 from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_calls import bound, rubbish
 from op_cases import OpCase
-from test_kernels import EACH_CALL, bound, rubbish
+from test_kernels import EACH_CALL
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.kernels import ATEN, KERNELS, Kernel, KernelArguments

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from casts import between_casts
+from kernel_calls import Bound, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Known, OpCase
-from test_kernels import TOLERANCE, Bound, launch, rubbish, run, spec_of
+from test_kernels import TOLERANCE, launch, run
 
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import array_of

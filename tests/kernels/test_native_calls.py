@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import test_low_cross_entropy as low_head
 import torch
+from kernel_calls import bound, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES
-from test_kernels import REFUSED, bound, rubbish, spec_of
+from test_kernels import REFUSED
 
 from onward.graph.types import DType
 from onward.kernels import KERNELS, KernelArguments, host

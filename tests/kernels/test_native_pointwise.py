@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_kernels import raise_input_error
+from kernel_calls import raise_input_error
 from torch.nn import functional as F
 
 from onward.graph.types import DType, Type

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_calls import rubbish, spec_of
 from op_cases import OpCase, r
 from test_conv import outstanding
-from test_kernels import rubbish, spec_of
 
 from onward.graph.ops.recurrent import GATES
 from onward.graph.types import DType

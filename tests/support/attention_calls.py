@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import KERNELS, KernelArguments, KernelSpec
+from onward.kernels import NATIVE, KernelArguments, KernelSpec
 from onward.kernels.native import attention
 from onward.kernels.native.library import Library, files, usable
 
@@ -134,7 +134,7 @@ def run(
     op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
 ) -> None:
     """One launch; outputs are rubbish before, and nothing is written outside the scratch."""
-    (kernel,) = KERNELS[op]
+    (kernel,) = NATIVE[op]
     types = tuple(type_of(x) for x in inputs)
     need = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
     assert kernel.unsupported(need) is None

@@ -3,6 +3,14 @@
 The mask of dropout is that of `graph/ops/random.py`, bit for bit. Sums have one order, so that a
 step's gradients are the same in every run. Packed rows visit the blocks of their own sequences:
 two small kernels find where these begin and end.
+
+Microseconds of 8 x 16 heads x 1024 x 64, causal, bf16, on one NVIDIA H200 (torch 2.11, Triton 3.6,
+2026-11-27); the mask is what dropout costs:
+
+    kernel      dropout 0   dropout 0.1
+    forward     81          129
+    dq          86          129
+    dk and dv   196         288
 """
 
 from __future__ import annotations
@@ -33,8 +41,8 @@ class Blocks:
     stages: int
 
 
-# By the head's width as padded: of the forward, of dq, of dk and dv; of the bias' gradient the same
-# as of dq.
+# By a head's padded width: blocks of the forward, of dq, and of dk and dv. The bias's gradient has
+# dq's.
 _LOW = {
     16: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
     64: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
@@ -50,7 +58,8 @@ _FULL = {
 
 
 def _blocks(low: bool, width: int, values: int) -> tuple[Blocks, Blocks, Blocks]:
-    """Blocks of the forward, of dq, and of dk and dv."""
+    """Returns the blocks of the forward, of dq, and of dk and dv, for q f[B,H,Q,width] and
+    v f[B,G,S,values]."""
     padded = max(_padded(width), _padded(values))
     table = _LOW if low else _FULL
     return table[min(size for size in table if size >= padded)]
@@ -61,7 +70,8 @@ def _padded(n: int) -> int:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported` of both ops; q, k, v and mask are the inputs from `first` on."""
+    """Implements `Kernel.unsupported` for both ops. q f[B,H,Q,K], k f[B,G,S,K], v f[B,G,S,E] and
+    the mask are the first four inputs, in FlashAttentionGrad after dy."""
     first = 0 if spec.op == "FlashAttention" else 1
     q, k, v, mask = (*spec.inputs, None)[first : first + 4]
     assert q is not None and k is not None and v is not None
@@ -93,8 +103,9 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _ranges(spec: KernelSpec, first: int, at: int, blocks: tuple[int, int]) -> list[Type]:
-    """Scratch for where the keys of each block of packed queries, and the queries of each block of
-    packed keys, begin and end; none without coordinates. blocks: their sizes; 0 for neither."""
+    """Returns scratch i32[blocks,2] for where the keys of each block of packed queries begin and
+    end, and for the queries of each block of packed keys; none without coordinates. blocks: rows
+    of a block of queries and of one of keys; a 0 leaves that scratch out."""
     if len(spec.inputs) <= at or spec.inputs[at] is None:
         return []
     q, k = spec.inputs[first], spec.inputs[first + 1]
@@ -124,7 +135,7 @@ def _strides(x: torch.Tensor | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Call:
-    """What the kernels of one call take alike.
+    """The arguments that all kernels of one call share.
 
     tensors: mask, bias, seed, offset and both coordinates, each replaced by a tensor that is not
     read where it is absent. numbers: strides of mask and bias, then site to fill.
