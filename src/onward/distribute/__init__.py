@@ -18,9 +18,10 @@ from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
 
 
-def distribute(graph: Graph, mesh: Mesh) -> Graph:
-    """Returns the graph that this rank of the mesh runs. Raises OnwardError for an axis that no
-    mode shares the work along, and for a step that ranks cannot share."""
+def distribute(graph: Graph, mesh: Mesh, average: str = "labels") -> Graph:
+    """Returns the graph that this rank of the mesh runs. average: of what the loss is the mean
+    (`Recipe.average`). Raises OnwardError for an axis that no mode shares the work along, and for a
+    step that ranks cannot share."""
     if mesh.ranks == 1:
         return graph
     other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in DATA_AXES]
@@ -32,7 +33,7 @@ def distribute(graph: Graph, mesh: Mesh) -> Graph:
     why = _unshared(graph)
     if why is not None:
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
-    return data_parallel(graph, mesh)
+    return data_parallel(graph, mesh, average)
 
 
 def _unshared(graph: Graph) -> str | None:

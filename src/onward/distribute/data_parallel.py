@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.mesh import Mesh
@@ -38,10 +39,23 @@ class Bucket:
     nbytes: int = 0
     after: int = -1
 
+    @property
+    def record(self) -> str:
+        """The first and the last parameter, and a digest of all in their order, in which ranks must
+        agree."""
+        if len(self.names) == 1:
+            return user_name(self.names[0])
+        digest = blake2b("\n".join(self.names).encode(), digest_size=4).hexdigest()
+        return f"{user_name(self.names[0])} .. {user_name(self.names[-1])} ({digest})"
 
-def data_parallel(graph: Graph, mesh: Mesh, most_bytes: int = BUCKET) -> Graph:
+
+def data_parallel(
+    graph: Graph, mesh: Mesh, average: str = "labels", most_bytes: int = BUCKET
+) -> Graph:
     """Returns a copy of a step's graph for one rank of a mesh, which computes the update of all
-    ranks' batches. most_bytes: of a bucket of gradients, which has one gradient at least."""
+    ranks' batches. average: "labels", of all ranks, by which the update divides sums of gradients;
+    or "micro_batches", of which each rank has one. most_bytes: of a bucket of gradients, which has
+    one gradient at least."""
     graph = graph.clone()
     signature = graph.signature
     gradients = {n: _taken(graph, out) for n, out in signature.local_gradients.items()}
@@ -49,14 +63,14 @@ def data_parallel(graph: Graph, mesh: Mesh, most_bytes: int = BUCKET) -> Graph:
     graph.signature = replace(signature, local_gradients={}, local_sums={})
     axes = [axis for axis in DATA_AXES if mesh.size(axis) > 1]
     exchange = Collectives(graph, mesh)
+    by = "sum" if average == "labels" else "mean"
     if "labels" in sums:
         _exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
     if gradients:
         _moved_up(graph, gradients)
         buckets = _buckets(graph, gradients, most_bytes)
-        _exchanged_in_buckets(exchange, graph, buckets, axes, "labels" in sums)
+        _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
-        by = "sum" if "labels" in sums else "mean"
         _exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
     return graph
 
@@ -142,21 +156,18 @@ def _buckets(graph: Graph, gradients: dict[str, Node], most_bytes: int) -> list[
 
 
 def _exchanged_in_buckets(
-    exchange: Collectives, graph: Graph, buckets: Sequence[Bucket], axes: Sequence[str], sums: bool
+    exchange: Collectives, graph: Graph, buckets: Sequence[Bucket], axes: Sequence[str], by: str
 ) -> None:
     """Starts the exchange of each bucket along the first axis behind its last gradient, and waits
-    for all of them before the first gradient is read. sums: whether gradients are added up, rather
-    than averaged."""
+    for all of them before the first gradient is read. by: "sum" or "mean"."""
     nodes = list(graph)
     made = {y for bucket in buckets for node in bucket.identities for y in node.outputs}
     end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
     assert end > buckets[-1].after, "a gradient is read before all of them are final"
-    attrs = {"reduction": "sum" if sums else "mean"}
+    attrs = {"reduction": by}
 
     def record(number: int, bucket: Bucket) -> str:
-        first, last = user_name(bucket.names[0]), user_name(bucket.names[-1])
-        named = first if len(bucket.names) == 1 else f"{first} .. {last}"
-        return f"gradients {number} of {len(buckets)}: {named}"
+        return f"gradients {number} of {len(buckets)}: {bucket.record}"
 
     started: list[StartedCollective] = []
     for number, bucket in enumerate(buckets, 1):

@@ -84,6 +84,12 @@ def settled(recipe: Recipe, forward: Graph) -> Recipe:
     reason = obstacle(forward)
     if reason is None:
         return replace(recipe, average="labels")
+    if recipe.joint:
+        raise OnwardError(
+            f"ranks that share a batch need a loss that is a mean over its labels: {reason}; fix: "
+            "write it as (losses * mask).sum() / mask.sum(), or take the mean of the losses of "
+            'all ranks by gradient_accumulation_average="micro_batches"'
+        )
     if recipe.average == "labels":
         raise OnwardError(
             f'gradient_accumulation_average="labels" needs a loss that is a mean: {reason}; fix: '
