@@ -17,6 +17,7 @@ disk (capture_cache.py), and so are the graphs of methods that use `self.cache` 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -154,9 +155,9 @@ class Compiler:
             start = summed(forward) if recipe.average == "labels" else forward
             graph = self._differentiate(start, recipe.parameters, recipe.parameters)
             with self.journal.timed("updates"):
-                graph = add_updates(graph, recipe)
+                graph = add_updates(graph, self.joint(recipe))
             self.journal.note("updates", graph)
-            graph = distribute(graph, self.mesh)
+            graph = distribute(graph, self.mesh, recipe.average)
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
@@ -165,7 +166,8 @@ class Compiler:
         """Builds the update by the sums of a window's gradients as a graph of its own, for a window
         that ends early. parameters: those of the recipe, as graph inputs."""
         with self.journal.timed("updates"):
-            graph = distribute(update_alone(parameters, recipe), self.mesh)
+            graph = update_alone(parameters, self.joint(recipe))
+            graph = distribute(graph, self.mesh, recipe.average)
         return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
@@ -210,6 +212,10 @@ class Compiler:
     ) -> ExecutableHalves:
         """Returns a plan that runs in two halves; each run binds it to a block of memory."""
         return ExecutableHalves(plan, memory, owned, parts)
+
+    def joint(self, recipe: Recipe) -> Recipe:
+        """The recipe for the mesh: whether several ranks share each batch."""
+        return replace(recipe, joint=self.mesh.ranks > 1)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

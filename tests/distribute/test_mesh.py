@@ -48,7 +48,7 @@ def test_a_step_on_a_mesh_of_one_rank_is_the_step() -> None:
 
 
 def test_more_ranks_are_refused() -> None:
-    with pytest.raises(OnwardError, match="dp_replicate 1 x tp 2 cannot be distributed yet; fix"):
+    with pytest.raises(OnwardError, match="tp 2 cannot be distributed along tp yet; fix"):
         step(PAIR)
 
 

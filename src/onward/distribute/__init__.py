@@ -1,29 +1,63 @@
-"""A step's graph and a mesh -> the graph of one of its ranks. Only one rank is supported today.
+"""A step's graph and a mesh -> the graph of one of its ranks.
 
 In:  the step with its updates, before it is rewritten, and the mesh of ranks that run it
 Out: the graph that this process's rank runs; on one rank the graph itself
+
+Each way of sharing the work is one file. `data_parallel` is the one there is: it takes the axes
+`dp_replicate` and `dp_shard`, and every rank holds all weights and all state.
 """
 
 from __future__ import annotations
 
 from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.data_parallel import BUCKET, DATA_AXES, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, Mesh
 from onward.errors import OnwardError
-from onward.graph.graph import Graph
+from onward.graph.graph import Graph, attributes
+from onward.graph.names import user_name
 
 
-def distribute(graph: Graph, mesh: Mesh) -> Graph:
-    """Returns the graph that this rank of the mesh runs. Raises OnwardError for more than one
-    rank."""
-    if mesh.ranks > 1:
+def distribute(graph: Graph, mesh: Mesh, average: str = "labels") -> Graph:
+    """Returns the graph that this rank of the mesh runs. average: of what the loss is the mean
+    (`Recipe.average`). Raises OnwardError for an axis that no mode shares the work along, and for a
+    step that ranks cannot share."""
+    if mesh.ranks == 1:
+        return graph
+    other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in DATA_AXES]
+    if other:
         raise OnwardError(
-            f"a step on {mesh} cannot be distributed yet; fix: a mesh of one rank, "
-            "or DistributedDataParallel around onward.Module"
+            f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: axes of data "
+            f"alone, {' and '.join(DATA_AXES)}"
         )
-    return graph
+    why = _unshared(graph)
+    if why is not None:
+        raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+    return data_parallel(graph, mesh, average)
+
+
+def _unshared(graph: Graph) -> str | None:
+    """The reason why ranks with a share of the batch each would not make the step of the whole
+    batch, with a way out; None where there is none."""
+    signature = graph.signature
+    if signature.written:
+        names = ", ".join(user_name(name) for name in list(signature.written)[:3])
+        return (
+            f"its forward writes {names} from the samples of one rank (batch norm does); fix: a "
+            "norm that does not look across samples"
+        )
+    region = next((node for node in graph if node.op_type == "Region"), None)
+    if region is not None:
+        path = attributes(region)["path"]
+        return f"{path} runs in PyTorch; fix: strict=True says why, so that it can be captured"
+    if signature.left_gradients:
+        return "its optimizer updates outside of the graph; fix: an optimizer with an update in it"
+    if signature.losses:
+        return "it has several losses; fix: add them up in the model, and return the sum"
+    return None
 
 
 __all__ = [
-    "AXES", "Collectives", "Mesh", "StartedCollective", "distribute", "lockstep", "ranks_of",
+    "AXES", "BUCKET", "DATA_AXES", "Collectives", "Mesh", "StartedCollective", "data_parallel",
+    "distribute", "lockstep", "ranks_of",
 ]  # fmt: skip

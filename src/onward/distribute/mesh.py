@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from onward.errors import OnwardError
-from onward.graph.ops.collective import AXES
+from onward.mesh_sizes import AXES
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Mesh:
         """The number of processes that train the model together."""
         return prod(self.sizes)
 
+    @property
+    def rank(self) -> int:
+        """The number of this process among all ranks, from 0; the last axis has neighbours."""
+        number = 0
+        for at, size in zip(self.coordinates, self.sizes, strict=True):
+            number = number * size + at
+        return number
+
     def size(self, axis: str) -> int:
         """The number of ranks along an axis; 1 where the mesh does not have it."""
         return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
@@ -47,6 +56,15 @@ class Mesh:
         points in the same order. On one rank it returns the value.
         """
         return value
+
+    def gathered(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers i64[n] of every rank, in the order of the ranks. All ranks call it at the
+        same points with equally many numbers."""
+        return [list(numbers)]
+
+    def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+        """The facts of every rank, in the order of the ranks; called as `gathered` is."""
+        return [dict(facts)]
 
     def __str__(self) -> str:
         named = zip(self.axes, self.sizes, strict=False)

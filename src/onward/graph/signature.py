@@ -56,7 +56,10 @@ class Signature:
     results of regions that no loss depends on, by the region's path; its code runs in every call
     all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
     all gradients are finite; if not, nothing that outlives the step may be written. divisor: f64[];
-    the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`).
+    the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`). local_gradients,
+    by parameter, and local_sums, "labels" and "loss": Identities whose inputs are sums, or means,
+    over the samples of one rank, and whose readers are to get those over the samples of all ranks;
+    `distribute/data_parallel.py` writes the exchange in their place.
 
     Both. updated, accumulated: for an input, the output that is its next value: of parameters and
     slots, and of accumulators. written: the same for buffers that the forward writes, such as
@@ -89,6 +92,8 @@ class Signature:
     grad_norm: str | None = None
     finite: str | None = None
     divisor: str | None = None
+    local_gradients: dict[str, str] = field(default_factory=dict)
+    local_sums: dict[str, str] = field(default_factory=dict)
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
@@ -145,6 +150,7 @@ class Signature:
 _OUTPUTS = frozenset({
     "loss", "results", "losses", "gradients", "parts", "grad_norm", "finite", "updated",
     "accumulated", "written", "rescaled", "windowed", "divisor", "left_gradients",
+    "local_gradients", "local_sums",
 })  # fmt: skip
 
 __all__ = ["WINDOW", "Hyperparameter", "Signature", "Slot"]

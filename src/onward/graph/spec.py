@@ -63,6 +63,8 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
     "gradients": (Stage.GRADIENTS, Stage.HALVES, Stage.SPECIALIZED),
     "split_halves": (Stage.HALVES, Stage.SPECIALIZED),
     "divisor": (),  # the update consumes it, before the step's graph is whole
+    "local_gradients": (),  # distribution consumes both
+    "local_sums": (),
     **dict.fromkeys(
         (
             "hyperparameters", "clocks", "slots", "accumulators", "loss_scale", "growth_tracker",

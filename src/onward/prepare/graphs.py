@@ -49,4 +49,6 @@ class Graphs:
     @cached_property
     def _settled(self) -> Recipe | None:
         """The recipe with what depends on the forward decided, for all of its forms alike."""
-        return None if self.recipe is None else settled(self.recipe, self.forward)
+        if self.recipe is None:
+            return None
+        return settled(self.compiler.joint(self.recipe), self.forward)

@@ -18,6 +18,7 @@ from onward.differentiate.update.average_labels import average_labels
 from onward.differentiate.update.clip import clip, clip_value
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.leave import leave
+from onward.differentiate.update.local_sums import local_gradients, local_loss
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
 from onward.differentiate.update.skip_nonfinite import skip_nonfinite
@@ -30,6 +31,7 @@ log = logging.getLogger("onward")
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     accumulate,  # first: later passes see the gradient of the whole window
+    local_gradients,  # after accumulate, whose sums are of one rank; later passes read all ranks'
     scale_loss,  # before clip, which needs the norm of unscaled gradients
     # before clip too; after scale_loss, which multiplies whatever reads a cotangent
     average_labels,
@@ -38,7 +40,8 @@ UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     clip_value,  # after skip_nonfinite, from which it would hide infinite gradients
     move_loss_scale,  # needs to know whether gradients are finite
     leave,  # reads the factor that the passes before have computed
-    apply,  # last: reads what all others have left
+    apply,  # reads what all others have left
+    local_loss,  # last: nothing else may read the loss before its gradient is computed
 )
 
 
@@ -76,11 +79,17 @@ def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
 def settled(recipe: Recipe, forward: Graph) -> Recipe:
     """Returns the recipe for this forward with its `average` decided, on "labels" only where the
     loss is a mean over labels. Raises OnwardError where it must be and is not."""
-    if recipe.average == "micro_batches" or not recipe.accumulate:
+    if recipe.average == "micro_batches" or not (recipe.accumulate or recipe.joint):
         return replace(recipe, average="micro_batches")
     reason = obstacle(forward)
     if reason is None:
         return replace(recipe, average="labels")
+    if recipe.joint:
+        raise OnwardError(
+            f"ranks that share a batch need a loss that is a mean over its labels: {reason}; fix: "
+            "write it as (losses * mask).sum() / mask.sum(), or take the mean of the losses of "
+            'all ranks by gradient_accumulation_average="micro_batches"'
+        )
     if recipe.average == "labels":
         raise OnwardError(
             f'gradient_accumulation_average="labels" needs a loss that is a mean: {reason}; fix: '

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from onward.differentiate.loss_sum import bounded, unbounded
 from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.local_sums import local_sum
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, type_of
@@ -34,6 +35,8 @@ def average_labels(gradients: Gradients, recipe: Recipe) -> None:
         for key in ("unit", "labels", "loss")
     }
     counted = early.cast(early.reshape(unbounded(divisor), ()), DType.DOUBLE)
+    if recipe.joint:
+        counted = local_sum(gradients, early, "labels", counted)
     unit = early.Where(early.Greater(held["unit"], 0.0), held["unit"], counted)
     labels = early.Add(held["labels"], counted)
     whole = bounded(early, divisor, labels)
@@ -44,6 +47,9 @@ def average_labels(gradients: Gradients, recipe: Recipe) -> None:
     gradients.scale_update(b.Div(safe, b.Mul(weight, _or_one(b, whole))))
     # written last: the loss and its gradient are one op, which nothing may read before
     wide = b.cast(total, DType.DOUBLE)
+    if recipe.joint:
+        wide = local_sum(gradients, b, "loss", wide)
+        divisor = bounded(early, divisor, counted)
     mean = b.cast(b.Div(wide, divisor), type_of(total).dtype)
     graph.outputs.update({n: mean for n, value in graph.outputs.items() if value is total})
     made = {

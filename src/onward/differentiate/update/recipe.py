@@ -42,7 +42,9 @@ class Recipe:
     gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
     which it moves, which needs `skip_nonfinite`; None: 1. average: the window's loss is the mean
     over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
-    max_grad_value: the bound of each element of a gradient, up and down; None: no clipping.
+    max_grad_value: the bound of each element of a gradient, up and down; None: no clipping. joint:
+    whether several ranks share each batch, so that the step records what is summed over the samples
+    of one rank (`Signature.local_gradients`).
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -54,6 +56,7 @@ class Recipe:
     left_gradients: tuple[str, ...] = ()
     average: str = "micro_batches"
     max_grad_value: float | None = None
+    joint: bool = False
 
     @property
     def parameters(self) -> list[str]:

@@ -28,13 +28,11 @@ from onward.graph.graph import Graph, Node, Value, attributes
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
+from onward.mesh_sizes import AXES
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
 
-# Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
-# of sequences, and of layers.
-AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 REDUCTIONS = ("sum", "max", "mean")
 WAIT = "CollectiveWait"
 # collectives of several tensors, whose results may lie in the memory of their inputs
@@ -208,6 +206,6 @@ OPS = (
 )
 
 __all__ = [
-    "AXES", "IN_PLACE", "MOST", "REDUCTIONS", "STARTS", "WAIT", "broken_halves", "held_inputs",
+    "IN_PLACE", "MOST", "REDUCTIONS", "STARTS", "WAIT", "broken_halves", "held_inputs",
     "is_collective", "sequence_of",
 ]  # fmt: skip

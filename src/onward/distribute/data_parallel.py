@@ -1,0 +1,191 @@
+"""Data parallel: each rank has a share of the batch, and all ranks make the update of the whole.
+
+    every rank:   labels of its share -> labels of all ranks     before its backward needs them
+                  gradients of its share, in buckets -> sums     as each bucket becomes final
+                  sum of the losses of its share -> of all       behind the forward
+    then:         norm, clipping, finite flag, update            from equal numbers, so all alike
+
+What to exchange is recorded in the graph when the update is written (`Signature.local_gradients`
+and `local_sums`). Sums of an accumulation window stay those of one rank until its last micro-batch.
+With several axes of data, sums are first taken along `dp_shard`, whose ranks are neighbours, then
+along `dp_replicate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.mesh import Mesh
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, type_of, where
+from onward.graph.names import user_name
+from onward.graph.ops.collective import MOST
+
+DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
+BUCKET = 25 << 20  # bytes of gradients that are exchanged together, as in DistributedDataParallel
+
+
+@dataclass
+class Bucket:
+    """Gradients of one element type that are exchanged together. names: of their parameters.
+    identities: the nodes in whose place the exchange stands. after: number of the node behind which
+    all of them are final; -1 where they are inputs."""
+
+    names: list[str] = field(default_factory=list)
+    identities: list[Node] = field(default_factory=list)
+    nbytes: int = 0
+    after: int = -1
+
+    @property
+    def record(self) -> str:
+        """The first and the last parameter, and a digest of all in their order, in which ranks must
+        agree."""
+        if len(self.names) == 1:
+            return user_name(self.names[0])
+        digest = blake2b("\n".join(self.names).encode(), digest_size=4).hexdigest()
+        return f"{user_name(self.names[0])} .. {user_name(self.names[-1])} ({digest})"
+
+
+def data_parallel(
+    graph: Graph, mesh: Mesh, average: str = "labels", most_bytes: int = BUCKET
+) -> Graph:
+    """Returns a copy of a step's graph for one rank of a mesh, which computes the update of all
+    ranks' batches. average: "labels", of all ranks, by which the update divides sums of gradients;
+    or "micro_batches", of which each rank has one. most_bytes: of a bucket of gradients, which has
+    one gradient at least."""
+    graph = graph.clone()
+    signature = graph.signature
+    gradients = {n: _taken(graph, out) for n, out in signature.local_gradients.items()}
+    sums = {n: _taken(graph, out) for n, out in signature.local_sums.items()}
+    graph.signature = replace(signature, local_gradients={}, local_sums={})
+    axes = [axis for axis in DATA_AXES if mesh.size(axis) > 1]
+    exchange = Collectives(graph, mesh)
+    by = "sum" if average == "labels" else "mean"
+    if "labels" in sums:
+        _exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
+    if gradients:
+        _moved_up(graph, gradients)
+        buckets = _buckets(graph, gradients, most_bytes)
+        _exchanged_in_buckets(exchange, graph, buckets, axes, by)
+    if "loss" in sums:
+        _exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
+    return graph
+
+
+def _taken(graph: Graph, output: str) -> Node:
+    """Takes an Identity out of the graph's outputs; a result that is the same value stays."""
+    node = graph.outputs.pop(output).producer()
+    assert node is not None and node.op_type == "Identity", f"{output} is no record of a sum"
+    return node
+
+
+def _builder(graph: Graph, before: Node | None) -> Builder:
+    return Builder(graph, before, "optimizer", backward=True)
+
+
+def _replaced(graph: Graph, identity: Node, value: Value) -> None:
+    graph.replace(identity.outputs[0], value)
+    graph.remove([identity])
+
+
+def _exchanged_at_once(
+    exchange: Collectives, graph: Graph, identity: Node, axes: Sequence[str], what: str, by: str
+) -> None:
+    """Reduces one value along all axes in turn, in the place of its Identity."""
+    b, value = _builder(graph, identity), identity.inputs[0]
+    assert value is not None
+    for axis in axes:
+        [value] = exchange.run(b, "AllReduceStart", [value], axis, what, reduction=by)
+    _replaced(graph, identity, value)
+
+
+def _moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
+    """Moves the sums of a window, which were written behind the whole backward, to where the
+    gradient is final, so that its exchange runs beside the rest of the backward."""
+    for identity in gradients.values():
+        total = _maker(identity.inputs[0])
+        if total is None or where(total) != "optimizer":
+            continue
+        makers = [m for x in total.inputs if (m := _maker(x)) is not None]
+        casts = [m for m in makers if where(m) == "optimizer" and _reads_inputs(m)]
+        others = [m for m in makers if m not in casts]
+        if len(others) == 1:
+            moved = [*casts, total]
+            graph.ir.remove(moved)
+            graph.ir.insert_after(others[0], moved)
+
+
+def _maker(value: Value | None) -> Node | None:
+    return None if value is None else value.producer()
+
+
+def _reads_inputs(node: Node) -> bool:
+    """Whether a node reads nothing that other nodes make, as the cast of an accumulator."""
+    return all(_maker(x) is None for x in node.inputs)
+
+
+def _buckets(graph: Graph, gradients: dict[str, Node], most_bytes: int) -> list[Bucket]:
+    """Gradients in the order in which they become final, in buckets of one element type; the
+    buckets in the order in which the last of each is final."""
+    place = {node: i for i, node in enumerate(graph)}
+
+    def final(name: str) -> int:
+        maker = _maker(gradients[name].inputs[0])
+        return -1 if maker is None else place[maker]
+
+    open_buckets: dict[object, Bucket] = {}
+    done: list[Bucket] = []
+    for name in sorted(gradients, key=final):
+        kind = type_of(gradients[name].inputs[0])
+        bucket = open_buckets.get(kind.dtype)
+        if bucket is not None and (
+            len(bucket.names) == MOST or bucket.nbytes + kind.nbytes > most_bytes
+        ):
+            bucket = None
+        if bucket is None:
+            bucket = open_buckets[kind.dtype] = Bucket()
+            done.append(bucket)
+        bucket.names.append(name)
+        bucket.identities.append(gradients[name])
+        bucket.nbytes += kind.nbytes
+        bucket.after = final(name)
+    return sorted(done, key=lambda bucket: bucket.after)
+
+
+def _exchanged_in_buckets(
+    exchange: Collectives, graph: Graph, buckets: Sequence[Bucket], axes: Sequence[str], by: str
+) -> None:
+    """Starts the exchange of each bucket along the first axis behind its last gradient, and waits
+    for all of them before the first gradient is read. by: "sum" or "mean"."""
+    nodes = list(graph)
+    made = {y for bucket in buckets for node in bucket.identities for y in node.outputs}
+    end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
+    assert end > buckets[-1].after, "a gradient is read before all of them are final"
+    attrs = {"reduction": by}
+
+    def record(number: int, bucket: Bucket) -> str:
+        return f"gradients {number} of {len(buckets)}: {bucket.record}"
+
+    started: list[StartedCollective] = []
+    for number, bucket in enumerate(buckets, 1):
+        xs = [x for node in bucket.identities if (x := node.inputs[0]) is not None]
+        b = _builder(graph, nodes[bucket.after + 1])
+        what = record(number, bucket)
+        started.append(exchange.start(b, "AllReduceStart", xs, axes[0], what, **attrs))
+    b = _builder(graph, nodes[end] if end < len(nodes) else None)
+    for axis in axes[1:]:
+        arrived = [one.wait(b) for one in started]
+        started = [
+            exchange.start(b, "AllReduceStart", xs, axis, record(number, bucket), **attrs)
+            for number, (bucket, xs) in enumerate(zip(buckets, arrived, strict=True), 1)
+        ]
+    done = [one.wait(b) for one in started]
+    for bucket, values in zip(buckets, done, strict=True):
+        for identity, value in zip(bucket.identities, values, strict=True):
+            _replaced(graph, identity, value)
+
+
+__all__ = ["BUCKET", "DATA_AXES", "data_parallel"]

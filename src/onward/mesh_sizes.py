@@ -1,0 +1,34 @@
+"""Sizes of a mesh of ranks as users write them: `{"dp_replicate": 4}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+
+from onward.errors import refused
+
+# Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
+# of sequences, and of layers.
+AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+_EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
+
+
+def read_mesh(name: str, value: object) -> dict[str, int] | None:
+    """Reads the number of ranks along each axis, or None. Raises OnwardError where it is invalid,
+    and for an axis along which a Trainer cannot share its work."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise refused(name, value, f"the number of ranks by axis, {_EXAMPLE}, or None")
+    found: dict[str, int] = {}
+    for axis, size in value.items():
+        if axis not in AXES or isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise refused(name, value, f"1 or more ranks along axes of {', '.join(AXES)}")
+        found[axis] = int(size)
+    other = [axis for axis, size in found.items() if size > 1 and axis != "dp_replicate"]
+    if other:
+        raise refused(name, value, f"ranks along dp_replicate alone, not yet {other[0]}")
+    return found
+
+
+__all__ = ["AXES", "read_mesh"]
