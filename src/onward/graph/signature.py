@@ -56,10 +56,10 @@ class Signature:
     results of regions that no loss depends on, by the region's path; its code runs in every call
     all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
     all gradients are finite; if not, nothing that outlives the step may be written. divisor: f64[];
-    the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`). local_gradients,
-    by parameter, and local_sums, "labels" and "loss": Identities whose inputs are sums, or means,
-    over the samples of one rank, and whose readers are to get those over the samples of all ranks;
-    `distribute/data_parallel.py` writes the exchange in their place.
+    the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`).
+    local_gradients, by parameter, and local_sums, "labels" and "loss": Identities whose inputs are
+    sums, or means, over the samples of one rank, and whose readers are to get those over the
+    samples of all ranks; `distribute/data_parallel.py` writes the exchange in their place.
 
     Both. updated, accumulated: for an input, the output that is its next value: of parameters and
     slots, and of accumulators. written: the same for buffers that the forward writes, such as

@@ -1,119 +1,23 @@
 """Device code of attention in blocks (FlashAttention-2, arXiv 2307.08691); imported only where
-Triton is installed.
-
-Indices of queries and keys come as tensors that broadcast against each other, `[M,1]` and `[1,N]`
-or the other way round, so that one function masks the scores f32[M,N] and their transposes.
-"""
+Triton is installed."""
 
 from __future__ import annotations
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from onward.kernels.triton.random_device import SITE_A, SITE_B, drops, keyed, mixed
-
-HIDDEN = tl.constexpr(-3.4028234663852886e38)  # what a mask puts in the place of a score
-NO_MASK, BOOLEANS, ADDED = (tl.constexpr(n) for n in range(3))
-
-
-@triton.jit
-def _row_keys(
-    seed, offset, site, sequence, head, place, SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr
-):
-    """The two random words u32 of each query, in the shape of `place`."""
-    nothing = (place * 0).to(tl.uint32)
-    at = site.to(tl.uint32)
-    first = mixed((tl.load(seed).to(tl.uint32) ^ (at * SITE_A)) + nothing)
-    second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (at * SITE_B)) + nothing)
-    if HAS_OFFSET:
-        start = tl.load(offset)
-        if SAMPLE_DIM == 0:
-            sequence += start
-        if SAMPLE_DIM == 1:
-            head += start
-        if SAMPLE_DIM == 2:
-            place = place + start
-    first, second = keyed(first, second, sequence)
-    first, second = keyed(first, second, head)
-    return keyed(first, second, place)
-
-
-@triton.jit
-def _tanh(x):
-    e = tl.exp(-2.0 * tl.abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -t, t)
-
-
-@triton.jit
-def _capped(s, softcap, HAS_CAP: tl.constexpr):
-    return _tanh(s / softcap) * softcap if HAS_CAP else s
-
-
-@triton.jit
-def _filtered(
-    s, qi, ki, q_sequence, k_sequence, q_place, k_place, queries, keys,
-    mask, mask_row, mask_col, bias, bias_row, bias_col, fill,
-    MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, CAUSAL: tl.constexpr,
-    PACKED: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """The scores with bias and masks, -inf beyond the last key; and which of them are seen.
-
-    mask, bias: pointers to the first number of this sample and head. EDGE: whether rows beyond the
-    ends, and keys that a causal mask hides, may be among these.
-    """
-    inside = (qi < queries) & (ki < keys)
-    if HAS_BIAS:
-        row = (q_place if PACKED else qi) * bias_row
-        col = (k_place if PACKED else ki) * bias_col
-        seen = inside & (k_sequence == q_sequence) if PACKED else inside
-        s += tl.load(bias + row + col, mask=seen, other=0.0).to(tl.float32)
-    allowed = (qi >= 0) & (ki >= 0)
-    if MASK == BOOLEANS:
-        bits = tl.load(mask + qi * mask_row + ki * mask_col, mask=inside, other=1)
-        allowed = bits != 0
-    if MASK == ADDED:
-        s += tl.load(mask + qi * mask_row + ki * mask_col, mask=inside, other=0.0).to(tl.float32)
-    if PACKED:
-        allowed = q_sequence == k_sequence
-        if CAUSAL:
-            allowed = allowed & (k_place <= q_place)
-    elif CAUSAL and EDGE:
-        allowed = allowed & (ki <= qi)
-    if HAS_FILL:
-        s = tl.where(allowed, s, fill)
-    elif PACKED or MASK == BOOLEANS or (CAUSAL and EDGE):
-        s = tl.where(allowed, s, HIDDEN)
-    if EDGE or PACKED:
-        s = tl.where(ki < keys, s, float("-inf"))
-    return s, allowed
-
-
-@triton.jit
-def _places(at, i, n, PACKED: tl.constexpr, PADDING: tl.constexpr):
-    """Sequences and positions of rows i; beyond the last row the sequence is PADDING."""
-    if PACKED:
-        sequence = tl.load(at + 2 * i, mask=i < n, other=PADDING)
-        place = tl.load(at + 2 * i + 1, mask=(i < n) & (sequence >= 0), other=0)
-    else:
-        sequence = i * 0
-        place = i
-    return sequence, place
-
-
-@triton.jit
-def _rows(
-    x, row, row_stride, n, col, col_stride, COLS: tl.constexpr, PADDED: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
-    """Loads rows of x; 0 beyond the last of COLS columns and, with EDGE, beyond the last row."""
-    at = x + row.to(tl.int64) * row_stride + col * col_stride
-    if EDGE:
-        return tl.load(at, mask=(row < n) & (col < COLS), other=0.0)
-    elif COLS < PADDED:
-        return tl.load(at, mask=(row * 0 < 1) & (col < COLS), other=0.0)
-    else:
-        return tl.load(at)
+from onward.kernels.triton.random_device import drops
+from onward.kernels.triton.scores_device import (
+    ADDED,
+    BOOLEANS,
+    HIDDEN,
+    capped,
+    filtered,
+    places,
+    row_keys,
+    rows,
+    score_gradient,
+)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
@@ -129,7 +33,7 @@ def key_ranges(ranges, q_at, k_at, queries, keys, CAUSAL: tl.constexpr, ROWS: tl
     last = tl.zeros([KEYS], tl.int32)
     for start in range(0, keys, KEYS):
         i = start + tl.arange(0, KEYS)
-        sequence, place = _places(k_at, i, keys, True, -1)
+        sequence, place = places(k_at, i, keys, True, -1)
         seen = (sequence >= low) & (sequence <= high) & (sequence >= 0)
         if CAUSAL:
             seen = seen & ((sequence < high) | (place <= latest))
@@ -147,7 +51,7 @@ def query_ranges(ranges, q_at, k_at, queries, keys, CAUSAL: tl.constexpr, KEYS: 
     the last: i32[blocks,2]."""
     block = tl.program_id(0)
     k = block * KEYS + tl.arange(0, KEYS)
-    sequence, place = _places(k_at, k, keys, True, -1)
+    sequence, place = places(k_at, k, keys, True, -1)
     high = tl.max(sequence, 0)
     low = tl.min(tl.where(sequence < 0, 0x7FFFFFFF, sequence), 0)
     earliest = tl.min(tl.where(sequence == low, place, 0x7FFFFFFF), 0)
@@ -155,7 +59,7 @@ def query_ranges(ranges, q_at, k_at, queries, keys, CAUSAL: tl.constexpr, KEYS: 
     last = tl.zeros([ROWS], tl.int32)
     for start in range(0, queries, ROWS):
         i = start + tl.arange(0, ROWS)
-        asking, at = _places(q_at, i, queries, True, -2)
+        asking, at = places(q_at, i, queries, True, -2)
         sees = (asking >= low) & (asking <= high)
         if CAUSAL:
             sees = sees & ((asking > low) | (at >= earliest))
@@ -180,13 +84,13 @@ def _forward_blocks(
     w, e, count = tl.arange(0, W), tl.arange(0, E), tl.arange(0, KEYS)
     for start in range(low, high, KEYS):
         ki = start + count
-        k_sequence, k_place = _places(k_at, ki, keys, PACKED, -1)
-        turned = _rows(
+        k_sequence, k_place = places(k_at, ki, keys, PACKED, -1)
+        turned = rows(
             k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED
         )  # [W,N]
         s = tl.dot(q, turned, input_precision=PRECISION) * scale
-        s = _capped(s, softcap, HAS_CAP)
-        s, _ = _filtered(
+        s = capped(s, softcap, HAS_CAP)
+        s, _ = filtered(
             s, qi[:, None], ki[None, :], q_sequence[:, None], k_sequence[None, :],
             q_place[:, None], k_place[None, :], queries, keys, mask, mask_row, mask_col,
             bias, bias_row, bias_col, fill, MASK, HAS_BIAS, HAS_FILL, CAUSAL, PACKED, EDGE,
@@ -198,7 +102,7 @@ def _forward_blocks(
         total = total * fading + tl.sum(p, 1)
         if DROPS:
             p = tl.where(drops(first[:, None], second[:, None], k_place[None, :], BOUND), 0.0, p)
-        content = _rows(
+        content = rows(
             v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, EDGE or PACKED
         )  # [N,E]
         acc = acc * fading[:, None]
@@ -235,14 +139,12 @@ def attention(
     numbers = (sample * heads + head) * queries
     qi = block * ROWS + tl.arange(0, ROWS)
     w, e = tl.arange(0, W), tl.arange(0, E)
-    q_sequence, q_place = _places(q_at, qi, queries, PACKED, -2)
+    q_sequence, q_place = places(q_at, qi, queries, PACKED, -2)
     first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
     if DROPS:
         counted = q_sequence if PACKED else sample + q_place * 0
-        first, second = _row_keys(
-            seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET
-        )
-    asked = _rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
+        first, second = row_keys(seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET)
+    asked = rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
     acc = tl.zeros([ROWS, E], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -298,46 +200,10 @@ def deltas(
     e = tl.arange(0, E)[None, :]
     dy += sample * dy_sample + head * dy_head
     y += sample * y_sample + head * y_head
-    given = _rows(dy, qi[:, None], dy_row, queries, e, dy_col, VALUES, E, True).to(tl.float32)
-    result = _rows(y, qi[:, None], y_row, queries, e, y_col, VALUES, E, True).to(tl.float32)
+    given = rows(dy, qi[:, None], dy_row, queries, e, dy_col, VALUES, E, True).to(tl.float32)
+    result = rows(y, qi[:, None], y_row, queries, e, y_col, VALUES, E, True).to(tl.float32)
     at = (sample * heads + head) * queries + qi
     tl.store(delta + at, tl.sum(given * result, 1), mask=qi < queries)
-
-
-@triton.jit
-def _score_gradient(
-    s, dp, qi, ki, q_sequence, k_sequence, q_place, k_place, peak, inverse, delta, first, second,
-    queries, keys, mask, mask_row, mask_col, bias, bias_row, bias_col,
-    keep_scale, softcap, fill,
-    MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, HAS_CAP: tl.constexpr,
-    DROPS: tl.constexpr, BOUND: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
-    """From scores and `dy v^T`: the probabilities after dropout, the gradient of the masked scores,
-    and that of the products. peak, inverse total, delta: of queries, as `qi`."""
-    raw = _capped(s, softcap, HAS_CAP)
-    masked, allowed = _filtered(
-        raw, qi, ki, q_sequence, k_sequence, q_place, k_place, queries, keys,
-        mask, mask_row, mask_col, bias, bias_row, bias_col, fill,
-        MASK, HAS_BIAS, HAS_FILL, CAUSAL, PACKED, EDGE,
-    )  # fmt: skip
-    finite = tl.where(peak == float("-inf"), 0.0, peak)
-    p = tl.exp(masked - finite) * inverse
-    if (PACKED or MASK == BOOLEANS or (CAUSAL and EDGE)) and not HAS_FILL:
-        p = tl.where(allowed, p, 0.0)
-    dropped = p
-    if DROPS:
-        gone = drops(first, second, k_place, BOUND)
-        dropped = tl.where(gone, 0.0, p * keep_scale)
-        dp = tl.where(gone, 0.0, dp * keep_scale)
-    ds = p * (dp - delta)
-    if HAS_FILL:
-        ds = tl.where(allowed, ds, 0.0)
-    products = ds
-    if HAS_CAP:
-        share = raw / softcap
-        products = ds * (1.0 - share * share)
-    return dropped, ds, products
 
 
 @triton.jit
@@ -354,16 +220,16 @@ def _query_blocks(
     w, e, count = tl.arange(0, W), tl.arange(0, E), tl.arange(0, KEYS)
     for start in range(low, high, KEYS):
         ki = start + count
-        k_sequence, k_place = _places(k_at, ki, keys, PACKED, -1)
-        turned = _rows(
+        k_sequence, k_place = places(k_at, ki, keys, PACKED, -1)
+        turned = rows(
             k, ki[None, :], k_row, keys, w[:, None], k_col, WIDTH, W, EDGE or PACKED
         )  # [W,N]
-        values = _rows(
+        values = rows(
             v, ki[None, :], v_row, keys, e[:, None], v_col, VALUES, E, EDGE or PACKED
         )  # [E,N]
         s = tl.dot(asked, turned, input_precision=PRECISION) * scale
         dp = tl.dot(given, values, input_precision=PRECISION)
-        _, _, ds = _score_gradient(
+        _, _, ds = score_gradient(
             s, dp, qi[:, None], ki[None, :], q_sequence[:, None], k_sequence[None, :],
             q_place[:, None], k_place[None, :], peak[:, None], (1.0 / total)[:, None],
             delta[:, None],
@@ -405,15 +271,13 @@ def query_gradient(
     numbers = (sample * heads + head) * queries
     qi = block * ROWS + tl.arange(0, ROWS)
     w, e = tl.arange(0, W), tl.arange(0, E)
-    q_sequence, q_place = _places(q_at, qi, queries, PACKED, -2)
+    q_sequence, q_place = places(q_at, qi, queries, PACKED, -2)
     first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
     if DROPS:
         counted = q_sequence if PACKED else sample + q_place * 0
-        first, second = _row_keys(
-            seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET
-        )
-    asked = _rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
-    given = _rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
+        first, second = row_keys(seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET)
+    asked = rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
+    given = rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
     peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0)
     total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0)
     sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0)
@@ -463,23 +327,21 @@ def _key_blocks(
     w, e, count = tl.arange(0, W), tl.arange(0, E), tl.arange(0, ROWS)
     for start in range(low, high, ROWS):
         qi = start + count
-        q_sequence, q_place = _places(q_at, qi, queries, PACKED, -2)
-        turned = _rows(q, qi[None, :], q_row, queries, w[:, None], q_col, WIDTH, W, True)  # [W,M]
-        given = _rows(
-            dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True
-        )  # [M,E]
+        q_sequence, q_place = places(q_at, qi, queries, PACKED, -2)
+        turned = rows(q, qi[None, :], q_row, queries, w[:, None], q_col, WIDTH, W, True)  # [W,M]
+        given = rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
         peak = tl.load(peaks + qi, mask=qi < queries, other=0.0)
         total = tl.load(totals + qi, mask=qi < queries, other=1.0)
         sums = tl.load(delta + qi, mask=qi < queries, other=0.0)
         first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
         if DROPS:
             counted = q_sequence if PACKED else sample + q_place * 0
-            first, second = _row_keys(
+            first, second = row_keys(
                 seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET
             )
         s = tl.dot(keyed_rows, turned, input_precision=PRECISION) * scale
         dp = tl.dot(values, tl.trans(given), input_precision=PRECISION)
-        p, _, ds = _score_gradient(
+        p, _, ds = score_gradient(
             s, dp, qi[None, :], ki[:, None], q_sequence[None, :], k_sequence[:, None],
             q_place[None, :], k_place[:, None], peak[None, :], (1.0 / total)[None, :],
             sums[None, :],
@@ -519,9 +381,9 @@ def key_gradient(
     dv += sample * dv_sample + group * dv_head
     ki = block * KEYS + tl.arange(0, KEYS)
     w, e = tl.arange(0, W), tl.arange(0, E)
-    k_sequence, k_place = _places(k_at, ki, keys, PACKED, -1)
-    content = _rows(k, ki[:, None], k_row, keys, w[None, :], k_col, WIDTH, W, True)  # [N,W]
-    values = _rows(v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, True)  # [N,E]
+    k_sequence, k_place = places(k_at, ki, keys, PACKED, -1)
+    content = rows(k, ki[:, None], k_row, keys, w[None, :], k_col, WIDTH, W, True)  # [N,W]
+    values = rows(v, ki[:, None], v_row, keys, e[None, :], v_col, VALUES, E, True)  # [N,E]
     dk_sum, dv_sum = tl.zeros([KEYS, W], tl.float32), tl.zeros([KEYS, E], tl.float32)
     if PACKED:
         low = tl.load(ranges + 2 * block) // ROWS * ROWS
@@ -595,25 +457,25 @@ def bias_gradient(
     for i in range(samples):
         sample = own * samples + i
         numbers = (sample * heads + head) * queries
-        asked = _rows(q + sample * q_sample + head * q_head, qi[:, None], q_row, queries,
+        asked = rows(q + sample * q_sample + head * q_head, qi[:, None], q_row, queries,
                       w[None, :], q_col, WIDTH, W, True)  # fmt: skip
-        given = _rows(dy + sample * dy_sample + head * dy_head, qi[:, None], dy_row, queries,
+        given = rows(dy + sample * dy_sample + head * dy_head, qi[:, None], dy_row, queries,
                       e[None, :], dy_col, VALUES, E, True)  # fmt: skip
-        turned = _rows(k + sample * k_sample + head // shared * k_head, ki[None, :], k_row, keys,
+        turned = rows(k + sample * k_sample + head // shared * k_head, ki[None, :], k_row, keys,
                        w[:, None], k_col, WIDTH, W, True)  # fmt: skip
-        values = _rows(v + sample * v_sample + head // shared * v_head, ki[None, :], v_row, keys,
+        values = rows(v + sample * v_sample + head // shared * v_head, ki[None, :], v_row, keys,
                        e[:, None], v_col, VALUES, E, True)  # fmt: skip
         peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0)
         total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0)
         sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0)
         first, second = qi.to(tl.uint32), qi.to(tl.uint32)
         if DROPS:
-            first, second = _row_keys(
+            first, second = row_keys(
                 seed, offset, site, sample + qi * 0, head, qi, SAMPLE_DIM, HAS_OFFSET
             )
         s = tl.dot(asked, turned, input_precision=PRECISION) * scale
         dp = tl.dot(given, values, input_precision=PRECISION)
-        _, ds, _ = _score_gradient(
+        _, ds, _ = score_gradient(
             s, dp, qi[:, None], ki[None, :], qi[:, None], ki[None, :], qi[:, None], ki[None, :],
             peak[:, None], (1.0 / total)[:, None], sums[:, None], first[:, None], second[:, None],
             queries, keys, mask + sample * mask_sample + head * mask_head, mask_row, mask_col,
