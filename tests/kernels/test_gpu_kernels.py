@@ -9,8 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from after_forward import after_forward
 from kernel_calls import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
-from op_cases import CASES, ONWARD_CASES, OpCase, after_forward, cases_of
+from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
 from test_host_reads import BAD
 
 from onward.graph.types import DType

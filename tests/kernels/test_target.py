@@ -20,7 +20,17 @@ from onward.graph.check import check
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, array_of, type_of
 from onward.graph.types import DType, Type, parse_type, symbol
-from onward.kernels import KERNELS, Kernel, KernelSpec, Rates, Refusal, Target, host, kernel_for
+from onward.kernels import (
+    KERNELS,
+    TRITON,
+    Kernel,
+    KernelSpec,
+    Rates,
+    Refusal,
+    Target,
+    host,
+    kernel_for,
+)
 from onward.kernels.fingerprint import fingerprint
 from onward.kernels.rates import rates_of_gpu
 from onward.plan import Fusible, make_plan
@@ -80,7 +90,10 @@ def test_sizes_that_are_names_change_no_answer(case: OpCase) -> None:
         return t.with_shape(symbol(f"N{n}") if isinstance(n, int) and n > 1 else n for n in t.shape)
 
     for kernel in KERNELS.get(case.op, ()):
-        assert kernel.unsupported(spec.mapped(named)) == kernel.unsupported(spec), kernel.name
+        open_sizes = kernel.unsupported(spec.mapped(named))
+        if kernel in TRITON.get(case.op, ()) and (open_sizes or "").startswith("an open "):
+            continue  # numbers and widths of heads, which no batch changes, are compiled in
+        assert open_sizes == kernel.unsupported(spec), kernel.name
     assert isinstance(kernel_for(spec.mapped(named), NATIVE), Kernel) == isinstance(
         kernel_for(spec, NATIVE), Kernel
     )

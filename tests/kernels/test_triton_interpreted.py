@@ -74,7 +74,7 @@ def test_every_kernel_has_checks_in_both_dtypes() -> None:
         if not any(op in name.replace("-", " ").split() and name.endswith(f" {dtype}")
                    for name in CHECKS)
     }  # fmt: skip
-    # their operands beside x and dy, or g, are f32
+    # norms and Adam take f32 operands beside x and dy, or g
     beside = {"AdamUpdate", "AddLayerNormalization", "AddLayerNormalizationGrad",
               "LayerNormalization", "LayerNormalizationGrad"}  # fmt: skip
     assert missing <= {(op, "float16") for op in beside}

@@ -471,10 +471,10 @@ def test_attention_that_the_kernel_does_not_cover_stays() -> None:
     )
     before = ops(graph)
     why = reasons(flash_attention, graph, Fusible(Target(instructions="plain")))
-    kernel = "FlashAttention: native.attention: "
+    kernel, other = "FlashAttention: native.attention: ", "; triton.attention: not on cpu"
     assert why == [
-        f"{kernel}an added mask and a causal one",
-        "sequences share keys", f"{kernel}3 dims",
+        f"{kernel}an added mask and a causal one{other}",
+        "sequences share keys", f"{kernel}3 dims{other}",
     ]  # fmt: skip
     assert ops(graph) == before
 

@@ -15,7 +15,6 @@ import numpy as np
 from update_operands import sample
 
 from onward.graph.build import Builder
-from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value
 from onward.graph.ops import OWN
 from onward.graph.types import DType, Type, parse_type
@@ -94,7 +93,7 @@ class OpCase:
                 case Known(array):
                     values.append(graph.constant(_typed(array, dtype)))
                 case _:
-                    array = self._draw(i, dtype)
+                    array = self.drawn(i, dtype)
                     type = Type(DType.from_numpy(array.dtype), array.shape)
                     values.append(graph.input(f"x{i}", type, Role.BATCH))
         made = Builder(graph, module="model.layer").node(self.op, values, self.attrs)
@@ -104,7 +103,7 @@ class OpCase:
 
     def feeds(self, dtype: DType = DType.FLOAT) -> dict[str, np.ndarray]:
         return {
-            f"x{i}": self._draw(i, dtype)
+            f"x{i}": self.drawn(i, dtype)
             for i, item in enumerate(self.inputs)
             if item is not None and not isinstance(item, Known)
         }
@@ -114,7 +113,7 @@ class OpCase:
         """Names of the inputs that are real numbers."""
         return [f"x{i}" for i, item in enumerate(self.inputs) if isinstance(item, Real)]
 
-    def _draw(self, i: int, dtype: DType) -> np.ndarray:
+    def drawn(self, i: int, dtype: DType) -> np.ndarray:
         rng = np.random.default_rng([zlib.crc32(self.label.encode()), i])
         match self.inputs[i]:
             case Real(shape, low, high, accumulated):
@@ -594,29 +593,3 @@ def stopped(b: Builder, x: Value) -> Value:
     """`x`, through which no gradient passes: what a capture makes of `detach`."""
     y: Value = b.StopGradient(x)
     return y
-
-
-def after_forward(case: OpCase) -> OpCase:
-    """A call of FlashAttentionGrad whose y, highest scores and totals are those of the forward, and
-    one of MaxPoolGrad with indices that a forward finds; any other call as it is. Kernels may take
-    a row's sum of dy * y for that of its probabilities' gradients, and look for an element only in
-    the windows that hold it."""
-    if case.op == "MaxPoolGrad":
-        attrs = {k: v for k, v in case.attrs.items() if k != "sizes"}
-        dy, index = case.inputs
-        assert isinstance(dy, Real) and isinstance(index, Given)
-        x = Real((*index.array.shape[:2], *case.attrs["sizes"]))
-        pool = OpCase("MaxPool", (x,), attrs, case.label)
-        _, found = evaluate(pool.graph(), pool.feeds()).values()
-        return OpCase(case.op, (dy, Given(np.asarray(found))), case.attrs, case.label)
-    if case.op != "FlashAttentionGrad":
-        return case
-    drawn = [
-        *(None if x is None else case._draw(i, DType.FLOAT) for i, x in enumerate(case.inputs))
-    ]
-    given = tuple(None if x is None else Given(x) for x in drawn)
-    at = (*given, *[None] * 13)[10:13]
-    forward = OpCase("FlashAttention", (*given[1:7], *at), case.attrs, case.label)
-    found = evaluate(forward.graph(), forward.feeds())
-    saved = tuple(Given(np.asarray(y)) for y in found.values())
-    return OpCase(case.op, (*given[:7], *saved, *given[10:]), case.attrs, case.label)

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from after_forward import after_forward
 from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
-from op_cases import CASES, ONWARD_CASES, Given, OpCase, after_forward
+from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
 
 from onward.graph.evaluate import evaluate
@@ -243,7 +244,7 @@ for _call, _sharing in (*_LARGE, *_ROWS):
 
 
 def kept_of(sizes: tuple[int, ...], attrs: dict[str, Any]) -> np.ndarray:
-    """Which probabilities the body of Dropout keeps."""
+    """Returns a mask of the probabilities that the body of Dropout keeps."""
     ones = Given(np.ones(sizes, np.float32))
     attrs = {name: attrs[name] for name in ("ratio", "site", "sample_dim")}
     case = OpCase("Dropout", (ones, Given(SEED.numpy()), Given(np.array(7))), attrs)

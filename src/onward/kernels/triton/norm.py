@@ -44,7 +44,9 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if not 1 < _rank(spec) <= 5:
         return f"{_rank(spec)} dims"
     features = _features(spec)
-    if not isinstance(features, int) or not 0 < features <= _WIDEST:
+    if not isinstance(features, int):
+        return "an open width"
+    if not 0 < features <= _WIDEST:
         return f"rows of more than {_WIDEST} numbers"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "ratio 1"
@@ -83,7 +85,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     """Each program's sums for dscale and dbias, f32[programs, 2, D]."""
     rows, features = product(spec.outputs[0].shape[:-1]), _features(spec)
     assert isinstance(rows, int)
-    # as many as there may be for fewer rows
+    # a batch of fewer rows may have as many programs, never more
     programs = min(_PROGRAMS, max(1, math.ceil(rows / _tile(features)[1])))
     return [Type(DType.FLOAT, (programs, 2, features))]
 
