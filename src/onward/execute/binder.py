@@ -218,15 +218,18 @@ class Binder:
 
     @cached_property
     def _together(self) -> list[range]:
-        """Runs of launches that are bound as one (`Kernel.together`), each before or behind the
+        """Runs of launches that are bound as one (a kernel's `together`), each before or behind the
         commit."""
         runs: list[range] = []
         for i, launch in enumerate(self.plan.launches):
             if launch.kernel.together is None or not launch.is_static or launch.flag is not None:
                 continue
             last = runs[-1] if runs else None
-            follows = last is not None and last.stop == i != self.plan.commit
-            if follows and self.plan.launches[last.start].kernel is launch.kernel:
+            if (
+                last is not None
+                and last.stop == i != self.plan.commit
+                and self.plan.launches[last.start].kernel is launch.kernel
+            ):
                 runs[-1] = range(last.start, i + 1)
             else:
                 runs.append(range(i, i + 1))

@@ -142,9 +142,10 @@ def _call(args: KernelArguments) -> _Call:
     logits, label, ignored, share, nll = args.scratch[:5]
     gradients = [*args.scratch, logits][5]
     logits, gradients = logits[:, : w.shape[0]], gradients[:, : w.shape[0]]
+    dx, dw, dbias = [*outputs, None, None, None][:3]
     return _Call(
-        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], logits, label,
-        ignored, share, nll, gradients, (args.flag[0], args.flag[1]),
+        x, w, bias, labels, weight, dloss, loss, dx, dw, dbias, logits, label, ignored, share, nll,
+        gradients, (args.flag[0], args.flag[1]),
     )  # fmt: skip
 
 
