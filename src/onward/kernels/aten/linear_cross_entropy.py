@@ -95,8 +95,8 @@ def weigh_labels(
 
 
 @dataclass(frozen=True)
-class _Call:
-    """The tensors that one launch reads, writes and uses as scratch."""
+class HeadOperands:
+    """The operands of one of the three ops, by name; absent ones are None."""
 
     x: Tensor  # f[N,D]
     w: Tensor  # f[V,D]
@@ -108,6 +108,28 @@ class _Call:
     dx: Tensor | None  # f[N,D]
     dw: Tensor | None  # f[V,D]
     dbias: Tensor | None  # f[V]
+
+    @property
+    def classes(self) -> int:
+        return self.w.shape[0]
+
+
+def head_operands(args: KernelArguments) -> HeadOperands:
+    """Names the operands of a call."""
+    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
+    with_loss = outputs[0].dim() == 0  # the loss, if computed, is the first output
+    dloss = inputs.pop(0) if len(outputs) > 1 else None
+    loss = outputs.pop(0) if with_loss else None
+    x, w, bias, labels, weight = inputs[:5]
+    assert x is not None and w is not None and labels is not None
+    dx, dw, dbias = [*outputs, None, None, None][:3]
+    return HeadOperands(x, w, bias, labels, weight, dloss, loss, dx, dw, dbias)
+
+
+@dataclass(frozen=True)
+class _Call(HeadOperands):
+    """The tensors that one launch reads, writes and uses as scratch."""
+
     block: Tensor  # f[R,V]
     label: Tensor  # i64[N]: the labels; 0 where ignored, some valid class where out of range
     ignored: Tensor  # b[N]
@@ -119,10 +141,6 @@ class _Call:
     smoothing: float
 
     @property
-    def classes(self) -> int:
-        return self.w.shape[0]
-
-    @property
     def even(self) -> float:
         """The probability that smoothing gives to every class."""
         return self.smoothing / self.classes
@@ -132,14 +150,10 @@ class _Call:
 
 
 def _call(args: KernelArguments) -> _Call:
-    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
-    with_loss = outputs[0].dim() == 0  # the loss, if computed, is the first output
-    dloss = inputs.pop(0) if len(outputs) > 1 else None
-    loss = outputs.pop(0) if with_loss else None
-    x, w, bias, labels, weight = inputs[:5]
-    assert x is not None and w is not None and labels is not None
+    block, label, ignored, share, nll = args.scratch
     return _Call(
-        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], *args.scratch,
+        **vars(head_operands(args)), block=block, label=label, ignored=ignored, share=share,
+        nll=nll,
         ends=(args.flag[0], args.flag[1]), ignore_index=int(args.attrs["ignore_index"]),
         mean=args.attrs["reduction"] == "mean",
         smoothing=float(args.attrs.get("label_smoothing", 0.0)),

@@ -16,7 +16,6 @@ Microseconds of 8 x 16 heads x 1024 x 64, causal, bf16, on one NVIDIA H200 (torc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 
 from onward.graph.ops.random import threshold
 from onward.graph.types import LOW, DType, Type
+from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.random import where
 
@@ -32,7 +32,7 @@ _RANGED = 1024  # coordinates that are read at once
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockSizes:
     """Sizes of a kernel's blocks. rows: of queries; keys: of keys."""
 
     rows: int
@@ -44,20 +44,20 @@ class Blocks:
 # By a head's padded width: blocks of the forward, of dq, and of dk and dv. The bias's gradient has
 # dq's.
 _LOW = {
-    16: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
-    64: (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2)),
-    128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    256: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    16: (BlockSizes(64, 64, 4, 3), BlockSizes(64, 32, 4, 3), BlockSizes(64, 64, 4, 2)),
+    64: (BlockSizes(64, 64, 4, 3), BlockSizes(64, 32, 4, 3), BlockSizes(64, 64, 4, 2)),
+    128: (BlockSizes(128, 64, 8, 2), BlockSizes(64, 64, 4, 2), BlockSizes(64, 64, 4, 2)),
+    256: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 1), BlockSizes(32, 32, 4, 1)),
 }
 _FULL = {
-    16: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    64: (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    128: (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
-    256: (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    16: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 2)),
+    64: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 2)),
+    128: (BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 1), BlockSizes(32, 32, 4, 1)),
+    256: (BlockSizes(16, 16, 4, 1), BlockSizes(16, 16, 4, 1), BlockSizes(16, 16, 4, 1)),
 }
 
 
-def _blocks(low: bool, width: int, values: int) -> tuple[Blocks, Blocks, Blocks]:
+def _blocks(low: bool, width: int, values: int) -> tuple[BlockSizes, BlockSizes, BlockSizes]:
     """Returns the blocks of the forward, of dq, and of dk and dv, for q f[B,H,Q,width] and
     v f[B,G,S,values]."""
     padded = max(_padded(width), _padded(values))
@@ -186,17 +186,9 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
     )  # fmt: skip
 
 
-def _sized(blocks: Blocks) -> dict[str, Any]:
+def _sized(blocks: BlockSizes) -> dict[str, Any]:
     return {"ROWS": blocks.rows, "KEYS": blocks.keys, "num_warps": blocks.warps,
             "num_stages": blocks.stages}  # fmt: skip
-
-
-def _one_after_the_other(*launches: Callable[[], Any]) -> Launch:
-    def launch() -> None:
-        for each in launches:
-            each()
-
-    return launch
 
 
 def _bind(args: KernelArguments) -> Launch:
@@ -226,7 +218,7 @@ def _bind(args: KernelArguments) -> Launch:
         find[(count,)](ranges, q_at, k_at, *call.sizes, CAUSAL=call.flags["CAUSAL"],
                        ROWS=blocks.rows, KEYS=_RANGED)  # fmt: skip
 
-    return _one_after_the_other(ranged, attend)
+    return in_order([ranged, attend])
 
 
 def _bind_grad(args: KernelArguments) -> Launch:
@@ -268,7 +260,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
             *call.numbers, PACKED=call.packed, **call.flags, **_sized(of_k),
         )  # fmt: skip
 
-    launches = [delta_of_rows, of_queries, of_keys]
+    launches: list[Launch] = [delta_of_rows, of_queries, of_keys]
     if call.packed:
         causal = call.flags["CAUSAL"]
         keys_of, queries_of = device.key_ranges, device.query_ranges
@@ -294,7 +286,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
             )  # fmt: skip
 
         launches.append(of_biases)
-    return _one_after_the_other(*launches)
+    return in_order(launches)
 
 
 KERNELS: dict[str, Kernel] = {

@@ -22,13 +22,10 @@ def _unsupported(spec: KernelSpec) -> str | None:
 def _bind(args: KernelArguments) -> Launch:
     from onward.kernels.triton import multi_tensor_device as device
 
-    types: dict[torch.dtype, Any] = {
-        torch.float32: device.FLOAT, torch.float16: device.FLOAT16, torch.bfloat16: device.BFLOAT16,
-    }  # fmt: skip
     given = [g for g in args.inputs[1:] if g is not None and g.numel()]
     groups = [
-        (*tables([[g] for g in given if g.dtype == dtype]), types[dtype])
-        for dtype in types
+        (*tables([[g] for g in given if g.dtype == dtype]), element)
+        for dtype, element in device.ELEMENTS.items()
         if any(g.dtype == dtype for g in given)
     ]
     y = args.y

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from onward.graph.types import LOW, DType, Type
-from onward.kernels.aten.linear_cross_entropy import blocks_of, no_such_class, weigh_labels
+from onward.kernels.aten.linear_cross_entropy import (
+    HeadOperands,
+    blocks_of,
+    head_operands,
+    no_such_class,
+    weigh_labels,
+)
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.random import where
 
@@ -103,19 +109,10 @@ def add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """The tensors that one launch reads, writes and uses as scratch; absent ones are None."""
+class _Call(HeadOperands):
+    """The tensors that one launch reads, writes and uses as scratch. Bias, weights, losses, dw and
+    dbias are f32 whatever the type of x."""
 
-    x: Tensor  # f[N,D]
-    w: Tensor  # f[V,D]
-    bias: Tensor | None  # f32[V]
-    labels: Tensor  # i64[N]
-    weight: Tensor | None  # f32[V]
-    dloss: Tensor | None  # f32[]
-    loss: Tensor | None  # f32[]
-    dx: Tensor | None  # f[N,D]
-    dw: Tensor | None  # f32[V,D]
-    dbias: Tensor | None  # f32[V]
     logits: Tensor  # f32[R,V]
     label: Tensor  # i64[N]
     ignored: Tensor  # b[N]
@@ -124,28 +121,18 @@ class _Call:
     gradients: Tensor  # f[R,V]; the logits themselves in fp32. Rows are `padded(V)` apart
     ends: tuple[Tensor, Tensor]
 
-    @property
-    def classes(self) -> int:
-        return self.w.shape[0]
-
     def blocks(self) -> Iterator[slice]:
         return blocks_of(self.x.shape[0], self.logits.shape[0])
 
 
 def _call(args: KernelArguments) -> _Call:
-    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
-    with_loss = outputs[0].dim() == 0  # the loss, if computed, is the first output
-    dloss = inputs.pop(0) if len(outputs) > 1 else None
-    loss = outputs.pop(0) if with_loss else None
-    x, w, bias, labels, weight = inputs[:5]
-    assert x is not None and w is not None and labels is not None
+    given = head_operands(args)
     logits, label, ignored, share, nll = args.scratch[:5]
     gradients = [*args.scratch, logits][5]
-    logits, gradients = logits[:, : w.shape[0]], gradients[:, : w.shape[0]]
-    dx, dw, dbias = [*outputs, None, None, None][:3]
     return _Call(
-        x, w, bias, labels, weight, dloss, loss, dx, dw, dbias, logits, label, ignored, share, nll,
-        gradients, (args.flag[0], args.flag[1]),
+        **vars(given), logits=logits[:, : given.classes], label=label, ignored=ignored,
+        share=share, nll=nll, gradients=gradients[:, : given.classes],
+        ends=(args.flag[0], args.flag[1]),
     )  # fmt: skip
 
 

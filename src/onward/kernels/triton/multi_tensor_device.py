@@ -6,10 +6,15 @@ elements; `blocks` i32[P,2] tells each program its row of the table and its bloc
 
 from __future__ import annotations
 
+import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-FLOAT, FLOAT16, BFLOAT16 = tl.float32, tl.float16, tl.bfloat16
+ELEMENTS = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
 
 
 @triton.jit

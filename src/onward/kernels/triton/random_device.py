@@ -27,6 +27,16 @@ def mixed(x):
 
 
 @triton.jit
+def seeded(seed, site, index):
+    """The two words u32 that rows of a site begin with, in the shape of `index`."""
+    place_in_model = site.to(tl.uint32)
+    nothing = (index * 0).to(tl.uint32)
+    first = mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
+    second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
+    return first, second
+
+
+@triton.jit
 def keyed(first, second, index):
     """Takes one more index into the two words u32 of a row."""
     word = index.to(tl.uint32)
@@ -57,10 +67,7 @@ def row_words(
     inner3 = n3.to(tl.int64)
     inner2 = n2 * inner3
     inner1 = n1 * inner2
-    place_in_model = site.to(tl.uint32)
-    nothing = (row * 0).to(tl.uint32)
-    first = mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
-    second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
+    first, second = seeded(seed, site, row)
     start = tl.zeros([1], tl.int64)
     if HAS_OFFSET:
         start = start + tl.load(offset)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from onward.kernels.triton.random_device import SITE_A, SITE_B, drops, keyed, mixed
+from onward.kernels.triton.random_device import drops, keyed, seeded
 
 HIDDEN = tl.constexpr(-3.4028234663852886e38)  # what a mask puts in the place of a score
-NO_MASK, BOOLEANS, ADDED = (tl.constexpr(n) for n in range(3))
+BOOLEANS, ADDED = tl.constexpr(1), tl.constexpr(2)  # kinds of masks; 0: none
 
 
 @triton.jit
@@ -21,10 +21,7 @@ def row_keys(
     seed, offset, site, sequence, head, place, SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr
 ):
     """The two random words u32 of each query, in the shape of `place`."""
-    nothing = (place * 0).to(tl.uint32)
-    at = site.to(tl.uint32)
-    first = mixed((tl.load(seed).to(tl.uint32) ^ (at * SITE_A)) + nothing)
-    second = mixed((tl.load(seed + 1).to(tl.uint32) ^ (at * SITE_B)) + nothing)
+    first, second = seeded(seed, site, place)
     if HAS_OFFSET:
         start = tl.load(offset)
         if SAMPLE_DIM == 0:

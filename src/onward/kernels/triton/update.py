@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onward.graph.types import LOW, DType
+from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.multi_tensor import SIZE, tables
 from onward.kernels.triton.random import where
@@ -40,13 +41,7 @@ def _together(calls: Sequence[KernelArguments]) -> Launch:
             kind = (call.x(1).dtype, len(call.outputs), call.attrs["decoupled"])
             key = (*kind, hyper, None if scale is None else scale.data_ptr())
             groups.setdefault(key, []).append(call)
-    launches = [_launch(group) for group in groups.values()]
-
-    def launch() -> None:
-        for each in launches:
-            each()
-
-    return launches[0] if len(launches) == 1 else launch
+    return in_order([_launch(group) for group in groups.values()])
 
 
 def _launch(calls: Sequence[KernelArguments]) -> Launch:
@@ -57,12 +52,10 @@ def _launch(calls: Sequence[KernelArguments]) -> Launch:
     table, blocks, aligned = tables(rows)
     hyper, scale = [first.x(i) for i in _HYPER], _scale(first)
     decoupled = bool(first.attrs["decoupled"])
-    types: dict[torch.dtype, Any] = {
-        torch.float32: device.FLOAT, torch.float16: device.FLOAT16, torch.bfloat16: device.BFLOAT16,
-    }  # fmt: skip
     flags = {
         "DECOUPLED": decoupled, "MOST": len(first.outputs) > 3, "HAS_SCALE": scale is not None,
-        "GRADIENT": types[first.x(1).dtype], "ALIGNED": aligned, "SIZE": SIZE, "num_warps": 8,
+        "GRADIENT": device.ELEMENTS[first.x(1).dtype], "ALIGNED": aligned, "SIZE": SIZE,
+        "num_warps": 8,
     }  # fmt: skip
     kernel: Any = device.adam
 
