@@ -248,6 +248,30 @@ def test_a_value_without_a_name_is_refused() -> None:
         from_bytes(joined(head, rest))
 
 
+# Lists of an archive's head in which no two items may have one name.
+NAMED: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
+    "attributes": lambda head: next(n for n in head["nodes"] if n[4])[4],
+    "outputs": lambda head: head["outputs"],
+    "state": lambda head: head["state"],
+    "inputs": lambda head: head["inputs"],
+    "constants": lambda head: head["constants"],
+    "results": lambda head: next(n for n in head["nodes"] if n[7])[7],
+    "slots": lambda head: head["signature"]["slots"]["pairs"],
+    "updated": lambda head: head["signature"]["updated"]["pairs"],
+}
+
+
+@pytest.mark.parametrize("where", NAMED)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_name_that_stands_twice_is_refused(where: str, place: str) -> None:
+    """Only one of the two could be kept, and which one is nowhere said."""
+    head, rest = parts(to_bytes(small()))
+    items = NAMED[where](head)
+    items.insert(0 if place == "before" else len(items), items[0])
+    with pytest.raises(ArchiveError):
+        from_bytes(joined(head, rest))
+
+
 @pytest.mark.parametrize("key", ["name", "counts", "inputs", "nodes", "outputs", "types", "count"])
 @pytest.mark.parametrize("value", [None, [[]], [{}], {1: 1}, [[0, 0, 0, 0, 0]]])
 def test_fields_of_other_types_are_refused(key: str, value: Any) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,8 @@ from onward.errors import one_line
 from onward.graph.graph import MARKS, NOTES, Graph, Node, Role, Value, array_of
 from onward.graph.signature import Hyperparameter, Signature, Slot
 from onward.graph.types import Dim, DType, Size, Type
+
+T = TypeVar("T")
 
 _HEAD = 8
 _MOST_ALIKE = 1 << 24  # elements of a constant that is stored as one of them
@@ -151,6 +153,7 @@ class _Reader:
             raise TypeError("a name that is no text")
         self.graph = graph = Graph(text["name"])
         self.values: list[Value | None] = []
+        self.names: set[str] = set()
         self.types = [Type(DType[t], tuple(map(size_of, shape))) for t, shape in text["types"]]
         for *value, role in text["inputs"]:
             made = self._value(value)
@@ -171,8 +174,8 @@ class _Reader:
         graph.settle(int(text["count"]))
         for node in text["nodes"]:
             graph.ir.append(self._node(*node))
-        graph.outputs = {name: self._at(i) for name, i in text["outputs"]}
-        graph.state = {name: self._at(i) for name, i in text["state"]}
+        graph.outputs = _named((name, self._at(i)) for name, i in text["outputs"])
+        graph.state = _named((name, self._at(i)) for name, i in text["state"])
         graph.counts = set(text["counts"])
         graph.signature = _signed(text["signature"])
 
@@ -180,6 +183,9 @@ class _Reader:
         name, type, content = fields
         if not isinstance(name, str):  # the IR would choose one
             raise TypeError("a value without a name")
+        if name in self.names:
+            raise LookupError(f"the name {name} stands twice")
+        self.names.add(name)
         value = Value(name=name, const_value=array)
         value.meta["type"] = self._type(type)
         if content is not None:
@@ -216,7 +222,7 @@ class _Reader:
             domain,
             op,
             given,
-            [_KINDS[kind](n, value) for n, kind, value in attributes],
+            list(_named((n, _KINDS[kind](n, value)) for n, kind, value in attributes).values()),
             outputs=[self._value(v) for v in outputs],
             name=name,
             metadata_props=properties,
@@ -226,6 +232,16 @@ class _Reader:
             raise LookupError(f"marks of {op} that no node has")
         node.meta.update(held)
         return node
+
+
+def _named(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """A table whose names stand once each. Raises LookupError for a name that stands twice."""
+    table: dict[str, T] = {}
+    for name, item in pairs:
+        if name in table:
+            raise LookupError(f"the name {name} stands twice")
+        table[name] = item
+    return table
 
 
 # ---- sizes: a number, or the terms of a polynomial
