@@ -88,6 +88,10 @@ def test_a_branch_that_the_data_chooses_is_refused() -> None:
             "w = Constant <value_ints: ints = [5, 5]> () z = Expand (x, w) y = Det (z)",
             r"Det: a determinant of f32\[5,5\] needs a matrix factorisation",
         ),
+        (
+            "y, z = Split <num_outputs = 1000000000, axis = 0> (x)",
+            "cannot read Split: num_outputs is 1000000000, and the node has 2 outputs",
+        ),
         ("y = ai.other.Op (x)", "its domain ai.other is not"),
     ],
 )
@@ -164,6 +168,19 @@ def test_what_the_checker_would_refuse_is_refused_in_one_line(spoil: str) -> Non
         from_onnx(model)
     assert type(error.value) is ValueError
     assert str(error.value).isprintable() and len(str(error.value)) <= 400
+
+
+@pytest.mark.parametrize("field", [b"h/n", b"model", b"rows"])
+def test_names_that_are_not_utf8_are_refused(field: bytes) -> None:
+    """Protobuf gives such names as bytes, which no text can hold later."""
+    model = read("""<ir_version: 10, opset_import: ["" : 20]>
+    model (float[rows] x) => (float[rows] y) { h = Exp (x) y = Neg (h) }""")
+    model.graph.node[0].name = "h/n"
+    data = model.SerializeToString()
+    assert field in data
+    spoiled = onnx.load_from_string(data.replace(field, field[:-1] + b"\xdb"))
+    with pytest.raises(ValueError, match="which is not UTF-8"):
+        from_onnx(spoiled)
 
 
 @pytest.mark.parametrize(

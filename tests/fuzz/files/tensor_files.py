@@ -40,9 +40,11 @@ def reference(content: bytes) -> dict[str, Tensor]:
         raise ValueError("no header")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({k for k, _ in pairs}) != len(pairs):
+        made = dict(pairs)
+        metadata = all(isinstance(value, str) for value in made.values())  # no tensor's value
+        if len(made) != len(pairs) and not metadata:
             raise ValueError("a key twice")
-        return dict(pairs)
+        return made
 
     header = json.loads(text.decode(), object_pairs_hook=once)
     header.pop("__metadata__", None)

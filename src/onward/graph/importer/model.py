@@ -64,6 +64,7 @@ def _read(
     if model.functions:
         _require_no_ring(model.functions)
         model = inline_local_functions(model)
+    _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
     reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
     env: Environment = {}
@@ -82,6 +83,15 @@ def _read(
         graph.output(info.name, value)
     graph.sweep()
     return graph
+
+
+def _require_text(graph: onnx.GraphProto) -> None:
+    """Raises ValueError for names that are not UTF-8, which protobuf gives as bytes."""
+    infos = [*graph.input, *graph.output]
+    sizes = [d.dim_param for i in infos for d in i.type.tensor_type.shape.dim]
+    for name in [graph.name, *(x.name for x in infos), *(n.name for n in graph.node), *sizes]:
+        if not isinstance(name, str):
+            raise ValueError(f"cannot read the name {name!r}, which is not UTF-8")
 
 
 def _require_no_ring(functions: Sequence[onnx.FunctionProto]) -> None:

@@ -57,6 +57,8 @@ def _split(c: NodeCall) -> Results:
         sizes = c.ints(1)
     else:
         whole, parts = c.sizes()[axis], int(c.attr("num_outputs") or c.outputs)
+        if parts != c.outputs:
+            raise ValueError(f"num_outputs is {parts}, and the node has {c.outputs} outputs")
         each = -(-whole // parts)
         sizes = [max(0, min(each, whole - i * each)) for i in range(parts)]
     made = b.Split(c.x(), b.ints(sizes), axis=axis)
