@@ -153,6 +153,7 @@ SPOILT: dict[str, Spoil] = {
     "group is a list": lambda s: s["param_groups"].__setitem__(0, []),
     "no lr": lambda s: s["param_groups"][0].pop("lr"),
     "no flag": lambda s: s["param_groups"][2].pop("amsgrad"),
+    "a setting that no graph has": lambda s: s["param_groups"][1].update(differentiable=True),
     "lr is a string": lambda s: s["param_groups"][1].update(lr="high"),
     "betas is a number": lambda s: s["param_groups"][1].update(betas=0.9),
     "seed too short": lambda s: s.update(seed=torch.zeros(1, dtype=torch.int64)),
@@ -174,6 +175,21 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             trainer.load_state_dict(strange)  # type: ignore[arg-type]
     trainer.load_state_dict(good)
     assert run(trainer, 2) == run(source, 2)
+
+
+def test_settings_that_the_form_of_the_state_does_not_have_are_refused() -> None:
+    model = nn.Linear(64, 64)
+    options = {"optimizer_state": "8bit"}
+    trainer = onward.Trainer(
+        model, onward.optim.Adam(lr=1e-3), loss_fn=nn.functional.mse_loss, options=options
+    )
+    trainer.train_step(torch.randn(2, 64), torch.randn(2, 64))
+    state = trainer.state_dict()
+    spoilt = copy.deepcopy(state)
+    spoilt["param_groups"][0]["amsgrad"] = True
+    with pytest.raises(OnwardError, match=r"does not fit .*not supported with amsgrad=True"):
+        trainer.load_state_dict(spoilt)
+    assert alike(trainer.state_dict(), state)
 
 
 def test_model_that_will_not_be_loaded_stays_as_it_was() -> None:

@@ -8,7 +8,7 @@ inputs, read from the groups before each update. `graph/ops/optimizers` has a re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -93,10 +93,10 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
     return kind(groups if settings_of is None else split(model, groups, settings_of), **settings)
 
 
-def check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raises OnwardError for a setting without an update op, in any parameter group."""
+def check_settings(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raises OnwardError for a setting without an update op, in any of these parameter groups."""
     record = record_of(optimizer)
-    for i, group in enumerate(optimizer.param_groups):
+    for i, group in enumerate(groups):
         for name in record.refused:
             if group.get(name):
                 raise OnwardError(

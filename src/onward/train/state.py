@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from onward.errors import OnwardError
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
 from onward.train.state_form import found_form, tensors_of
@@ -150,6 +151,10 @@ def _check_groups(state: State, optimizer: TorchOptimizer) -> None:
             raise unfit(f"param_groups[{i}]: {error!r}") from None
         if missing:
             raise unfit(f"param_groups[{i}] lacks '{missing[0]}'")
+    try:
+        optimizer.check_groups(given)
+    except OnwardError as error:
+        raise unfit(f"{error}") from None
 
 
 def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:

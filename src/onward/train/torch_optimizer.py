@@ -8,7 +8,7 @@ updated together share a count (`clocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,8 +98,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         Raises OnwardError for changes that cannot be taken over; nothing has changed then.
         """
         self.require_owner()
-        check_settings(self.torch)
-        self._forms.check(self.torch.param_groups)
+        self.check_groups(self.torch.param_groups)
         now = rules(self.torch)
         changed = now != self._rules
         if not changed and self._shared.is_unchanged:
@@ -117,6 +116,12 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         self._adopt(found)
         if loaded:
             self.updates.done = self.updates.state.most_updates(default=self.updates.done)
+
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raises OnwardError for a setting that no step graph has, in any of these parameter
+        groups."""
+        check_settings(self.torch, groups)
+        self._forms.check(groups)
 
     def inputs(self, signature: Signature) -> dict[str, float | int]:
         """Hyperparameters and step counts of the next update, by graph input."""

@@ -27,7 +27,7 @@ def why_own_step(optimizer: torch.optim.Optimizer) -> str | None:
     except OnwardError:
         return f"{type(optimizer).__qualname__} has no update in a graph"
     try:
-        check_settings(optimizer)
+        check_settings(optimizer, optimizer.param_groups)
     except OnwardError as error:
         return f"{str(error).partition(' is not supported')[0]} has no update in a graph"
     return code_around_step(optimizer)
