@@ -154,6 +154,7 @@ SPOILT: dict[str, Spoil] = {
     "no lr": lambda s: s["param_groups"][0].pop("lr"),
     "no flag": lambda s: s["param_groups"][2].pop("amsgrad"),
     "a setting that no graph has": lambda s: s["param_groups"][1].update(differentiable=True),
+    "an attribute is none": lambda s: s["param_groups"][0].update(decoupled_weight_decay=None),
     "lr is a string": lambda s: s["param_groups"][1].update(lr="high"),
     "betas is a number": lambda s: s["param_groups"][1].update(betas=0.9),
     "seed too short": lambda s: s.update(seed=torch.zeros(1, dtype=torch.int64)),

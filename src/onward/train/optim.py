@@ -149,8 +149,10 @@ def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) 
     return record_of(optimizer).of(group).values(group)
 
 
-def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """The part of the param_groups that a step graph is built from; a change requires a new
+def rules(
+    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
+) -> tuple[Any, ...]:
+    """The part of these parameter groups that a step graph is built from; a change requires a new
     graph."""
     record = record_of(optimizer)
     return tuple(
@@ -160,7 +162,7 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
             tuple(slot for slot in record.slots if record.kept(g, slot)),
             bool(g.get("maximize")),
         )
-        for g in optimizer.param_groups
+        for g in groups
     )
 
 

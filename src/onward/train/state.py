@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onward.errors import OnwardError
-from onward.train.optim import hyperparameters
+from onward.train.optim import hyperparameters, rules
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
 from onward.train.state_form import found_form, tensors_of
 from onward.train.state_part import (
@@ -146,6 +146,7 @@ def _check_groups(state: State, optimizer: TorchOptimizer) -> None:
     for i in range(len(given)):
         try:
             hyperparameters(optimizer.torch, given[i])
+            rules(optimizer.torch, [given[i]])
             missing = [k for k in optimizer.torch.defaults if k not in given[i]]
         except (KeyError, TypeError, ValueError) as error:
             raise unfit(f"param_groups[{i}]: {error!r}") from None

@@ -61,7 +61,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         updates = UpdateState(self.record, self._forms, paths, accumulator)
         super().__init__(model, optimizer, updates)
-        self._rules = rules(optimizer)
+        self._rules = rules(optimizer, optimizer.param_groups)
         check_parameters(optimizer, paths, type(model).__name__)
         check_free(optimizer)
         release(optimizer)
@@ -99,7 +99,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         """
         self.require_owner()
         self.check_groups(self.torch.param_groups)
-        now = rules(self.torch)
+        now = rules(self.torch, self.torch.param_groups)
         changed = now != self._rules
         if not changed and self._shared.is_unchanged:
             return
