@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +65,20 @@ def test_exported_file_computes_the_same(tmp_path: Path) -> None:
 def test_loops_of_other_packages_learn(name: str) -> None:
     before, after = example(name).main()
     assert after < before - 0.2
+
+
+@pytest.mark.slow
+def test_two_processes_learn() -> None:
+    """Started as the program's first lines say."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(FOLDER / "data_parallel.py")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [
+        float(x) for x in re.findall(r"loss (\S+) over the sequences of 2 ranks", done.stdout)
+    ]
+    assert len(losses) == 3 and losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.slow

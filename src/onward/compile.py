@@ -79,8 +79,9 @@ class Compiler:
         return self.noting(Journal(quiet=True))
 
     def noting(self, journal: Journal) -> Compiler:
-        """A copy of this compiler that writes to another journal."""
-        return Compiler(self.target, self.disable, journal, self.policy, self.mesh)
+        """A copy of this compiler that writes to another journal; its ranks exchange nothing."""
+        mesh = self.mesh.on_paper()
+        return Compiler(self.target, self.disable, journal, self.policy, mesh)
 
     def forward(self, captured: Captured) -> Graph:
         """Rewrites the captured graph into canonical form; in mixed precision, also inserts the

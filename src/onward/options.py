@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount, whole_number
+from onward.mesh_sizes import read_mesh
 
 Class = TypeVar("Class", bound=type)
 Options = TypeVar("Options")
@@ -90,6 +91,13 @@ def _skips(name: str, value: object) -> int | None:
     number = whole_number(value)
     if value is not None and (number is None or number < 1):
         raise refused(name, value, "a whole number, 1 or more, or None (training never stops)")
+    return number
+
+
+def _updates(name: str, value: object) -> int | None:
+    number = whole_number(value)
+    if value is not None and (number is None or number < 1):
+        raise refused(name, value, "a whole number of updates, 1 or more, or None")
     return number
 
 
@@ -446,6 +454,28 @@ class TrainerOptions:
     are clipped and applied, so that small ones do not become 0. "dynamic" uses the rule and numbers
     of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, the same rule with other
     numbers; a number is a fixed factor. Needs `skip_nonfinite`, unless it is a number."""
+
+    mesh: Mapping[str, int] | None = option(
+        None,
+        read_mesh,
+        "trains on several processes of torchrun, each of which gives `train_step` its own share "
+        "of the batch; the update is that of the whole batch",
+        '{"dp_replicate": 2}',
+    )
+    """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
+    processes of torchrun that share each micro-batch. Loss, gradients, updates and dropout masks
+    are those of one process with the batches of all ranks in the order of their numbers. None: one
+    process."""
+
+    compare_ranks_every: int | None = option(
+        None,
+        _updates,
+        "compares weights and buffers of all ranks after so many updates again; they are always "
+        "compared before the first step",
+        "1000",
+    )
+    """The number of updates after which the ranks of a `mesh` compare their weights and buffers
+    again, bit for bit; a difference raises OnwardError. None: before the first step only."""
 
     optimizer_state: str = option(
         "fp32",

@@ -8,6 +8,7 @@ ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
 GLOO = ("execute/test_exchanges.py",)
+TRAINERS = ("train/test_ranks.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -69,6 +70,32 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a decision is that of one rank", "execute/process_mesh.py",
-        "        return bool(told.item())\n", "        return value\n", GLOO,
+        "        return all(row[0] for row in self.gathered(Meeting.DECISION, [int(value)]))\n",
+        "        return value\n", GLOO,
+    ),
+    Fault(
+        "ranks: each rank numbers its samples from 0", "train/ranks.py",
+        "        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))\n",
+        "        return Share(0, sum(sizes))\n", TRAINERS,
+    ),
+    Fault(
+        "ranks: a window counts the samples of one rank", "train/ranks.py",
+        "        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))\n",
+        "        return Share(sum(sizes[: self.mesh.rank]), batch_size)\n", TRAINERS,
+    ),
+    Fault(
+        "ranks: an update alone takes the mean over ranks", "train/prepared_steps.py",
+        '            average = "labels" if by_labels else "micro_batches"\n',
+        '            average = "micro_batches"\n', TRAINERS,
+    ),
+    Fault(
+        "ranks: a resumed rank has the sums of rank 0", "train/checkpointing.py",
+        '        return {**state, "optimizer": {**state["optimizer"], **own}}\n',
+        "        return dict(state)\n", TRAINERS,
+    ),
+    Fault(
+        "ranks: weights are not compared", "train/ranks.py",
+        '        facts[f"the value of {name}"] = f"{kind} {_digest(tensor)}"\n',
+        '        facts[f"the value of {name}"] = kind\n', TRAINERS,
     ),
 )  # fmt: skip

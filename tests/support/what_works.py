@@ -45,16 +45,22 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
          f"{_BESIDE}test_trainer_own_steps.py::test_optimizers_that_no_graph_has"),
         ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
     ),
+    "several processes with one batch": (
+        ('`mesh={"dp_replicate": 2}`',
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
+        (_ONE, None), ("by DistributedDataParallel", f"{_BESIDE}test_distributed.py"),
+        ("not tested", None),
+    ),
     "DistributedDataParallel": (
-        (_ONE, None), (_ONE, None),
+        ("no: use `mesh`", None), (_ONE, None),
         ("yes", f"{_BESIDE}test_distributed.py::test_ddp_over_gloo"), ("not tested", None),
     ),
     "DeepSpeed ZeRO-1, ZeRO-2": (
-        (_ONE, None), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
+        ("not yet", None), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
     "FSDP, ZeRO-3, tensor and pipeline parallelism": (
-        (_ONE, None), (_ONE, None), (_SHARDS, None), (_SHARDS, None),
+        ("not yet", None), (_ONE, None), (_SHARDS, None), (_SHARDS, None),
     ),
     "peft": (
         ("not tested", None), ("not tested", None),

@@ -56,6 +56,7 @@ def data_parallel(
     ranks' batches. average: "labels", of all ranks, by which the update divides sums of gradients;
     or "micro_batches", of which each rank has one. most_bytes: of a bucket of gradients, which has
     one gradient at least."""
+    assert average in ("labels", "micro_batches"), f"{average} is not settled"
     graph = graph.clone()
     signature = graph.signature
     gradients = {n: _taken(graph, out) for n, out in signature.local_gradients.items()}

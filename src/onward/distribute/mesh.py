@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
+from typing import Any
 
 from onward.errors import OnwardError
 from onward.mesh_sizes import AXES
+
+
+class RanksApartError(OnwardError):
+    """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended."""
+
+
+class Meeting(Enum):
+    """What the ranks of a mesh exchange numbers for. The value says what a rank does there."""
+
+    DECISION = "decides how its step runs"
+    MICRO_BATCH = "trains a micro-batch"
+    WINDOW_END = "ends its accumulation window early"
+    SEED = "draws a window's seed"
+    FACTS = "compares its model and options"
+    SAVE = "saves a checkpoint"
+    RESUME = "resumes from a checkpoint"
+    PROFILE = "times a step"
+    FAILURE = "has failed"
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,10 @@ class Mesh:
         """The number of ranks along an axis; 1 where the mesh does not have it."""
         return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
 
+    def on_paper(self) -> Mesh:
+        """The mesh without processes, for graphs and plans that are looked at only."""
+        return self
+
     def agreed(self, value: bool) -> bool:
         """Whether the value is true on every rank, so that all ranks decide alike.
 
@@ -57,18 +81,29 @@ class Mesh:
         """
         return value
 
-    def gathered(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gathered(self, meeting: Meeting, numbers: Sequence[int] = ()) -> list[list[int]]:
         """The numbers i64[n] of every rank, in the order of the ranks. All ranks call it at the
-        same points with equally many numbers."""
+        same points with equally many numbers. Raises RanksApartError where another rank is at
+        another meeting."""
         return [list(numbers)]
 
     def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
-        """The facts of every rank, in the order of the ranks; called as `gathered` is."""
+        """The facts of every rank, in the order of the ranks; all ranks call it at the same
+        points."""
         return [dict(facts)]
+
+    def gathered_states(self, state: Any) -> list[Any]:
+        """The state of every rank, in the order of the ranks; none but on rank 0. All ranks call it
+        at the same points. It may hold what `pickle` takes."""
+        return [state]
+
+    def fail(self) -> None:
+        """Tells the other ranks, at the meeting that they come to next, that this one has
+        failed."""
 
     def __str__(self) -> str:
         named = zip(self.axes, self.sizes, strict=False)
         return " x ".join(f"{axis} {size}" for axis, size in named) or "one rank"
 
 
-__all__ = ["AXES", "Mesh"]
+__all__ = ["AXES", "Meeting", "Mesh", "RanksApartError"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from onward.distribute import Mesh
-from onward.errors import OnwardError
+from onward.distribute import Meeting, Mesh, RanksApartError
+from onward.errors import OnwardError, one_line
+
+MOST_NUMBERS = 12  # that ranks exchange in one meeting
+_MEETINGS = tuple(Meeting)
 
 
 class ProcessMesh(Mesh):
@@ -23,6 +28,7 @@ class ProcessMesh(Mesh):
     """
 
     groups: Mapping[str, Any]
+    host: Any  # the process group over which ranks exchange what lies on the host
 
     def __init__(self, sizes: Mapping[str, int], device: str = "cpu") -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -45,12 +51,70 @@ class ProcessMesh(Mesh):
         made = init_device_mesh(device, numbers, mesh_dim_names=axes)
         groups = {axis: made.get_group(axis) for axis in axes}
         object.__setattr__(self, "groups", groups)
+        on_host = "gloo" in str(dist.get_backend_config())
+        object.__setattr__(self, "host", None if on_host else dist.new_group(backend="gloo"))
+
+    def on_paper(self) -> Mesh:
+        """The mesh without its processes, for graphs and plans that are looked at only."""
+        return Mesh(self.axes, self.sizes, self.coordinates)
 
     def agreed(self, value: bool) -> bool:
         """Whether the value is true on every rank. Waits for the other ranks."""
-        told = torch.tensor([int(value)], dtype=torch.int64)
-        dist.all_reduce(told, dist.ReduceOp.MIN)
-        return bool(told.item())
+        return all(row[0] for row in self.gathered(Meeting.DECISION, [int(value)]))
+
+    def gathered(self, meeting: Meeting, numbers: Sequence[int] = ()) -> list[list[int]]:
+        """The numbers of every rank. Waits for the other ranks. Raises RanksApartError where one
+        of them is at another meeting, has failed or has ended."""
+        told = [_MEETINGS.index(meeting), *numbers]
+        row = torch.zeros(1 + MOST_NUMBERS, dtype=torch.int64)
+        row[: len(told)] = torch.tensor(told, dtype=torch.int64)
+        rows = [torch.empty_like(row) for _ in range(self.ranks)]
+        try:
+            dist.all_gather(rows, row, group=self.host)
+        except RuntimeError as error:
+            raise _lost(meeting, error) from error
+        found: list[list[int]] = [each.tolist() for each in rows]
+        for rank, (kind, *_) in enumerate(found):
+            if kind != told[0]:
+                raise RanksApartError(
+                    f"rank {rank} {_MEETINGS[kind].value}, while rank {self.rank} "
+                    f"{meeting.value}, so that the ranks cannot go on together; fix: call the same "
+                    "methods of the Trainer in the same order on every rank"
+                )
+        return [each[1 : 1 + len(numbers)] for each in found]
+
+    def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+        """The facts of every rank. Waits for the other ranks."""
+        text = json.dumps(dict(facts)).encode()
+        sizes = [size for [size] in self.gathered(Meeting.FACTS, [len(text)])]
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in sizes]
+        dist.all_gather(rows, own, group=self.host)
+        texts = (row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True))
+        return [json.loads(each) for each in texts]
+
+    def gathered_states(self, state: Any) -> list[Any]:
+        """The state of every rank, on rank 0; none on the others. Waits for the other ranks."""
+        self.gathered(Meeting.SAVE)
+        states: list[Any] = [None] * self.ranks if self.rank == 0 else []
+        dist.gather_object(state, states if self.rank == 0 else None, 0, self.host)
+        return states
+
+    def fail(self) -> None:
+        """Tells the other ranks that this one has failed; it waits for them, unless they have
+        ended."""
+        with suppress(RanksApartError):  # they are at another meeting, as they have to be
+            self.gathered(Meeting.FAILURE)
 
 
-__all__ = ["ProcessMesh"]
+def _lost(meeting: Meeting, error: RuntimeError) -> RanksApartError:
+    """The error of an exchange that torch.distributed has given up."""
+    return RanksApartError(
+        f"another rank has ended or does not answer, while this one {meeting.value} "
+        f"(torch.distributed says: {one_line(str(error), 160)}); fix: see what that rank printed, "
+        "and start the program again from its last checkpoint"
+    )
+
+
+__all__ = ["MOST_NUMBERS", "ProcessMesh"]

@@ -6,14 +6,15 @@ the two may read and write the operands at any time, so that the plan keeps them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from onward.errors import OnwardError
+from onward.errors import OnwardError, one_line
 from onward.graph.ops.collective import MOST, WAIT
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.target import Target
@@ -82,11 +83,26 @@ def _start(begin: Callable[[KernelArguments, Any], PendingExchange]) -> Callable
 
         def launch() -> None:
             assert number not in ranks.pending, "a collective starts twice in one run"
-            ranks.pending[number] = begin(args, group)
+            with _naming_lost(args):
+                ranks.pending[number] = begin(args, group)
 
         return launch
 
     return bind
+
+
+@contextmanager
+def _naming_lost(args: KernelArguments) -> Generator[None]:
+    """Names the exchange in which another rank has ended, or has not answered in time."""
+    try:
+        yield
+    except RuntimeError as error:
+        what, number, axis = (args.attrs[name] for name in ("record", "sequence", "axis"))
+        raise OnwardError(
+            f"another rank has ended or does not answer: exchange {number} along {axis}, of "
+            f"{what}, has failed (torch.distributed says: {one_line(str(error), 160)}); fix: see "
+            "what that rank printed, and start the program again from its last checkpoint"
+        ) from error
 
 
 def _in_results(args: KernelArguments) -> tuple[torch.Tensor, ...]:
@@ -143,8 +159,9 @@ def _bind_wait(args: KernelArguments) -> Launch:
 
     def launch() -> None:
         exchange = ranks.pending.pop(number)
-        for work in exchange.works:
-            work.wait()
+        with _naming_lost(args):
+            for work in exchange.works:
+                work.wait()
         for y, result in zip(args.outputs, exchange.results, strict=True):
             if y.data_ptr() != result.data_ptr():
                 y.copy_(result)

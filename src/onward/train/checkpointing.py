@@ -22,11 +22,13 @@ from onward.checkpoint import (
     is_checkpoint,
     read_checkpoint,
 )
+from onward.distribute import Mesh
 from onward.errors import CheckpointError, OnwardError
 from onward.train.state_part import State, StatePart, live, require, unfit
 
 log = logging.getLogger("onward")
 
+_SUMS = "sums"  # key in the state of each rank
 # endings of the files that other libraries' checkpoints hold their state in
 _PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp", ".tar"})
 
@@ -138,6 +140,11 @@ def random_part() -> StatePart:
             torch.cuda.set_rng_state_all(held["cuda"][: torch.cuda.device_count()])
 
     def check(state: State) -> None:
+        if "ranks" in state:
+            raise unfit(
+                f"{len(state['ranks'])} ranks saved it, and one process trains here; fix: the same "
+                "number of ranks, or load_weights"
+            )
         require(state, "random")
         before = save()["random"]
         try:
@@ -194,6 +201,58 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
     return StatePart(save, check, restore)
 
 
+def ranks_part(
+    mesh: Mesh, parts: Sequence[StatePart], sums: Callable[[], Mapping[str, torch.Tensor]]
+) -> StatePart:
+    """Parts that each rank of a mesh has for itself, saved by rank 0 for all of them. All ranks
+    save at the same time. sums: of gradients in an open window, by the names of the optimizer's
+    state (`with_own_sums`)."""
+
+    def save() -> dict[str, Any]:
+        return {"ranks": mesh.gathered_states({**live(parts), _SUMS: dict(sums())})}
+
+    def check(state: State) -> None:
+        if "ranks" not in state:
+            raise unfit(
+                f"one process saved it, and {mesh.ranks} ranks train here; fix: load_weights, or "
+                "load_state_dict with the state_dict of a Trainer that has resumed from it"
+            )
+        if len(state["ranks"]) != mesh.ranks:
+            raise unfit(
+                f"{len(state['ranks'])} ranks saved it, and {mesh.ranks} train here; fix: the same "
+                "number of ranks, or load_weights"
+            )
+        for part in parts:
+            part.check(state["ranks"][mesh.rank])
+
+    def restore(state: State) -> Callable[[], None]:
+        backs: list[Callable[[], None]] = []
+
+        def back() -> None:
+            for each in reversed(backs):
+                each()
+
+        try:
+            for part in parts:
+                backs.append(part.restore(state["ranks"][mesh.rank]))
+        except BaseException:
+            back()
+            raise
+        return back
+
+    return StatePart(save, check, restore)
+
+
+def with_own_sums(state: State, rank: int) -> dict[str, Any]:
+    """A state with the sums of gradients of this rank, in the place of rank 0's. Raises OnwardError
+    where it holds none."""
+    try:
+        own = state["ranks"][rank][_SUMS]
+        return {**state, "optimizer": {**state["optimizer"], **own}}
+    except (KeyError, IndexError, TypeError) as error:
+        raise unfit(f"it has no state of rank {rank}") from error
+
+
 def check_stateful(objects: Sequence[Any]) -> None:
     """Raises OnwardError for objects without a state of their own."""
     for o in objects:
@@ -208,7 +267,9 @@ __all__ = [
     "Stateful",
     "check_stateful",
     "random_part",
+    "ranks_part",
     "read_newest",
     "registered_part",
     "take_checkpoint",
+    "with_own_sums",
 ]

@@ -149,9 +149,7 @@ def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) 
     return record_of(optimizer).of(group).values(group)
 
 
-def rules(
-    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
-) -> tuple[Any, ...]:
+def rules(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:
     """The part of these parameter groups that a step graph is built from; a change requires a new
     graph."""
     record = record_of(optimizer)

@@ -18,6 +18,7 @@ from onward.capture import CapturedModule, CaptureRequest, LossFunction
 from onward.capture.dtypes import to_type
 from onward.compile import Compiler
 from onward.differentiate import Recipe
+from onward.distribute import Mesh
 from onward.execute import Executable
 from onward.graph.names import parameter_name
 from onward.kernels import host
@@ -64,18 +65,24 @@ class PreparedSteps:
 
     Each lookup compares the model and the loss function as they are now. Captures of earlier states
     are kept as long as the parameters are the same tensors. A training step whose updates have
-    changed is rebuilt from its capture.
+    changed is rebuilt from its capture. mesh: the ranks that make a training step together; each
+    evaluates by itself.
     """
 
     def __init__(
-        self, session: Session, optimizer: HeldOptimizer[Any], options: TrainerOptions
+        self,
+        session: Session,
+        optimizer: HeldOptimizer[Any],
+        options: TrainerOptions,
+        mesh: Mesh | None = None,
     ) -> None:
+        self._mesh = mesh
         self._optimizer, self._updates = optimizer, optimizer.updates
         self._session, self._options = session, options
         self._states: list[_State] = []
         self._told = WarnOnce()
-        # the update alone: parameters, `UpdateState.version`, and what runs it
-        self._alone: tuple[frozenset[str], int, Executable] | None = None
+        # the update alone: parameters, `UpdateState.version`, `by_labels`, and what runs it
+        self._alone: tuple[tuple[frozenset[str], int, bool], Executable] | None = None
 
     @property
     def train(self) -> list[Step]:
@@ -157,7 +164,8 @@ class PreparedSteps:
     ) -> Step:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
-        compiler = Compiler(target, self._options.disable, policy=policy)
+        mesh = self._mesh if training else None
+        compiler = Compiler(target, self._options.disable, policy=policy, mesh=mesh)
         known = None if not training and sets_more(model) else _find(state.train, batch)
         captured = None
         if known is not None and training:  # a step that adds up gradients, or one that does not
@@ -218,8 +226,9 @@ class PreparedSteps:
         adds = self._accumulates if accumulates is None else accumulates
         return self._recipe(captured.parameters, captured.reached, adds)
 
-    def update_alone(self) -> Executable:
-        """The update by the sums of the open window, which ends without another micro-batch."""
+    def update_alone(self, by_labels: bool) -> Executable:
+        """The update by the sums of the open window, which ends without another micro-batch.
+        by_labels: whether the window counts labels."""
         if self._optimizer.follow():
             self._states.clear()
         names = self._updates.window
@@ -227,17 +236,21 @@ class PreparedSteps:
             parameter_name(path): p for p, path in self._updates.names.items() if path in names
         }
         trained = frozenset(path for path, p in parameters.items() if p.requires_grad)
-        if self._alone is None or self._alone[:2] != (trained, self._updates.version):
+        key = trained, self._updates.version, by_labels
+        if self._alone is None or self._alone[0] != key:
             self._optimizer.join(parameters, parameters)
+            average = "labels" if by_labels else "micro_batches"
             recipe = self._recipe(parameters, parameters, self._accumulates)
-            compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
+            recipe = dataclasses.replace(recipe, average=average)
+            target = host(self._session.memory.device.type)
+            compiler = Compiler(target, self._options.disable, mesh=self._mesh)
             types = {name: to_type(parameters[name]) for name in recipe.parameters}
             graph = compiler.update(types, recipe)
             plan = compiler.plan(graph, graph.signature.requested((), update=True), {})
             owned = {**parameters, **self._updates.owned(plan.signature)}
             made = compiler.bind(plan, self._session.memory, owned)
-            self._alone = trained, self._updates.version, made
-        return self._alone[2]
+            self._alone = key, made
+        return self._alone[1]
 
     def _recipe(
         self,

@@ -48,6 +48,7 @@ from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, record_of, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
+from onward.train.ranks import Position, Ranks
 from onward.train.result import StepResult
 from onward.train.skipped_updates import FindOrigin, SkippedUpdates
 from onward.train.state import model_part
@@ -107,6 +108,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
+        self._ranks = Ranks(self.options, self.device)
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -151,12 +153,14 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
+        self._ranks.require_together()
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         check_inputs(batch)
         self._follow_optimizer()
         self._optimizer.sync()
         self._verify_first(batch)
+        self._ranks.compare(self.model, self.optimizer, self.options, self.updates)
         names = names_to_fetch(self.options, fetch)
         step = self._steps.training(self.model, self.loss_fn, batch)
         if not self.options.auto_micro_batch:
@@ -206,11 +210,13 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         record = record_of(self.optimizer) if why is None else None
         is_whole = not self.options.auto_micro_batch  # else the way out is to split it
         with naming_ways_out(step, batch, request, self.options, record, is_whole):
-            prepared = step.prepare(batch, request)
+            with self._ranks.preparing():
+                prepared = step.prepare(batch, request)
             self._remember(batch)
             lr = self._lr()
             self._updates.enter(prepared.signature, self._window.is_first)
-            inputs, wrote = self._run(prepared, batch.batch_size, last, more)
+            with self._ranks.running():
+                inputs, wrote = self._run(prepared, batch.batch_size, last, more)
         self._last = LastRun(step, batch, request, prepared, inputs, why)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
@@ -238,12 +244,13 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
+        self._ranks.require_together()
         window = self._window
         if window.is_first:
             return None
         self._follow_optimizer()
         self._optimizer.sync()
-        executable, lr = self._steps.update_alone(), self._lr()
+        executable, lr = self._steps.update_alone(window.by_labels), self._lr()
         signature = executable.plan.signature
         self._updates.enter(signature, first=False)
 
@@ -251,16 +258,19 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             window.end(wrote)
             self._end_window(executable, wrote)
 
+        settings = self._optimizer.inputs(signature)
+        self._ranks.end_window(self._position(), executable, settings)
         inputs = {
             **scalars(signature, window.seed, offset=0, weight=1.0),
-            **self._optimizer.inputs(signature),
+            **settings,
             **self._scaling.inputs(signature),
         }
         assert signature.window_scale is not None, "an update alone has a scale"
         inputs[signature.window_scale] = window.scale()
 
         accept = self._spikes.judge(lambda: float(window.mean_loss()))
-        wrote = executable.run(inputs, {}, done, accept)
+        with self._ranks.running():
+            wrote = executable.run(inputs, {}, done, accept)
         assert window.loss is not None, "a window that has ended has a loss"
         norm = signature.grad_norm
         result = StepResult(
@@ -307,8 +317,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
         counters, random state, and in fp16 the loss scale. Of an optimizer that makes its updates
         itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer.
-        Raises OnwardError while an update or a load is half made, and within `ema_weights`."""
+        Raises OnwardError while an update or a load is half made, within `ema_weights`, and on
+        several ranks within an accumulation window, whose sums are those of one rank."""
         self._check_whole()
+        self._ranks.require_between_windows(self._window.is_first)
         self._follow_for_state()
         self._optimizer.sync()
         return saved(self._state_parts())
@@ -324,6 +336,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             restore(self._state_parts(), state)
             self.memory.torn = self._optimizer.is_half_restored = False
             self._skipped.in_a_row = 0
+            self._ranks.forget()
 
     # ---- averaged weights
 
@@ -372,7 +385,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why)
         self._optimizer, self._updates = held, held.updates
         session = Session(self.memory, self._updates)
-        self._steps = PreparedSteps(session, held, self.options)
+        self._steps = PreparedSteps(session, held, self.options, self._ranks.mesh)
 
     def _follow_optimizer(self) -> None:
         """Changes who makes the updates, where the optimizer has changed since the last step.
@@ -443,24 +456,26 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         is infinite or NaN or the loss a spike.
         """
         window, signature = self._window, prepared.signature
+        settings = self._optimizer.inputs(signature)
+        share = self._ranks.share(self._position(), batch_size, prepared.executable, settings)
 
         def done(wrote: bool) -> None:
             window.add(prepared.executable, prepared.loss)
             if more:
-                window.advance_part(batch_size)
+                window.advance_part(share.total)
             else:
-                window.advance(batch_size, last and wrote)
+                window.advance(share.total, last and wrote)
             if last:
                 self._end_window(prepared.executable, wrote)
             else:
                 self._updates.sum(signature)
 
         accept = self._spikes.judge(lambda: window.loss_with(prepared.executable, prepared.loss))
-        with window.seed_drawn(self.updates) as seed:
+        with window.seed_drawn(self.updates, self._ranks.seed) as seed:
             inputs = {
                 **prepared.inputs,
-                **scalars(signature, seed, window.offset, weight=window.weight),
-                **self._optimizer.inputs(signature),
+                **scalars(signature, seed, window.offset + share.before, weight=window.weight),
+                **settings,
                 **self._scaling.inputs(signature),
                 **window.inputs(signature),
             }
@@ -489,6 +504,11 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         else:
             scale = self.loss_scale if self._scaling.moves else None
             self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
+
+    def _position(self) -> Position:
+        """Where the Trainer stands in its run."""
+        window = self._window
+        return Position(self.updates, window.left_out, window.micro_steps, window.offset)
 
     def _lr(self) -> float:
         """The learning rate of the first group; NaN where an optimizer outside of the graph keeps

@@ -19,13 +19,18 @@ from onward.train.checkpointing import (
     Stateful,
     check_stateful,
     random_part,
+    ranks_part,
     read_newest,
     registered_part,
     take_checkpoint,
+    with_own_sums,
 )
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.loss_spikes import LossSpikes
+from onward.train.optimizer_state import ACCUMULATOR
+from onward.train.own_state import part_of
+from onward.train.ranks import Ranks
 from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore
@@ -48,6 +53,7 @@ class TrainerCheckpoints:
     _average: AveragedWeights
     _skipped: SkippedUpdates
     _spikes: LossSpikes
+    _ranks: Ranks
 
     @property
     def updates(self) -> int:
@@ -95,8 +101,9 @@ class TrainerCheckpoints:
 
         background: copies the state and returns; a thread writes. A failure is then a warning, and
         raised by `finish_saves`. save_total_limit: checkpoints that are kept of this run, 1 or
-        more. keep: checkpoints that are kept besides, such as the best one. Raises CheckpointError
-        where the disk fails; the checkpoints before it stay.
+        more. keep: checkpoints that are kept besides, such as the best one. All ranks of a mesh
+        call it, and rank 0 writes, also the random generators and registered objects of the others.
+        Raises CheckpointError where the disk fails; the checkpoints before it stay.
         """
         limit = read_limit("save_total_limit", save_total_limit)
         self._check_whole()
@@ -108,6 +115,10 @@ class TrainerCheckpoints:
         taken = take_checkpoint(
             self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
         )
+        if not self._ranks.is_first:
+            self._ranks.wait_for_files()
+            self._skipped.checkpoint = self._spikes.checkpoint = path
+            return path
         packed = taken.packed()
         if background:
             packed = packed.copied()
@@ -118,14 +129,15 @@ class TrainerCheckpoints:
             if limit is not None:
                 rotate(folder, path, limit, kept)
 
-        if background:
-            self._writer.add(path, write)
-            return path
-        self._writer.wait()
-        try:
-            write()
-        except OSError as error:
-            raise unwritten(path, error) from error
+        with self._ranks.writing_files():
+            if background:
+                self._writer.add(path, write)
+                return path
+            self._writer.wait()
+            try:
+                write()
+            except OSError as error:
+                raise unwritten(path, error) from error
         return path
 
     @property
@@ -145,21 +157,27 @@ class TrainerCheckpoints:
         Every byte is compared with its sha256 before anything is changed. A damaged checkpoint is
         passed over with a warning; strict: it raises CheckpointError. Raises CheckpointError too
         where there is none, and OnwardError where it does not fit this model and optimizer; nothing
-        is changed then.
+        is changed then. All ranks of a mesh call it, and read the same files.
         """
         self._writer.wait()
         path, found = read_newest(Path(folder), strict)
+        self._ranks.require_same_files(path.name, found.facts)
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
         with signals_wait():
             try:
-                restore(self._checkpoint_parts(), state)
+                parts = self._checkpoint_parts()
+                if not self._ranks.is_one:
+                    parts[0].check(state)
+                    state = with_own_sums(state, self._ranks.mesh.rank)
+                restore(parts, state)
             except OnwardError as error:
                 raise OnwardError(f"{path}: {error}") from error
             self._run_id = str(found.facts["run"])
             self._skipped.checkpoint = self._spikes.checkpoint = path
             self.memory.torn = self._optimizer.is_half_restored = False
+            self._ranks.forget()
         return path
 
     @exclusive
@@ -173,11 +191,21 @@ class TrainerCheckpoints:
         self._average.require_own()
         path, found = read_newest(Path(folder), strict=True)
         restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
+        self._ranks.forget()
         return path
 
     def _checkpoint_parts(self) -> tuple[StatePart, ...]:
         """The parts of a checkpoint, in the order in which they are restored."""
-        return (random_part(), registered_part(self.registered), *self._state_parts())
+        own = [random_part(), registered_part(self.registered)]
+        if not self._ranks.is_one:
+            own = [ranks_part(self._ranks.mesh, own, self._named_sums)]
+        return (*own, *self._state_parts())
+
+    def _named_sums(self) -> dict[str, torch.Tensor]:
+        """The sums of gradients of an open window, as the optimizer's part of the state names
+        them."""
+        held = part_of(self._optimizer).save()["optimizer"]
+        return {name: x for name, x in held.items() if name.startswith(f"{ACCUMULATOR}.")}
 
 
 __all__ = ["TrainerCheckpoints"]

@@ -30,6 +30,7 @@ from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
+from onward.train.ranks import Ranks
 from onward.train.snapshot import TrainerSnapshot
 from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_export import TrainingSource, export_training
@@ -56,6 +57,7 @@ class TrainerViews:
     _optimizer: HeldOptimizer[Any]
     _window: AccumulationWindow
     _scaling: Scaling
+    _ranks: Ranks
 
     @property
     def updates(self) -> int:
@@ -169,9 +171,11 @@ class TrainerViews:
     def profile(self) -> dict[str, float]:
         """Runs the last training step once more, timing each launch. Returns seconds per op,
         largest first. Weights, optimizer state and counters are restored bit for bit; during the
-        run it holds a copy of what the step writes."""
+        run it holds a copy of what the step writes. All ranks of a mesh call it."""
         self._check_idle()
-        return self._last_run().profile()
+        last = self._last_run()
+        self._ranks.meet_to_profile()
+        return last.profile()
 
     @exclusive
     def nonfinite_origin(self) -> NonfiniteOrigin | None:

@@ -157,18 +157,20 @@ class AccumulationWindow:
         return (total / self.sums["divisor"]).to(self._kind) if is_mean else total
 
     @contextmanager
-    def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
+    def seed_drawn(
+        self, updates: int, agree: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Generator[torch.Tensor]:
         """A context with the window's seed. Its first step draws the seed; if that step fails, the
         draw is undone.
 
-        updates: done before the window.
+        updates: done before the window. agree: makes it the seed of all ranks.
         """
         if not self.is_first:
             yield self.seed
             return
         before, seed, steps = self._stream.save_point(), self.seed, self.steps
         try:
-            self.seed = self._stream.seed(self.number(updates))
+            self.seed = agree(self._stream.seed(self.number(updates)))
             yield self.seed
         except BaseException:
             if self.steps == steps:

@@ -1,0 +1,286 @@
+"""The ranks that train one model with a Trainer each: what they compare, and what they agree upon.
+
+Each rank has its own share of every micro-batch, and the same weights. Before each step the ranks
+exchange a few numbers, so that samples are numbered over all of them and nobody waits for a rank
+that does something else. On one rank nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Iterable, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from onward.distribute import Meeting, Mesh, RanksApartError
+from onward.errors import CheckpointError, OnwardError
+from onward.execute import Executable, ProcessMesh
+from onward.options import TrainerOptions
+from onward.plan import sequence_hash
+
+# what has to be equal on all ranks before a step, in the order in which ranks tell it
+_ALIKE = (
+    "the number of updates done", "the number of updates left out",
+    "the number of the micro-batch in its window", "the number of samples before it",
+    "the exchanges of the step", "the learning rate or another setting of the optimizer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Share:
+    """The place of this rank's batch within the micro-batch of all ranks. before: samples of the
+    ranks in front of it. total: samples of all ranks."""
+
+    before: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a Trainer stands in its run: updates done, windows left out since, micro-batches and
+    samples of the open window."""
+
+    updates: int
+    left_out: int
+    micro_steps: int
+    samples: int
+
+
+class Ranks:
+    """The ranks of a Trainer with the option `mesh`; one rank without it.
+
+    Raises OnwardError for options that ranks cannot train with together, and where the processes of
+    torch.distributed are not those of the mesh.
+    """
+
+    def __init__(self, options: TrainerOptions, device: torch.device) -> None:
+        sizes = dict(options.mesh or {})
+        self.mesh = Mesh()
+        if any(size > 1 for size in sizes.values()):
+            if options.auto_micro_batch:
+                raise OnwardError(
+                    "auto_micro_batch splits the batch of one rank, whose steps would not be those "
+                    "of the others; fix: leave it out, or mesh=None"
+                )
+            self.mesh = ProcessMesh(sizes, device.type)
+        self._every = options.compare_ranks_every
+        self._compared: int | None = None  # updates done when the weights were compared last
+        self._lost = False
+        self._hashes: MutableMapping[Executable, int] = WeakKeyDictionary()
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this process trains alone."""
+        return self.mesh.ranks == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the number 0, which writes files for all."""
+        return self.mesh.rank == 0
+
+    # ---- state
+
+    def require_between_windows(self, is_first: bool) -> None:
+        """Raises OnwardError within an accumulation window of several ranks. is_first: whether none
+        is open."""
+        if not is_first and not self.is_one:
+            raise OnwardError(
+                "state_dict within an accumulation window would hold the gradients of one rank "
+                "alone; fix: call it between updates, or use save, which keeps those of all ranks"
+            )
+
+    @contextmanager
+    def writing_files(self) -> Generator[None]:
+        """A context in which rank 0 writes files, while the others `wait_for_files`."""
+        try:
+            yield
+        except BaseException:
+            self.mesh.gathered(Meeting.SAVE, [0])
+            raise
+        self.mesh.gathered(Meeting.SAVE, [1])
+
+    def wait_for_files(self) -> None:
+        """Waits until rank 0 has written. Raises CheckpointError where it could not."""
+        [written], *_ = self.mesh.gathered(Meeting.SAVE, [1])
+        if not written:
+            raise CheckpointError("rank 0 could not write the checkpoint; fix: see what it says")
+
+    def require_same_files(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where the ranks resume from other checkpoints."""
+        if self.is_one:
+            return
+        said = _number(repr((name, sorted(facts.items(), key=str))).encode())
+        rows = self.mesh.gathered(Meeting.RESUME, [said])
+        other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
+        if other is not None:
+            raise CheckpointError(
+                f"rank {other} has read another checkpoint than rank 0 (here: {name}); fix: name "
+                "the checkpoint's own folder, on a file system that all ranks see"
+            )
+
+    # ---- before a step
+
+    def require_together(self) -> None:
+        """Raises OnwardError where an exception has interrupted a run of this rank, in which the
+        others may still wait."""
+        if self._lost:
+            raise OnwardError(
+                "an exception interrupted a step that the ranks make together, so that this rank "
+                "is no longer where the others are; fix: start the program again, and resume from "
+                "a checkpoint"
+            )
+
+    def compare(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        options: TrainerOptions,
+        updates: int,
+    ) -> None:
+        """Compares model, options and optimizer with those of the other ranks: before the first
+        step, after a state was loaded, and where the option `compare_ranks_every` says so. Raises
+        OnwardError where they differ."""
+        if self.is_one:
+            return
+        done, every = self._compared, self._every
+        if done is not None and (every is None or updates < done + every):
+            return
+        told = self.mesh.gathered_facts(_facts(model, optimizer, options))
+        for rank, facts in enumerate(told):
+            different = next((k for k, v in told[0].items() if facts.get(k) != v), None)
+            more = next((k for k in facts if k not in told[0]), None)
+            if different is not None or more is not None:
+                raise OnwardError(_differ(rank, str(different or more), facts, told[0]))
+        self._compared = updates
+
+    def forget(self) -> None:
+        """Has the weights compared again before the next step, since a state was loaded."""
+        self._compared, self._lost = None, False
+
+    @contextmanager
+    def preparing(self) -> Generator[None]:
+        """A context that tells the other ranks where this one fails to prepare its batch."""
+        try:
+            yield
+        except RanksApartError:
+            raise
+        except Exception:
+            self.mesh.fail()
+            raise
+
+    def share(
+        self, position: Position, batch_size: int, executable: Executable, inputs: Mapping[str, Any]
+    ) -> Share:
+        """Tells the other ranks where this one stands and how many samples it has, and returns its
+        share. executable: what it is about to run. inputs: the settings of the update. Raises
+        OnwardError where a rank stands elsewhere."""
+        if self.is_one:
+            return Share(0, batch_size)
+        alike = self._alike(position, executable, inputs)
+        rows = self.mesh.gathered(Meeting.MICRO_BATCH, [batch_size, *alike])
+        self._require_alike([row[1:] for row in rows])
+        sizes = [row[0] for row in rows]
+        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))
+
+    def end_window(
+        self, position: Position, executable: Executable, inputs: Mapping[str, Any]
+    ) -> None:
+        """Tells the other ranks that this one ends its window early. Raises OnwardError where a
+        rank stands elsewhere."""
+        if not self.is_one:
+            alike = self._alike(position, executable, inputs)
+            self._require_alike(self.mesh.gathered(Meeting.WINDOW_END, alike))
+
+    def meet_to_profile(self) -> None:
+        """Waits until all ranks time their step, which takes all of them."""
+        self.mesh.gathered(Meeting.PROFILE)
+
+    def seed(self, seed: torch.Tensor) -> torch.Tensor:
+        """The seed i64[2] of a window, which is that of rank 0, whatever seeds the others drew."""
+        if self.is_one:
+            return seed
+        return torch.tensor(self.mesh.gathered(Meeting.SEED, seed.tolist())[0], dtype=torch.int64)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """A context after whose failure no other step is made together."""
+        try:
+            yield
+        except BaseException:
+            self._lost = not self.is_one
+            raise
+
+    def _alike(
+        self, position: Position, executable: Executable, inputs: Mapping[str, Any]
+    ) -> list[int]:
+        found = self._hashes.get(executable)
+        if found is None:
+            found = self._hashes[executable] = _number(sequence_hash(executable.plan).encode())
+        settings = _number(repr(sorted(inputs.items())).encode())
+        at = (position.updates, position.left_out, position.micro_steps, position.samples)
+        return [*at, found, settings]
+
+    def _require_alike(self, rows: Iterable[list[int]]) -> None:
+        told = list(rows)
+        for rank, row in enumerate(told):
+            for what, value, first in zip(_ALIKE, row, told[0], strict=True):
+                if value != first:
+                    raise OnwardError(
+                        f"{what} of rank {rank} is not that of rank 0, so that the ranks cannot go "
+                        "on together; fix: call the same methods on every rank, with the same "
+                        "schedule and batches of one kind"
+                    )
+
+
+def _facts(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, options: TrainerOptions
+) -> dict[str, str]:
+    """What has to be equal on all ranks, by words for it."""
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    facts = {
+        "the version of onward": version("onward"),
+        "the version of torch": torch.__version__,
+        "the options": repr(options),
+        "the class of the model": type(model).__qualname__,
+        "the optimizer": f"{type(optimizer).__qualname__} {groups}",
+    }
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in held.items():
+        kind = f"{tensor.dtype} {list(tensor.shape)} {tensor.requires_grad}"
+        facts[f"the value of {name}"] = f"{kind} {_digest(tensor)}"
+    return facts
+
+
+def _differ(rank: int, what: str, facts: Mapping[str, str], first: Mapping[str, str]) -> str:
+    """The message about a fact that two ranks disagree upon."""
+    if what.startswith("the value of "):
+        fix = "load the same weights on every rank, or call torch.manual_seed with one number first"
+        return f"{what} on rank {rank} is not that of rank 0; fix: {fix}"
+    return (
+        f"{what} on rank {rank} ({_short(facts.get(what))}) is not that of rank 0 "
+        f"({_short(first.get(what))}); fix: start every rank with the same program and arguments"
+    )
+
+
+def _short(text: str | None) -> str:
+    said = text or "none"
+    return said if len(said) <= 80 else f"{said[:76]} ..."
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    held = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return blake2b(memoryview(held.numpy()), digest_size=8).hexdigest()
+
+
+def _number(data: bytes) -> int:
+    """A digest as an i64."""
+    return struct.unpack("<q", blake2b(data, digest_size=8).digest())[0]
+
+
+__all__ = ["Position", "Ranks", "Share"]

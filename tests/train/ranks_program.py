@@ -1,0 +1,344 @@
+"""One of several processes that train a model together with a Trainer each, over Gloo, and what
+each of them is given; `run` starts all of them and returns their results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+STEPS, ROWS, LENGTH = 20, 7, 8
+RATE = 0.05
+
+
+def gpt2() -> torch.nn.Module:
+    import tiny
+
+    return tiny.gpt2(0.1, layers=1, width=16)
+
+
+def bert() -> torch.nn.Module:
+    import tiny
+
+    return tiny.bert(0.1, layers=1, width=16)
+
+
+def t5() -> torch.nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.1,
+        decoder_start_token_id=0, use_cache=False,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=1, use_cache=False,
+        num_attention_heads=2, num_key_value_heads=1, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that several ranks make, and one as well. padding: whether rows are of different
+    lengths. early: the step after which a window of two micro-batches ends with one. near: the case
+    in fp32, where this one has less precision."""
+
+    model: Callable[[], torch.nn.Module]
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "SGD"
+    padding: bool = False
+    early: int | None = None
+    near: str | None = None
+
+
+WINDOW = {"gradient_accumulation_steps": 2}
+CLIPPED = {"max_grad_norm": 0.5}
+CASES = {
+    "gpt2": Case(gpt2, CLIPPED),
+    "gpt2 bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2"),
+    "gpt2 window": Case(gpt2, WINDOW, early=4),
+    "gpt2 fp16": Case(gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window"),
+    "gpt2 adamw": Case(gpt2, {"ema_decay": 0.9}, "AdamW"),
+    "bert": Case(bert, padding=True),
+    "bert window": Case(bert, {**WINDOW, "max_grad_value": 0.01}, padding=True, early=8),
+    "bert every row": Case(bert, {"disable": "row_demand"}, padding=True),
+    "t5": Case(t5, CLIPPED, padding=True),
+    "t5 window": Case(t5, WINDOW, padding=True, early=2),
+    "llama": Case(llama, {"memory_budget": 0.5}),
+    "llama window": Case(llama, WINDOW),
+    "llama bf16 sums": Case(
+        llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window"
+    ),
+}  # fmt: skip
+
+
+def shares(step: int, ranks: int) -> list[int]:
+    """The rows of each rank in a step: unequal, and other ones in the next step."""
+    sizes = [1] * ranks
+    for i in range(ROWS - ranks):
+        sizes[(i * i + step) % ranks] += 1
+    return sizes
+
+
+def rows(case: Case, step: int) -> Tensors:
+    """The batch of all ranks; the rows have unequal numbers of labels, one of them none."""
+    import tiny
+
+    data = tiny.batch(ROWS, LENGTH, "right" if case.padding else None, seed=step)
+    data["labels"][step % ROWS] = -100
+    data["labels"][::2, : step % 5] = -100
+    return data
+
+
+def trainer_of(case: Case, ranks: int, **more: Any) -> Any:
+    import onward
+
+    torch.manual_seed(0)
+    mesh = {"dp_replicate": ranks} if ranks > 1 else None
+    sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
+    made = sgd if case.optimizer == "SGD" else adamw
+    return onward.Trainer(case.model(), made, options={**case.options, "mesh": mesh, **more})
+
+
+def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int]) -> list[float]:
+    """The losses of these steps."""
+    losses: list[float] = []
+    for step in steps:
+        sizes = shares(step, ranks)
+        start = sum(sizes[:rank])
+        part = {n: x[start : start + sizes[rank]] for n, x in rows(case, step).items()}
+        losses.append(float(trainer.train_step(part).loss))
+        if step == case.early:
+            assert trainer.update() is not None
+    return losses
+
+
+def outcome(case: Case, rank: int, ranks: int) -> Tensors:
+    """The weights after the run, and its losses f64[steps]."""
+    trainer = trainer_of(case, ranks)
+    losses = trained(trainer, case, rank, ranks, range(STEPS))
+    made = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    if case.options.get("ema_decay"):
+        made |= {f"average.{n}": p for n, p in trainer.ema_state_dict().items()}
+    return made | {"losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+# ---- what ranks may not do, and checkpoints
+
+
+class Draws:
+    """An object of the user's own with another state on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.count = 10 * rank
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def resumed(folder: Path, rank: int, ranks: int) -> str:
+    """Goes on from a checkpoint within a window, and says what differs from the run that saved."""
+    case = CASES["gpt2 window"]
+
+    def made() -> tuple[Any, Draws]:
+        trainer, draws = trainer_of(case, ranks), Draws(rank)
+        trainer.register_for_checkpointing(draws)
+        return trainer, draws
+
+    trainer, draws = made()
+    torch.manual_seed(5 + rank)
+    trained(trainer, case, rank, ranks, range(4))
+    torch.rand(3)
+    draws.count += 1
+    trained(trainer, case, rank, ranks, [5])
+    path = trainer.save(folder / "run", save_total_limit=2)
+    want = trained(trainer, case, rank, ranks, range(6, 11)), torch.rand(3)
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    other, found = made()
+    torch.manual_seed(99)
+    assert other.resume(folder / "run") == path
+    assert found.count == draws.count == 10 * rank + 1
+    have = trained(other, case, rank, ranks, range(6, 11)), torch.rand(3)
+    assert have[0] == want[0] and torch.equal(have[1], want[1]), (have, want)
+    assert all(map(torch.equal, weights, other.model.parameters()))
+    path = other.save(folder / "later", background=True)
+    other.finish_saves()
+    return path.name
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    """The message of the refusal."""
+    from onward.errors import OnwardError
+
+    try:
+        act()
+    except OnwardError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
+    """What each rank says where rank 1 does something else than the others; the ranks go on
+    afterwards."""
+    case, odd = CASES["gpt2"], rank == 1
+    said: dict[str, str] = {}
+
+    def once(trainer: Any) -> None:
+        trained(trainer, case, rank, ranks, [0])
+
+    def weights() -> None:
+        trainer = trainer_of(case, ranks)
+        with torch.no_grad():
+            trainer.model.transformer.wpe.weight[0, 0] += 1e-6 * odd
+        once(trainer)
+
+    def rate() -> None:
+        trainer = trainer_of(case, ranks)
+        once(trainer)
+        trainer.optimizer.param_groups[0]["lr"] *= 1 + odd
+        once(trainer)
+
+    def method() -> None:
+        trainer = trainer_of(CASES["gpt2 window"], ranks)
+        once(trainer)
+        trainer.update() if odd else once(trainer)
+
+    def later() -> None:
+        trainer = trainer_of(case, ranks, compare_ranks_every=2)
+        once(trainer)
+        with torch.no_grad():
+            trainer.model.transformer.ln_f.bias[1] += odd
+        once(trainer)
+        once(trainer)
+
+    def batch() -> None:
+        trainer = trainer_of(CASES["bert"], ranks)
+        data = rows(CASES["bert"], 0)
+        trainer.train_step(data, fetch=["nothing"] if odd else [])
+
+    def files() -> None:
+        trainer = trainer_of(case, ranks)
+        once(trainer)
+        place = folder / "no folder"
+        if rank == 0:
+            place.write_text("")
+        trainer.save(place)
+
+    def trees() -> None:
+        trainer = trainer_of(case, ranks)
+        once(trainer)
+        trainer.save(folder / "a")
+        once(trainer)
+        trainer.save(folder / "b")
+        trainer.resume(folder / ("b" if odd else "a"))
+
+    def within() -> None:
+        trainer = trainer_of(CASES["gpt2 window"], ranks)
+        once(trainer)
+        trainer.state_dict()
+
+    for act in (weights, rate, method, later, batch, files, trees, within):
+        said[act.__name__] = refusal(act)
+    said["options"] = refusal(lambda: once(trainer_of(case, ranks, max_grad_norm=1.0 + odd)))
+    said["sizes"] = refusal(lambda: trainer_of(case, ranks + 1))
+    return said
+
+
+def profiled(rank: int, ranks: int) -> None:
+    """What only looks at a Trainer does so on one rank alone; a profile takes all of them."""
+    case = CASES["bert"]
+    trainer = trainer_of(case, ranks, verify=True)
+    trained(trainer, case, rank, ranks, [0])
+    data = rows(case, 1)
+    if rank == 0:
+        trainer.eval_step(data)
+        trainer.explain()
+        trainer.explain(data)
+        trainer.report()
+    assert trainer.profile()["AllReduceStart"] > 0
+    trained(trainer, case, rank, ranks, [1])
+
+
+def lost(where: str, rank: int, ranks: int) -> dict[str, Any]:
+    """What rank 0 says where rank 1 ends: before its step, or within the run of its graph."""
+    from torch import distributed
+
+    case = CASES["gpt2"]
+    trainer = trainer_of(case, ranks)
+    trained(trainer, case, rank, ranks, [0])
+    if rank == 1:
+        if where == "run":
+            distributed.all_reduce = lambda *_, **__: os._exit(9)  # type: ignore[assignment]
+            trained(trainer, case, rank, ranks, [1])
+        os._exit(9)
+    start = time.monotonic()
+    said = refusal(lambda: trained(trainer, case, rank, ranks, [1]))
+    again = refusal(lambda: trained(trainer, case, rank, ranks, [2]))
+    return {"said": said, "again": again, "seconds": time.monotonic() - start}
+
+
+# ---- processes
+
+
+def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
+    """What each rank has saved. what: "cases", "refusals", or where rank 1 ends."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, __file__, str(folder), str(ranks), what]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank)], stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    told = [each.communicate(timeout=600)[1] for each in processes]
+    ended = [each.returncode for each in processes]
+    assert ended == [0, *[0 if what in ("cases", "refusals") else 9] * (ranks - 1)], "\n".join(told)
+    saved = [folder / f"{rank}.pt" for rank in range(ranks)]
+    return [
+        torch.load(path, weights_only=True)  # noqa: TID251  # written above, tensors and texts
+        for path in saved
+        if path.exists()
+    ]
+
+
+def main(folder: Path, ranks: int, what: str, rank: int) -> None:
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    place = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
+    made: dict[str, Any] = {}
+    if what == "cases":
+        made = {name: outcome(case, rank, ranks) for name, case in CASES.items()}
+    elif what != "refusals":
+        torch.save(lost(what, rank, ranks), folder / f"{rank}.pt")
+        return
+    else:
+        made["resumed"] = resumed(folder, rank, ranks)
+        profiled(rank, ranks)
+        made |= refusals(folder, rank, ranks)
+    distributed.barrier()
+    torch.save(made, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

@@ -1,0 +1,140 @@
+"""A Trainer on several ranks: 20 updates of two and of four processes over Gloo are those of one
+process with the whole batch; what ranks may not do is refused on all of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks_program
+import tiny
+import torch
+from ranks_program import CASES, STEPS, Tensors, rows, trainer_of
+
+from onward.errors import OnwardError
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
+
+@functools.cache
+def alone(name: str) -> Tensors:
+    return ranks_program.outcome(CASES[name], 0, 1)
+
+
+def apart(found: Tensors, want: Tensors) -> float:
+    """The largest distance of a tensor from the one that it should be, relative to its norm."""
+    assert found.keys() == want.keys()
+    return max(
+        float((found[name].double() - y.double()).norm() / y.double().norm())
+        for name, y in want.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_are_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
+    found = ranks_program.run(tmp_path, ranks, "cases")
+    for name, case in CASES.items():
+        for rank in range(1, ranks):
+            for key, y in found[0][name].items():
+                assert torch.equal(found[rank][name][key], y), f"{name}: {key} of two ranks"
+        assert len(found[0][name]["losses"]) == STEPS
+        limit = 1e-6 if case.near is None else 2 * apart(alone(name), alone(case.near))
+        assert apart(found[0][name], alone(name)) < limit, name
+
+
+def test_one_process_is_eager_pytorch() -> None:
+    """What the ranks are compared with, without dropout."""
+    case = CASES["gpt2"]
+    trainer = trainer_of(case, 1)
+    for module in trainer.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    eager = tiny.gpt2(0.0, layers=1, width=16)
+    eager.load_state_dict(trainer.model.state_dict())
+    optimizer = torch.optim.SGD(eager.parameters(), lr=ranks_program.RATE, momentum=0.9)
+    for step in range(STEPS):
+        data: Any = rows(case, step)
+        loss = eager(**data).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        found = float(trainer.train_step(data).loss)
+        assert math.isclose(found, float(loss.detach()), rel_tol=1e-5)
+    want = {n: p.detach() for n, p in eager.named_parameters()}
+    have = {n: p.detach() for n, p in trainer.model.named_parameters()}
+    assert apart(have, want) < 1e-5
+
+
+EXPECTED = {
+    "weights": "the value of transformer.wpe.weight on rank 1 is not that of rank 0; fix: load",
+    "rate": "the learning rate or another setting of the optimizer of rank 1 is not that of rank 0",
+    "method": "rank 1 ends its accumulation window early, while rank 0 ",
+    "later": "the value of transformer.ln_f.bias on rank 1 is not that of rank 0",
+    "batch": "rank 1 has failed, while rank 0 ",
+    "files": "no folder",
+    "trees": "rank 1 has read another checkpoint than rank 0",
+    "within": "within an accumulation window would hold the gradients of one rank alone; fix",
+    "options": "the options on rank 1 (",
+    "sizes": "has 3 ranks, but torch.distributed has 2 processes; fix",
+}
+OTHERWISE = {  # what rank 1 says, where it is not the same
+    "method": "while rank 1 ends its accumulation window early",
+    "batch": "fetch names the output 'nothing', which the model does not have",
+    "files": "rank 0 could not write the checkpoint",
+}
+
+
+@pytest.mark.slow
+def test_what_ranks_do_differently_is_refused_on_all(tmp_path: Path) -> None:
+    first, second = ranks_program.run(tmp_path, 2, "refusals")
+    assert first["resumed"] == second["resumed"] == "checkpoint-5"
+    for name, said in EXPECTED.items():
+        assert said in first[name], first[name]
+        assert OTHERWISE.get(name, said) in second[name], second[name]
+    left = [p.name for p in (tmp_path / "run").iterdir() if p.is_dir()]
+    assert len(left) == 1, "rank 0 alone writes"
+    trainer = trainer_of(CASES["gpt2 window"], 1)
+    with pytest.raises(OnwardError, match="2 ranks saved it, and one process trains here; fix"):
+        trainer.resume(tmp_path / "run")
+    trainer.load_weights(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("before", "while this one "), ("run", r"exchange \d+ along dp_replicate, of [a-z0-9 ]+[:,]")],
+)
+def test_a_rank_that_ends_is_named_at_once(where: str, what: str, tmp_path: Path) -> None:
+    [found] = ranks_program.run(tmp_path, 2, where)
+    assert found["said"].startswith("another rank has ended or does not answer")
+    assert re.search(what, found["said"]) and "fix: see what that rank printed" in found["said"]
+    assert found["seconds"] < 30
+    assert "no longer where the others are; fix" in found["again"] or where == "before"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ({"dp_replicate": 2}, "a mesh of processes needs torch.distributed; fix: start"),
+        ({"dp_shard": 2}, "ranks along dp_replicate alone, not yet dp_shard"),
+        ({"data": 2}, "1 or more ranks along axes of dp_replicate, dp_shard"),
+        ({"dp_replicate": 0}, "1 or more ranks"),
+        (2, "the number of ranks by axis"),
+    ],
+)
+def test_a_mesh_that_cannot_be(mesh: Any, said: str) -> None:
+    with pytest.raises(OnwardError, match=said):
+        trainer_of(CASES["gpt2"], 1, mesh=mesh)
+
+
+def test_a_mesh_of_one_rank_needs_no_processes() -> None:
+    case = CASES["gpt2"]
+    trainer = trainer_of(case, 1, mesh={"dp_replicate": 1})
+    losses = ranks_program.trained(trainer, case, 0, 1, [0, 1])
+    assert losses == alone("gpt2")["losses"].tolist()[:2]
