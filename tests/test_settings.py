@@ -62,6 +62,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
         {"growth_interval": 2.0}, {"growth_interval": True}, {"growth_interval": None}, {1: 2},
         1024.0, LossScale(4.0), {"growth_interval": 3},  # of fp16, which it is not
     ),
+    "mesh": (
+        2, "2", (), {}, [("dp_replicate", 2)], {"data": 2}, {"dp_replicate": 0}, {"dp_shard": 2},
+        {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {2: 2},
+    ),
+    "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "optimizer_state": (
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
         torch.bfloat16, ["bf16"],
@@ -104,6 +109,11 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         ("dynamic", LossScale()), (LossScale(), LossScale()), ({}, LossScale()),
         ({"init_scale": 2**16}, LossScale()),
     ),
+    "mesh": (
+        (None, None), ({"dp_replicate": 1}, {"dp_replicate": 1}),
+        ({"dp_replicate": np.int64(1), "tp": 1}, {"dp_replicate": 1, "tp": 1}),
+    ),
+    "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),
     "gradient_accumulation_average": (("auto", "auto"), ("labels", "labels")),

@@ -5,20 +5,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.memory_amounts import MEMORY_BUDGET, memory_amount, whole_number
 from onward.mesh_sizes import read_mesh
+from onward.option_readers import (
+    Reader,
+    read_budget,
+    read_count,
+    read_decay,
+    read_names,
+    read_norm,
+    read_one_of,
+    read_pass_names,
+    read_precision,
+    read_real,
+    read_seed,
+    read_skips,
+    read_spikes,
+    read_switch,
+    read_threshold,
+    read_updates,
+)  # fmt: skip
 
 Class = TypeVar("Class", bound=type)
 Options = TypeVar("Options")
-Reader = Callable[[str, Any], Any]
-"""A function of an option's name and the value given for it. It returns the value converted, and
-raises OnwardError where it is invalid."""
 
 
 def option(
@@ -69,165 +82,6 @@ def options_of(kind: type[Options], options: Any) -> Options:
     return kind(**options)
 
 
-# ---- readers: the allowed values of one option
-
-
-def read_count(name: str, value: object) -> int:
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise refused(name, value, "a whole number, 1 or more")
-    return number
-
-
-def read_limit(name: str, value: object) -> int | None:
-    """Reads how many of something are kept: a whole number from 1 on, or None for all."""
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number, 1 or more, or None (all are kept)")
-    return number
-
-
-def _skips(name: str, value: object) -> int | None:
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number, 1 or more, or None (training never stops)")
-    return number
-
-
-def _updates(name: str, value: object) -> int | None:
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number of updates, 1 or more, or None")
-    return number
-
-
-def _spikes(name: str, value: object) -> str | None:
-    if value is not None and value not in ("warn", "skip", "raise"):
-        raise refused(name, value, '"warn", "skip", "raise", or None (losses are not looked at)')
-    return None if value is None else str(value)
-
-
-def _threshold(name: str, value: object) -> float:
-    number = _real(value)
-    if number is None or number <= 0:
-        raise refused(name, value, "a positive number")
-    return number
-
-
-def _norm(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    number = _real(value)
-    if number is None or number <= 0:
-        raise refused(name, value, "a positive number, or None (no clipping)")
-    return number
-
-
-def _decay(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    number = _real(value)
-    if number is None or not 0 < number < 1:
-        raise refused(name, value, "a number above 0 and below 1, or None (no average)")
-    return number
-
-
-def _real(value: object) -> float | None:
-    """Reads a finite number, also numpy's, as float; None for anything else, including booleans."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _seed(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    number = whole_number(value)
-    if number is None or not 0 <= number < 2**64:
-        raise refused(name, value, "a whole number from 0 to 2**64 - 1, or None")
-    return number
-
-
-def read_switch(name: str, value: object) -> bool:
-    if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
-        raise refused(name, value, "True or False")
-    return bool(value)
-
-
-def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...]:
-    """Reads names as a tuple without repetitions. A string is one name, or with `commas`
-    several."""
-    if isinstance(value, str):
-        parts = [part.strip() for part in value.split(",")] if commas else [value.strip()]
-        if commas or all(parts):
-            return tuple(dict.fromkeys(part for part in parts if part))
-    if not isinstance(value, Iterable) or isinstance(value, str | Mapping | bytes):
-        raise refused(name, value, "a name, or a list of names")
-    found = list(value)
-    strange = [x for x in found if not isinstance(x, str) or not x]
-    if strange:
-        raise OnwardError(f"{name} holds {shown(strange[0])}; fix: give names as strings")
-    return tuple(dict.fromkeys(found))
-
-
-def _budget(name: str, value: object) -> int | float | str | None:
-    if value is None:
-        return None
-    if memory_amount(value) is None:
-        raise refused(name, value, f"a value {MEMORY_BUDGET}, or None")
-    return value  # type: ignore[return-value]
-
-
-def _precision(name: str, value: object) -> str:
-    if value is None or value is False:
-        return "no"
-    if value not in PRECISIONS:
-        raise refused(name, value, f"one of {', '.join(map(repr, PRECISIONS))}")
-    return str(value)
-
-
-PRECISIONS = ("no", "bf16", "fp16", "auto")
-
-
-def _loss_scale(name: str, value: object) -> float | LossScale:
-    if isinstance(value, LossScale):
-        return value
-    if isinstance(value, str) and value == "dynamic":
-        return LossScale()
-    if isinstance(value, Mapping):
-        known = [f.name for f in dataclasses.fields(LossScale)]
-        check_names(name, "setting", [str(key) for key in value], known)
-        return LossScale(**value)
-    number = _real(value)
-    if number is None or not LEAST_SCALE <= number <= 1 / LEAST_SCALE:
-        fix = '"dynamic", a number from 2**-126 to 2**126, or an onward.LossScale'
-        raise refused(name, value, fix)
-    return number
-
-
-def read_one_of(*values: str) -> Reader:
-    """A reader that accepts one of these strings."""
-
-    def read(name: str, value: object) -> str:
-        if not isinstance(value, str) or value not in values:
-            raise refused(name, value, f"one of {', '.join(map(repr, values))}")
-        return value
-
-    return read
-
-
-def _pass_names(name: str, value: object) -> tuple[str, ...]:
-    return read_names(name, value, commas=True)
-
-
-def _check_recompute(recompute: str, budget: object) -> None:
-    if recompute != "auto" and budget is not None:
-        raise OnwardError(
-            f"recompute={recompute!r} and memory_budget are two ways to say what is recomputed; "
-            "fix: leave one of them out"
-        )
-
-
 # ---- the loss scale
 
 LEAST_SCALE = 2.0**-126  # the smallest normal f32
@@ -259,7 +113,7 @@ class LossScale:
             ),
         }  # fmt: skip
         for name, (least, most, words) in limits.items():
-            number = _real(getattr(self, name))
+            number = read_real(getattr(self, name))
             if number is None or not least <= number <= most:
                 raise refused(f"loss_scale: {name}", getattr(self, name), words)
             object.__setattr__(self, name, number)
@@ -267,7 +121,31 @@ class LossScale:
         object.__setattr__(self, "growth_interval", interval)
 
 
+def _read_loss_scale(name: str, value: object) -> float | LossScale:
+    if isinstance(value, LossScale):
+        return value
+    if isinstance(value, str) and value == "dynamic":
+        return LossScale()
+    if isinstance(value, Mapping):
+        known = [f.name for f in dataclasses.fields(LossScale)]
+        check_names(name, "setting", [str(key) for key in value], known)
+        return LossScale(**value)
+    number = read_real(value)
+    if number is None or not LEAST_SCALE <= number <= 1 / LEAST_SCALE:
+        fix = '"dynamic", a number from 2**-126 to 2**126, or an onward.LossScale'
+        raise refused(name, value, fix)
+    return number
+
+
 # ---- options
+
+
+def _check_recompute(recompute: str, budget: object) -> None:
+    if recompute != "auto" and budget is not None:
+        raise OnwardError(
+            f"recompute={recompute!r} and memory_budget are two ways to say what is recomputed; "
+            "fix: leave one of them out"
+        )
 
 
 @documented
@@ -286,7 +164,7 @@ class TrainerOptions:
 
     max_grad_norm: float | None = option(
         None,
-        _norm,
+        read_norm,
         "clips gradients to this global norm",
         "1.0",
         {"max_grad_norm": "clip the gradient to this global 2-norm; 0 or null: no clipping"},
@@ -295,7 +173,7 @@ class TrainerOptions:
 
     max_grad_value: float | None = option(
         None,
-        _norm,
+        read_norm,
         "clips each element of the gradients to this value, as `torch.nn.utils.clip_grad_value_`; "
         "not together with `max_grad_norm`",
         "0.5",
@@ -305,7 +183,7 @@ class TrainerOptions:
 
     seed: int | None = option(
         None,
-        _seed,
+        read_seed,
         'seeds dropout masks and the rounding of `optimizer_state="bf16"`; without it they follow '
         "`torch.manual_seed`",
         "0",
@@ -326,7 +204,7 @@ class TrainerOptions:
 
     memory_budget: int | float | str | None = option(
         None,
-        _budget,
+        read_budget,
         "recomputes values in backward until the step fits; `0.6` keeps 60 % of what can be "
         "spared. The results are the same to the bit",
         '"2GB"',
@@ -381,7 +259,7 @@ class TrainerOptions:
 
     max_skipped_updates: int | None = option(
         8,
-        _skips,
+        read_skips,
         "raises `NonfiniteError` after so many skipped updates in a row, and names the op or the "
         "input that the infinite or NaN numbers come from; None: never",
         "8",
@@ -392,7 +270,7 @@ class TrainerOptions:
 
     loss_spikes: str | None = option(
         None,
-        _spikes,
+        read_spikes,
         'looks for updates whose loss is far above those before. `"warn"` logs them; '
         '`"skip"` leaves them out, and the step says `skipped`; `"raise"` leaves them out and '
         "raises `LossSpikeError`, which names the last checkpoint",
@@ -407,7 +285,7 @@ class TrainerOptions:
 
     loss_spike_threshold: float = option(
         8.0,
-        _threshold,
+        read_threshold,
         "is how far above the median a loss is a spike, in standard deviations or percent",
         "6.0",
     )
@@ -427,7 +305,7 @@ class TrainerOptions:
 
     mixed_precision: str = option(
         "no",
-        _precision,
+        read_precision,
         "computes products, attention and activations in bfloat16, as `torch.autocast` does; "
         'weights and optimizer state stay fp32. `"fp16"`: in float16, with a loss scale. `"auto"`: '
         "bf16 where the processor multiplies it",
@@ -444,7 +322,7 @@ class TrainerOptions:
 
     loss_scale: float | str | Mapping[str, Any] | LossScale = option(
         "dynamic",
-        _loss_scale,
+        _read_loss_scale,
         "multiplies the loss of fp16 for backward by a scale that changes as "
         "`torch.amp.GradScaler`'s does; a number is a fixed scale, and an `onward.LossScale` is "
         "the same rule with other numbers",
@@ -469,7 +347,7 @@ class TrainerOptions:
 
     compare_ranks_every: int | None = option(
         None,
-        _updates,
+        read_updates,
         "compares weights and buffers of all ranks after so many updates again; they are always "
         "compared before the first step",
         "1000",
@@ -514,7 +392,7 @@ class TrainerOptions:
 
     ema_decay: float | None = option(
         None,
-        _decay,
+        read_decay,
         "keeps an exponential moving average of the weights, for `ema_weights()` and "
         "`ema_state_dict()`",
         "0.999",
@@ -534,7 +412,7 @@ class TrainerOptions:
 
     disable: Sequence[str] = option(
         (),
-        _pass_names,
+        read_pass_names,
         "leaves passes out, by name; `row_demand` computes every row",
         '"gemm_add"',
     )
@@ -610,12 +488,12 @@ class ModuleOptions:
     why, once."""
 
     memory_budget: int | float | str | None = option(
-        None, _budget, "as in TrainerOptions, for a call's forward and backward", '"2GB"'
+        None, read_budget, "as in TrainerOptions, for a call's forward and backward", '"2GB"'
     )
     recompute: str = option(
         "auto", read_one_of("auto", "layers", "none"), "as in TrainerOptions", '"layers"'
     )
-    disable: Sequence[str] = option((), _pass_names, "as in TrainerOptions", '"gemm_add"')
+    disable: Sequence[str] = option((), read_pass_names, "as in TrainerOptions", '"gemm_add"')
 
     def __post_init__(self) -> None:
         read_options(self)

@@ -70,7 +70,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a decision is that of one rank", "execute/process_mesh.py",
-        "        return all(row[0] for row in self.gathered(Meeting.DECISION, [int(value)]))\n",
+        "        return all(row[0] for row in self.gathered(MeetingKind.DECISION, [int(value)]))\n",
         "        return value\n", GLOO,
     ),
     Fault(

@@ -332,6 +332,7 @@ def main(folder: Path, ranks: int, what: str, rank: int) -> None:
         torch.save(lost(what, rank, ranks), folder / f"{rank}.pt")
         return
     else:
+        made["window"] = outcome(CASES["gpt2 window"], rank, ranks)
         made["resumed"] = resumed(folder, rank, ranks)
         profiled(rank, ranks)
         made |= refusals(folder, rank, ranks)

@@ -91,8 +91,9 @@ OTHERWISE = {  # what rank 1 says, where it is not the same
 
 
 @pytest.mark.slow
-def test_what_ranks_do_differently_is_refused_on_all(tmp_path: Path) -> None:
+def test_a_window_a_checkpoint_and_what_ranks_do_differently(tmp_path: Path) -> None:
     first, second = ranks_program.run(tmp_path, 2, "refusals")
+    assert apart(first["window"], alone("gpt2 window")) < 1e-6
     assert first["resumed"] == second["resumed"] == "checkpoint-5"
     for name, said in EXPECTED.items():
         assert said in first[name], first[name]

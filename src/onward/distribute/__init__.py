@@ -12,7 +12,7 @@ from __future__ import annotations
 from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.data_parallel import BUCKET, DATA_AXES, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
-from onward.distribute.mesh import AXES, Meeting, Mesh, RanksApartError
+from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
@@ -58,7 +58,7 @@ def _unshared(graph: Graph) -> str | None:
 
 
 __all__ = [
-    "AXES", "BUCKET", "DATA_AXES", "Collectives", "Meeting", "Mesh",
+    "AXES", "BUCKET", "DATA_AXES", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "StartedCollective", "data_parallel",
     "distribute", "lockstep", "ranks_of",
 ]  # fmt: skip

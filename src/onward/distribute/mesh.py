@@ -16,7 +16,7 @@ class RanksApartError(OnwardError):
     """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended."""
 
 
-class Meeting(Enum):
+class MeetingKind(Enum):
     """What the ranks of a mesh exchange numbers for. The value says what a rank does there."""
 
     DECISION = "decides how its step runs"
@@ -81,7 +81,7 @@ class Mesh:
         """
         return value
 
-    def gathered(self, meeting: Meeting, numbers: Sequence[int] = ()) -> list[list[int]]:
+    def gathered(self, meeting: MeetingKind, numbers: Sequence[int] = ()) -> list[list[int]]:
         """The numbers i64[n] of every rank, in the order of the ranks. All ranks call it at the
         same points with equally many numbers. Raises RanksApartError where another rank is at
         another meeting."""
@@ -106,4 +106,4 @@ class Mesh:
         return " x ".join(f"{axis} {size}" for axis, size in named) or "one rank"
 
 
-__all__ = ["AXES", "Meeting", "Mesh", "RanksApartError"]
+__all__ = ["AXES", "MeetingKind", "Mesh", "RanksApartError"]

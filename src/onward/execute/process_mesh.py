@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from onward.distribute import Meeting, Mesh, RanksApartError
+from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import OnwardError, one_line
 
 MOST_NUMBERS = 12  # that ranks exchange in one meeting
-_MEETINGS = tuple(Meeting)
+_MEETINGS = tuple(MeetingKind)
 
 
 class ProcessMesh(Mesh):
@@ -60,9 +60,9 @@ class ProcessMesh(Mesh):
 
     def agreed(self, value: bool) -> bool:
         """Whether the value is true on every rank. Waits for the other ranks."""
-        return all(row[0] for row in self.gathered(Meeting.DECISION, [int(value)]))
+        return all(row[0] for row in self.gathered(MeetingKind.DECISION, [int(value)]))
 
-    def gathered(self, meeting: Meeting, numbers: Sequence[int] = ()) -> list[list[int]]:
+    def gathered(self, meeting: MeetingKind, numbers: Sequence[int] = ()) -> list[list[int]]:
         """The numbers of every rank. Waits for the other ranks. Raises RanksApartError where one
         of them is at another meeting, has failed or has ended."""
         told = [_MEETINGS.index(meeting), *numbers]
@@ -86,7 +86,7 @@ class ProcessMesh(Mesh):
     def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
         """The facts of every rank. Waits for the other ranks."""
         text = json.dumps(dict(facts)).encode()
-        sizes = [size for [size] in self.gathered(Meeting.FACTS, [len(text)])]
+        sizes = [size for [size] in self.gathered(MeetingKind.FACTS, [len(text)])]
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in sizes]
@@ -96,7 +96,7 @@ class ProcessMesh(Mesh):
 
     def gathered_states(self, state: Any) -> list[Any]:
         """The state of every rank, on rank 0; none on the others. Waits for the other ranks."""
-        self.gathered(Meeting.SAVE)
+        self.gathered(MeetingKind.SAVE)
         states: list[Any] = [None] * self.ranks if self.rank == 0 else []
         dist.gather_object(state, states if self.rank == 0 else None, 0, self.host)
         return states
@@ -105,10 +105,10 @@ class ProcessMesh(Mesh):
         """Tells the other ranks that this one has failed; it waits for them, unless they have
         ended."""
         with suppress(RanksApartError):  # they are at another meeting, as they have to be
-            self.gathered(Meeting.FAILURE)
+            self.gathered(MeetingKind.FAILURE)
 
 
-def _lost(meeting: Meeting, error: RuntimeError) -> RanksApartError:
+def _lost(meeting: MeetingKind, error: RuntimeError) -> RanksApartError:
     """The error of an exchange that torch.distributed has given up."""
     return RanksApartError(
         f"another rank has ended or does not answer, while this one {meeting.value} "

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 from onward.environment import check_variables
 from onward.errors import OnwardError
 from onward.kernels import forced_engine
-from onward.options import TrainerOptions, read_names
+from onward.option_readers import read_names
+from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.rewrite import switched_off
 

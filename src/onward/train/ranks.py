@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from onward.distribute import Meeting, Mesh, RanksApartError
+from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import CheckpointError, OnwardError
 from onward.execute import Executable, ProcessMesh
 from onward.options import TrainerOptions
@@ -76,12 +76,12 @@ class Ranks:
 
     @property
     def is_one(self) -> bool:
-        """Whether this process trains alone."""
+        """Says whether this process trains alone."""
         return self.mesh.ranks == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank has the number 0, which writes files for all."""
+        """Says whether this rank has the number 0, which writes files for all."""
         return self.mesh.rank == 0
 
     # ---- state
@@ -101,13 +101,13 @@ class Ranks:
         try:
             yield
         except BaseException:
-            self.mesh.gathered(Meeting.SAVE, [0])
+            self.mesh.gathered(MeetingKind.SAVE, [0])
             raise
-        self.mesh.gathered(Meeting.SAVE, [1])
+        self.mesh.gathered(MeetingKind.SAVE, [1])
 
     def wait_for_files(self) -> None:
         """Waits until rank 0 has written. Raises CheckpointError where it could not."""
-        [written], *_ = self.mesh.gathered(Meeting.SAVE, [1])
+        [written], *_ = self.mesh.gathered(MeetingKind.SAVE, [1])
         if not written:
             raise CheckpointError("rank 0 could not write the checkpoint; fix: see what it says")
 
@@ -116,7 +116,7 @@ class Ranks:
         if self.is_one:
             return
         said = _number(repr((name, sorted(facts.items(), key=str))).encode())
-        rows = self.mesh.gathered(Meeting.RESUME, [said])
+        rows = self.mesh.gathered(MeetingKind.RESUME, [said])
         other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
         if other is not None:
             raise CheckpointError(
@@ -183,7 +183,7 @@ class Ranks:
         if self.is_one:
             return Share(0, batch_size)
         alike = self._alike(position, executable, inputs)
-        rows = self.mesh.gathered(Meeting.MICRO_BATCH, [batch_size, *alike])
+        rows = self.mesh.gathered(MeetingKind.MICRO_BATCH, [batch_size, *alike])
         self._require_alike([row[1:] for row in rows])
         sizes = [row[0] for row in rows]
         return Share(sum(sizes[: self.mesh.rank]), sum(sizes))
@@ -195,17 +195,19 @@ class Ranks:
         rank stands elsewhere."""
         if not self.is_one:
             alike = self._alike(position, executable, inputs)
-            self._require_alike(self.mesh.gathered(Meeting.WINDOW_END, alike))
+            self._require_alike(self.mesh.gathered(MeetingKind.WINDOW_END, alike))
 
     def meet_to_profile(self) -> None:
         """Waits until all ranks time their step, which takes all of them."""
-        self.mesh.gathered(Meeting.PROFILE)
+        self.mesh.gathered(MeetingKind.PROFILE)
 
     def seed(self, seed: torch.Tensor) -> torch.Tensor:
         """The seed i64[2] of a window, which is that of rank 0, whatever seeds the others drew."""
         if self.is_one:
             return seed
-        return torch.tensor(self.mesh.gathered(Meeting.SEED, seed.tolist())[0], dtype=torch.int64)
+        return torch.tensor(
+            self.mesh.gathered(MeetingKind.SEED, seed.tolist())[0], dtype=torch.int64
+        )
 
     @contextmanager
     def running(self) -> Generator[None]:

@@ -22,7 +22,8 @@ from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
-from onward.options import TrainerOptions, read_names
+from onward.option_readers import read_names
+from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.prepared_step import PreparedStep

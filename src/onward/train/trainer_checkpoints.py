@@ -12,7 +12,7 @@ from onward.checkpoint import BackgroundWriter, folder_name, rotate, unwritten
 from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.forks import Lock
-from onward.options import read_limit
+from onward.option_readers import read_limit
 from onward.signals import signals_wait
 from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
