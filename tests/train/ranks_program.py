@@ -36,8 +36,9 @@ def t5() -> torch.nn.Module:
 
     config = T5Config(
         vocab_size=100, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.1,
-        decoder_start_token_id=0, use_cache=False,
+        use_cache=False,
     )  # fmt: skip
+    config.decoder_start_token_id = 0
     return T5ForConditionalGeneration(config)
 
 

@@ -277,7 +277,7 @@ def _short(text: str | None) -> str:
 
 def _digest(tensor: torch.Tensor) -> str:
     held = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return blake2b(memoryview(held.numpy()), digest_size=8).hexdigest()
+    return blake2b(held.numpy().data, digest_size=8).hexdigest()
 
 
 def _number(data: bytes) -> int:
