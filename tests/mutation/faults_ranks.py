@@ -8,7 +8,7 @@ ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
 GLOO = ("execute/test_exchanges.py",)
-TRAINERS = ("train/test_ranks.py",)
+TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
