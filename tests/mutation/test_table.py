@@ -18,7 +18,12 @@ from run import ROOT, mutated
 def test_fault_applies(fault: Fault) -> None:
     assert mutated(fault) != (ROOT / "src/onward" / fault.file).read_text()
     compile(mutated(fault), fault.file, "exec")
-    assert all((ROOT / "tests" / t).exists() for t in fault.tests)
+    for path, _, test in (t.partition("::") for t in fault.tests):
+        assert (
+            f"def {test}" in (ROOT / "tests" / path).read_text()
+            if test
+            else (ROOT / "tests" / path).exists()
+        )
 
 
 def test_names_are_different() -> None:
