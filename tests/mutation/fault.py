@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """In `file`, `old` becomes `new`; `tests`, files below `tests` or single ones, must fail then."""
+    """In `file`, `old` becomes `new`; `tests`, files below `tests` or single ones, fail then."""
 
     name: str
     file: str
