@@ -22,26 +22,21 @@ def read_count(name: str, value: object) -> int:
     return number
 
 
-def read_limit(name: str, value: object) -> int | None:
-    """Reads how many of something are kept: a whole number from 1 on, or None for all."""
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number, 1 or more, or None (all are kept)")
-    return number
+def _count_or_none(meant: str) -> Callable[[str, object], int | None]:
+    """A reader of a whole number, 1 or more, or None; meant: what a message says of both."""
+
+    def read(name: str, value: object) -> int | None:
+        number = whole_number(value)
+        if value is not None and (number is None or number < 1):
+            raise refused(name, value, meant)
+        return number
+
+    return read
 
 
-def read_skips(name: str, value: object) -> int | None:
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number, 1 or more, or None (training never stops)")
-    return number
-
-
-def read_updates(name: str, value: object) -> int | None:
-    number = whole_number(value)
-    if value is not None and (number is None or number < 1):
-        raise refused(name, value, "a whole number of updates, 1 or more, or None")
-    return number
+read_limit = _count_or_none("a whole number, 1 or more, or None (all are kept)")
+read_skips = _count_or_none("a whole number, 1 or more, or None (training never stops)")
+read_updates = _count_or_none("a whole number of updates, 1 or more, or None")
 
 
 def read_spikes(name: str, value: object) -> str | None:

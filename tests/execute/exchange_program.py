@@ -4,12 +4,12 @@ given; `run` starts both and returns their results."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_processes import run_ranks
 
 from onward.distribute import Collectives, Mesh
 from onward.graph.build import Builder
@@ -71,17 +71,7 @@ def feeds(rank: int, run: int) -> dict[str, np.ndarray]:
 
 def run(folder: Path) -> list[dict[str, np.ndarray]]:
     """The results of each rank: outputs by the number of the run and name."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, __file__, str(folder)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank)], stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), "\n".join(told)
+    run_ranks(__file__, [str(folder)], RANKS)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(RANKS)]
 
 

@@ -6,12 +6,12 @@ The model is eager, accelerated within DDP, or an onward.Module within DDP.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 
 RANKS, STEPS, ROWS = 2, 3, 4  # rows of a rank's batch
@@ -28,13 +28,7 @@ KINDS = {"eager": tuple(OPTIONS), "accelerate": tuple(OPTIONS), "Module": ("plai
 
 def run(folder: Path) -> dict[tuple[str, str, int], dict[str, torch.Tensor]]:
     """By kind, options and rank: losses f32[STEPS], and the weights at the end by name."""
-    command = [sys.executable, __file__, str(folder)]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), "\n".join(told)
+    run_ranks(__file__, [str(folder)], RANKS)
     return {
         (kind, options, rank): load_file(folder / f"{kind}-{options}-{rank}.safetensors")
         for kind, names in KINDS.items()

@@ -90,8 +90,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a resumed rank has the sums of rank 0", "train/checkpointing.py",
-        '        return {**state, "optimizer": {**state["optimizer"], **own}}\n',
-        "        return dict(state)\n", TRAINERS,
+        '            optimizer = {**state["optimizer"], **own.pop(_SUMS)}\n',
+        '            optimizer = {**own.pop(_SUMS), **state["optimizer"]}\n', TRAINERS,
     ),
     Fault(
         "ranks: weights are not compared", "train/ranks.py",

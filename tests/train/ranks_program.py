@@ -4,7 +4,6 @@ each of them is given; `run` starts all of them and returns their results."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_processes import run_ranks
 
 Tensors = dict[str, torch.Tensor]
 STEPS, ROWS, LENGTH = 20, 7, 8
@@ -300,18 +300,8 @@ def lost(where: str, rank: int, ranks: int) -> dict[str, Any]:
 
 def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
     """What each rank has saved. what: "cases", "refusals", or where rank 1 ends."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, __file__, str(folder), str(ranks), what]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank)], stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    told = [each.communicate(timeout=600)[1] for each in processes]
-    ended = [each.returncode for each in processes]
-    assert ended == [0, *[0 if what in ("cases", "refusals") else 9] * (ranks - 1)], "\n".join(told)
+    codes = [0, *[0 if what in ("cases", "refusals") else 9] * (ranks - 1)]
+    run_ranks(__file__, [str(folder), str(ranks), what], ranks, codes)
     saved = [folder / f"{rank}.pt" for rank in range(ranks)]
     return [
         torch.load(path, weights_only=True)  # noqa: TID251  # written above, tensors and texts

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from onward.distribute import MeetingKind, Mesh, RanksApartError
-from onward.errors import OnwardError, one_line
+from onward.errors import OnwardError
+from onward.kernels.collective import lost_rank
 
-MOST_NUMBERS = 12  # that ranks exchange in one meeting
+_MOST_NUMBERS = 12  # that ranks exchange in one meeting
 _MEETINGS = tuple(MeetingKind)
 
 
@@ -66,13 +67,14 @@ class ProcessMesh(Mesh):
         """The numbers of every rank. Waits for the other ranks. Raises RanksApartError where one
         of them is at another meeting, has failed or has ended."""
         told = [_MEETINGS.index(meeting), *numbers]
-        row = torch.zeros(1 + MOST_NUMBERS, dtype=torch.int64)
+        row = torch.zeros(1 + _MOST_NUMBERS, dtype=torch.int64)
         row[: len(told)] = torch.tensor(told, dtype=torch.int64)
         rows = [torch.empty_like(row) for _ in range(self.ranks)]
         try:
             dist.all_gather(rows, row, group=self.host)
         except RuntimeError as error:
-            raise _lost(meeting, error) from error
+            where = f", while this one {meeting.value}"
+            raise RanksApartError(lost_rank(where, error)) from error
         found: list[list[int]] = [each.tolist() for each in rows]
         for rank, (kind, *_) in enumerate(found):
             if kind != told[0]:
@@ -108,13 +110,4 @@ class ProcessMesh(Mesh):
             self.gathered(MeetingKind.FAILURE)
 
 
-def _lost(meeting: MeetingKind, error: RuntimeError) -> RanksApartError:
-    """The error of an exchange that torch.distributed has given up."""
-    return RanksApartError(
-        f"another rank has ended or does not answer, while this one {meeting.value} "
-        f"(torch.distributed says: {one_line(str(error), 160)}); fix: see what that rank printed, "
-        "and start the program again from its last checkpoint"
-    )
-
-
-__all__ = ["MOST_NUMBERS", "ProcessMesh"]
+__all__ = ["ProcessMesh"]

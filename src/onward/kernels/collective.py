@@ -98,11 +98,18 @@ def _naming_lost(args: KernelArguments) -> Generator[None]:
         yield
     except RuntimeError as error:
         what, number, axis = (args.attrs[name] for name in ("record", "sequence", "axis"))
-        raise OnwardError(
-            f"another rank has ended or does not answer: exchange {number} along {axis}, of "
-            f"{what}, has failed (torch.distributed says: {one_line(str(error), 160)}); fix: see "
-            "what that rank printed, and start the program again from its last checkpoint"
-        ) from error
+        where = f": exchange {number} along {axis}, of {what}, has failed"
+        raise OnwardError(lost_rank(where, error)) from error
+
+
+def lost_rank(where: str, error: RuntimeError) -> str:
+    """The message about an exchange that torch.distributed has given up. where: what this rank was
+    doing, behind the first words."""
+    return (
+        f"another rank has ended or does not answer{where} (torch.distributed says: "
+        f"{one_line(str(error), 160)}); fix: see what that rank printed, and start the program "
+        "again from its last checkpoint"
+    )
 
 
 def _in_results(args: KernelArguments) -> tuple[torch.Tensor, ...]:
@@ -205,4 +212,4 @@ _KERNELS = {
 }  # fmt: skip
 TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in _KERNELS.items()}
 
-__all__ = ["TABLE", "PendingExchange", "RankGroups"]
+__all__ = ["TABLE", "PendingExchange", "RankGroups", "lost_rank"]

@@ -24,11 +24,13 @@ from onward.checkpoint import (
 )
 from onward.distribute import Mesh
 from onward.errors import CheckpointError, OnwardError
+from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.state_part import State, StatePart, live, require, unfit
 
 log = logging.getLogger("onward")
 
-_SUMS = "sums"  # key in the state of each rank
+# keys of the state of each rank, which differ between ranks
+_OWN, _SUMS = ("random", "registered"), "sums"
 # endings of the files that other libraries' checkpoints hold their state in
 _PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp", ".tar"})
 
@@ -43,15 +45,22 @@ class Stateful(Protocol):
 
 
 def take_checkpoint(
-    model: torch.nn.Module, parts: Sequence[StatePart], run: str, updates: int, micro_steps: int
+    model: torch.nn.Module,
+    parts: Sequence[StatePart],
+    run: str,
+    updates: int,
+    micro_steps: int,
+    mesh: Mesh,
 ) -> Checkpoint:
     """The state of a run as it is at this moment; its tensors are the run's own, not copies.
 
     parts: of the state, with one whose entry `model` is the model's. run: a name that checkpoints
-    of one run share.
+    of one run share. mesh: the ranks of the run, which take a checkpoint together.
     """
     state = live(parts)
     del state["model"]
+    if mesh.ranks > 1:
+        state = _of_all_ranks(state, mesh)
     facts = {
         "run": run,
         "updates": updates,
@@ -140,11 +149,6 @@ def random_part() -> StatePart:
             torch.cuda.set_rng_state_all(held["cuda"][: torch.cuda.device_count()])
 
     def check(state: State) -> None:
-        if "ranks" in state:
-            raise unfit(
-                f"{len(state['ranks'])} ranks saved it, and one process trains here; fix: the same "
-                "number of ranks, or load_weights"
-            )
         require(state, "random")
         before = save()["random"]
         try:
@@ -201,56 +205,40 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
     return StatePart(save, check, restore)
 
 
-def ranks_part(
-    mesh: Mesh, parts: Sequence[StatePart], sums: Callable[[], Mapping[str, torch.Tensor]]
-) -> StatePart:
-    """Parts that each rank of a mesh has for itself, saved by rank 0 for all of them. All ranks
-    save at the same time. sums: of gradients in an open window, by the names of the optimizer's
-    state (`with_own_sums`)."""
-
-    def save() -> dict[str, Any]:
-        return {"ranks": mesh.gathered_states({**live(parts), _SUMS: dict(sums())})}
-
-    def check(state: State) -> None:
-        if "ranks" not in state:
-            raise unfit(
-                f"one process saved it, and {mesh.ranks} ranks train here; fix: load_weights, or "
-                "load_state_dict with the state_dict of a Trainer that has resumed from it"
-            )
-        if len(state["ranks"]) != mesh.ranks:
-            raise unfit(
-                f"{len(state['ranks'])} ranks saved it, and {mesh.ranks} train here; fix: the same "
-                "number of ranks, or load_weights"
-            )
-        for part in parts:
-            part.check(state["ranks"][mesh.rank])
-
-    def restore(state: State) -> Callable[[], None]:
-        backs: list[Callable[[], None]] = []
-
-        def back() -> None:
-            for each in reversed(backs):
-                each()
-
-        try:
-            for part in parts:
-                backs.append(part.restore(state["ranks"][mesh.rank]))
-        except BaseException:
-            back()
-            raise
-        return back
-
-    return StatePart(save, check, restore)
+# ---- the state of several ranks
 
 
-def with_own_sums(state: State, rank: int) -> dict[str, Any]:
-    """A state with the sums of gradients of this rank, in the place of rank 0's. Raises OnwardError
-    where it holds none."""
+def _of_all_ranks(state: State, mesh: Mesh) -> dict[str, Any]:
+    """The state with what each rank has for itself under `ranks`, for rank 0 to write: random
+    generators, registered objects, sums of gradients in an open window. All ranks call it."""
+    own = {key: state[key] for key in _OWN}
+    own[_SUMS] = {n: x for n, x in state["optimizer"].items() if n.startswith(f"{ACCUMULATOR}.")}
+    shared = {key: value for key, value in state.items() if key not in _OWN}
+    return {**shared, "ranks": mesh.gathered_states(own)}
+
+
+def state_of_rank(state: State, mesh: Mesh) -> State:
+    """The state that this rank goes on from. Raises OnwardError where other ranks than those of the
+    mesh saved it."""
+    if "ranks" not in state:
+        if mesh.ranks == 1:
+            return state
+        raise unfit(
+            f"one process saved it, and {mesh.ranks} ranks train here; fix: load_weights, or "
+            "load_state_dict with the state_dict of a Trainer that has resumed from it"
+        )
     try:
-        own = state["ranks"][rank][_SUMS]
-        return {**state, "optimizer": {**state["optimizer"], **own}}
-    except (KeyError, IndexError, TypeError) as error:
-        raise unfit(f"it has no state of rank {rank}") from error
+        ranks = len(state["ranks"])
+        if ranks == mesh.ranks:
+            own = dict(state["ranks"][mesh.rank])
+            optimizer = {**state["optimizer"], **own.pop(_SUMS)}
+            return {**state, **{key: own[key] for key in _OWN}, "optimizer": optimizer}
+    except (KeyError, TypeError, ValueError) as error:
+        raise unfit(f"it has no state of rank {mesh.rank}") from error
+    here = "one process trains" if mesh.ranks == 1 else f"{mesh.ranks} train"
+    raise unfit(
+        f"{ranks} ranks saved it, and {here} here; fix: the same number of ranks, or load_weights"
+    )
 
 
 def check_stateful(objects: Sequence[Any]) -> None:
@@ -267,9 +255,8 @@ __all__ = [
     "Stateful",
     "check_stateful",
     "random_part",
-    "ranks_part",
     "read_newest",
     "registered_part",
+    "state_of_rank",
     "take_checkpoint",
-    "with_own_sums",
 ]

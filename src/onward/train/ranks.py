@@ -8,12 +8,12 @@ that does something else. On one rank nothing is exchanged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterable, Mapping, MutableMapping
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,8 +41,7 @@ class Share:
     total: int
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where a Trainer stands in its run: updates done, windows left out since, micro-batches and
     samples of the open window."""
 
@@ -113,8 +112,6 @@ class Ranks:
 
     def require_same_files(self, name: str, facts: Mapping[str, Any]) -> None:
         """Raises CheckpointError where the ranks resume from other checkpoints."""
-        if self.is_one:
-            return
         said = _number(repr((name, sorted(facts.items(), key=str))).encode())
         rows = self.mesh.gathered(MeetingKind.RESUME, [said])
         other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
@@ -225,13 +222,11 @@ class Ranks:
         if found is None:
             found = self._hashes[executable] = _number(sequence_hash(executable.plan).encode())
         settings = _number(repr(sorted(inputs.items())).encode())
-        at = (position.updates, position.left_out, position.micro_steps, position.samples)
-        return [*at, found, settings]
+        return [*position, found, settings]
 
-    def _require_alike(self, rows: Iterable[list[int]]) -> None:
-        told = list(rows)
-        for rank, row in enumerate(told):
-            for what, value, first in zip(_ALIKE, row, told[0], strict=True):
+    def _require_alike(self, rows: Sequence[list[int]]) -> None:
+        for rank, row in enumerate(rows):
+            for what, value, first in zip(_ALIKE, row, rows[0], strict=True):
                 if value != first:
                     raise OnwardError(
                         f"{what} of rank {rank} is not that of rank 0, so that the ranks cannot go "

@@ -19,17 +19,14 @@ from onward.train.checkpointing import (
     Stateful,
     check_stateful,
     random_part,
-    ranks_part,
     read_newest,
     registered_part,
+    state_of_rank,
     take_checkpoint,
-    with_own_sums,
 )
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.loss_spikes import LossSpikes
-from onward.train.optimizer_state import ACCUMULATOR
-from onward.train.own_state import part_of
 from onward.train.ranks import Ranks
 from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
@@ -113,7 +110,12 @@ class TrainerCheckpoints:
         path = folder / self.checkpoint_name
         kept = [Path(each) for each in keep]
         taken = take_checkpoint(
-            self.model, self._checkpoint_parts(), self._run_id, self.updates, self.micro_steps
+            self.model,
+            self._checkpoint_parts(),
+            self._run_id,
+            self.updates,
+            self.micro_steps,
+            self._ranks.mesh,
         )
         if not self._ranks.is_first:
             self._ranks.wait_for_files()
@@ -167,11 +169,7 @@ class TrainerCheckpoints:
         self._optimizer.require_owner()
         with signals_wait():
             try:
-                parts = self._checkpoint_parts()
-                if not self._ranks.is_one:
-                    parts[0].check(state)
-                    state = with_own_sums(state, self._ranks.mesh.rank)
-                restore(parts, state)
+                restore(self._checkpoint_parts(), state_of_rank(state, self._ranks.mesh))
             except OnwardError as error:
                 raise OnwardError(f"{path}: {error}") from error
             self._run_id = str(found.facts["run"])
@@ -196,16 +194,7 @@ class TrainerCheckpoints:
 
     def _checkpoint_parts(self) -> tuple[StatePart, ...]:
         """The parts of a checkpoint, in the order in which they are restored."""
-        own = [random_part(), registered_part(self.registered)]
-        if not self._ranks.is_one:
-            own = [ranks_part(self._ranks.mesh, own, self._named_sums)]
-        return (*own, *self._state_parts())
-
-    def _named_sums(self) -> dict[str, torch.Tensor]:
-        """The sums of gradients of an open window, as the optimizer's part of the state names
-        them."""
-        held = part_of(self._optimizer).save()["optimizer"]
-        return {name: x for name, x in held.items() if name.startswith(f"{ACCUMULATOR}.")}
+        return (random_part(), registered_part(self.registered), *self._state_parts())
 
 
 __all__ = ["TrainerCheckpoints"]
