@@ -95,7 +95,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: weights are not compared", "train/ranks.py",
-        '        facts[f"the value of {name}"] = f"{kind} {_digest(tensor)}"\n',
-        '        facts[f"the value of {name}"] = kind\n', TRAINERS,
+        '= f"{tensor.requires_grad} {digest(tensor)}"\n',
+        '= f"{tensor.requires_grad}"\n', TRAINERS,
     ),
 )  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from ranks_program import CASES, STEPS, Tensors, rows, trainer_of
 
 from onward.errors import OnwardError
+from onward.train import ranks
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -35,11 +36,11 @@ def apart(found: Tensors, want: Tensors) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_are_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
-    found = ranks_program.run(tmp_path, ranks, "cases")
+@pytest.mark.parametrize("number", [2, 4])
+def test_ranks_are_one_process_with_the_whole_batch(number: int, tmp_path: Path) -> None:
+    found = ranks_program.run(tmp_path, number, "cases")
     for name, case in CASES.items():
-        for rank in range(1, ranks):
+        for rank in range(1, number):
             for key, y in found[0][name].items():
                 assert torch.equal(found[rank][name][key], y), f"{name}: {key} of two ranks"
         assert len(found[0][name]["losses"]) == STEPS
@@ -117,6 +118,20 @@ def test_a_rank_that_ends_is_named_at_once(where: str, what: str, tmp_path: Path
     assert re.search(what, found["said"]) and "fix: see what that rank printed" in found["said"]
     assert found["seconds"] < 30
     assert "no longer where the others are; fix" in found["again"] or where == "before"
+
+
+def test_weights_are_told_apart_by_what_they_hold() -> None:
+    """Bits, type and shape count, the layout in memory does not; conjugate tensors have no bytes of
+    their own to look at."""
+    x = torch.randn(4, 4, dtype=torch.complex64)
+    different = [
+        x, x.conj(), x.t(), x.real, x.real.clone().view(2, 8), torch.empty(0, 3), torch.tensor(2),
+        torch.ones(1).expand(4), torch.ones(4, dtype=torch.bfloat16), torch.zeros(2),
+        -torch.zeros(2),
+    ]  # fmt: skip
+    told = [ranks.digest(each) for each in different]
+    assert len(set(told)) == len(different)
+    assert told == [ranks.digest(each.resolve_conj().contiguous()) for each in different]
 
 
 @pytest.mark.parametrize(

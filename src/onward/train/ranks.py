@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from onward.checkpoint.tensor_file import tensor_chunks
 from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import CheckpointError, OnwardError
 from onward.execute import Executable, ProcessMesh
@@ -249,8 +250,7 @@ def _facts(
     }
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in held.items():
-        kind = f"{tensor.dtype} {list(tensor.shape)} {tensor.requires_grad}"
-        facts[f"the value of {name}"] = f"{kind} {_digest(tensor)}"
+        facts[f"the value of {name}"] = f"{tensor.requires_grad} {digest(tensor)}"
     return facts
 
 
@@ -270,9 +270,12 @@ def _short(text: str | None) -> str:
     return said if len(said) <= 80 else f"{said[:76]} ..."
 
 
-def _digest(tensor: torch.Tensor) -> str:
-    held = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return blake2b(held.numpy().data, digest_size=8).hexdigest()
+def digest(tensor: torch.Tensor) -> str:
+    """A digest of a tensor's type, shape and elements, whatever its layout in memory."""
+    found = blake2b(digest_size=8)
+    for chunk in tensor_chunks({"tensor": tensor.detach()}):
+        found.update(chunk)
+    return found.hexdigest()
 
 
 def _number(data: bytes) -> int:
@@ -280,4 +283,4 @@ def _number(data: bytes) -> int:
     return struct.unpack("<q", blake2b(data, digest_size=8).digest())[0]
 
 
-__all__ = ["Position", "Ranks", "Share"]
+__all__ = ["Position", "Ranks", "Share", "digest"]
