@@ -50,16 +50,16 @@ def take_checkpoint(
     run: str,
     updates: int,
     micro_steps: int,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
 ) -> Checkpoint:
     """The state of a run as it is at this moment; its tensors are the run's own, not copies.
 
     parts: of the state, with one whose entry `model` is the model's. run: a name that checkpoints
-    of one run share. mesh: the ranks of the run, which take a checkpoint together.
+    of one run share. mesh: the ranks of the run, which take a checkpoint together; None: one.
     """
     state = live(parts)
     del state["model"]
-    if mesh.ranks > 1:
+    if mesh is not None and mesh.ranks > 1:
         state = _of_all_ranks(state, mesh)
     facts = {
         "run": run,
