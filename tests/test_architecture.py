@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "onward"
 # which pulls in train, so that only what stands above train may import from it.
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"checkpoint", "data", "forks", "memory_amounts", "mesh_sizes", "signals"}),
+    frozenset({"checkpoint", "data", "forks", "memory_amounts", "mesh_sizes", "shards", "signals"}),
     frozenset({"option_readers"}),
     frozenset({"options"}),
     frozenset({"environment"}),

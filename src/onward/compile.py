@@ -158,7 +158,7 @@ class Compiler:
             with self.journal.timed("updates"):
                 graph = add_updates(graph, self.joint(recipe))
             self.journal.note("updates", graph)
-            graph = distribute(graph, self.mesh, recipe.average)
+            graph = self._distribute(graph, recipe)
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
@@ -168,7 +168,7 @@ class Compiler:
         that ends early. parameters: those of the recipe, as graph inputs."""
         with self.journal.timed("updates"):
             graph = update_alone(parameters, self.joint(recipe))
-            graph = distribute(graph, self.mesh, recipe.average)
+            graph = self._distribute(graph, recipe)
         return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
@@ -217,6 +217,9 @@ class Compiler:
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
         return replace(recipe, joint=self.mesh.ranks > 1)
+
+    def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
+        return distribute(graph, self.mesh, recipe.average, recipe.shards, recipe.summed_parts)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

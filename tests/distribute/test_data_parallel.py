@@ -3,15 +3,13 @@ dropout on, whatever the shares and their labels; by the lockstep evaluator."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 import torch
+from shared_steps import close, compare, feeds, rows_of, run, step_of
 
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
@@ -19,113 +17,14 @@ from onward.distribute import Mesh, data_parallel, lockstep, ranks_of
 from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, attributes, role_of, type_of
+from onward.graph.graph import Graph, Role, attributes
 from onward.graph.ops.collective import STARTS, is_collective
-from onward.graph.signature import Signature
 from onward.graph.types import parse_type
 from onward.kernels import host
 from onward.plan import make_plan, sequence_hash, specialize
 from onward.rewrite import prune
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
-
-SEED = np.array([3, 5], np.int64)
-RATE = 0.25
-Arrays = dict[str, np.ndarray]
-
-
-@functools.cache
-def made(kind: str) -> tiny.Compiled:
-    small = {"layers": 1, "width": 8}
-    model = tiny.gpt2(0.2, **small) if kind == "gpt2" else tiny.bert(0.2, **small)
-    return tiny.compiled(model, rows_of(kind, 4))
-
-
-def rows_of(kind: str, size: int, seed: int = 1) -> dict[str, torch.Tensor]:
-    """A batch with padding for BERT, and rows of which some have no label."""
-    data = tiny.batch(size, 6, "right" if kind == "bert" else None, seed=seed)
-    data["labels"][::3] = -100
-    data["labels"][1, :4] = -100
-    return data
-
-
-def recipe_of(kind: str, **more: Any) -> Recipe:
-    names = tuple(sorted(made(kind).captured.reached))
-    optimizer = OPTIMIZERS["SGD"]
-    attributes = optimizer.attributes(torch.optim.SGD([torch.ones(1)], lr=RATE).param_groups[0])
-    settings = {"max_grad_norm": 0.5, "skip_nonfinite": True, "average": "labels", **more}
-    return Recipe((UpdateGroup(0, names, optimizer, attributes),), **settings)
-
-
-def step_of(kind: str, mesh: Mesh, **more: Any) -> Graph:
-    return Compiler(host(), mesh=mesh).step(made(kind).forward, recipe_of(kind, **more))
-
-
-def feeds(graph: Graph, kind: str, data: Arrays, offset: int, window: Arrays) -> Arrays:
-    """Every input of a step's graph. offset: the number of the first sample, over all ranks."""
-    captured, signature = made(kind).captured, graph.signature
-    owned = {**captured.parameters, **captured.buffers}
-    given: Arrays = {n: t.detach().numpy() for n, t in owned.items()}
-    given |= {captured.leaves[i]: x for i, x in enumerate(data.values())}
-    given |= {name: np.array(RATE) for name in signature.hyperparameters.values()}
-    given |= {name: np.array(1) for name in signature.clocks.values()}
-    given |= {name: np.array(0.0) for name in signature.window.values()}
-    given |= {signature.seed or "": SEED, signature.sample_offset or "": np.array(offset)}
-    for value in graph.inputs:
-        type, name = type_of(value), value.name or ""
-        if role_of(value) is Role.COTANGENT:
-            given[name] = np.ones((), type.dtype.numpy())
-        if role_of(value) is Role.STATE:
-            given[name] = np.zeros([int(n) for n in type.shape], type.dtype.numpy())  # type: ignore[arg-type]
-    return given | {n: x for n, x in window.items() if n in given}
-
-
-def run(
-    kind: str, meshes: Sequence[Mesh], shares: Sequence[Sequence[int]], **more: Any
-) -> list[Arrays]:
-    """The outputs of each rank after a window. shares: the rows of each rank, by micro-batch."""
-    graphs = [step_of(kind, mesh, accumulate=len(shares) > 1, **more) for mesh in meshes]
-    windows: list[Arrays] = [{} for _ in meshes]
-    found: list[Arrays] = []
-    seen = 0
-    for number, sizes in enumerate(shares, 1):
-        data = {n: t.numpy() for n, t in rows_of(kind, sum(sizes), number).items()}
-        starts = np.cumsum([0, *sizes])
-        last = number == len(shares)
-        cut = [prune(g, g.signature.requested((), last)) for g in graphs]
-        given = [
-            feeds(
-                graph, kind, {n: x[starts[r] : starts[r + 1]] for n, x in data.items()},
-                seen + int(starts[r]), windows[r],
-            )
-            for r, graph in enumerate(cut)
-        ]  # fmt: skip
-        found = lockstep(meshes, cut, given)
-        for window, outputs, graph in zip(windows, found, graphs, strict=True):
-            signature: Signature = graph.signature
-            for key, name in signature.window.items():
-                if key in signature.windowed:
-                    window[name] = outputs[signature.windowed[key]]
-            for parameter, name in signature.accumulated.items():
-                if name in outputs:
-                    window[signature.accumulators[parameter]] = outputs[name]
-        seen += int(starts[-1])
-    return found
-
-
-def close(y: np.ndarray, want: np.ndarray, name: str) -> None:
-    """Numbers of fp32 whose sums may have another order."""
-    np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6, err_msg=name)
-
-
-def compare(found: Sequence[Arrays], want: Arrays) -> None:
-    for outputs in found:
-        assert outputs.keys() == want.keys()
-        for name, y in outputs.items():
-            if name.startswith("output."):
-                continue  # the model's own, of this rank's samples
-            close(y, want[name], name)
-            np.testing.assert_array_equal(y, found[0][name], err_msg=f"{name} of two ranks")
 
 
 @pytest.mark.sample(2)

@@ -106,12 +106,24 @@ def test_tensors_of_one_collective() -> None:
     graph, x = given()
     ys, said = started(graph, "AllReduceStart", *[x] * 64)
     assert len(waited(graph, ys, said)) == 64
-    for op, count in (("AllReduceStart", 65), ("AllGatherStart", 2)):
+    for op, count in (("AllReduceStart", 65), ("AllGatherStart", 3), ("ReduceScatterStart", 2)):
         with pytest.raises(ValueError, match=f"tensors, not {count}"):
             started(graph, op, *[x] * count)
     other = graph.input("other", parse_type("f64[4,3]"), Role.BATCH)
     with pytest.raises(ValueError, match="one type of numbers"):
         started(graph, "AllReduceStart", x, other)
+
+
+def test_a_gather_takes_the_shape_of_what_it_replaces() -> None:
+    graph, x = given("f32[6]")
+    into = graph.input("into", parse_type("f32[3,4]"), Role.PARAM)
+    ys, said = started(graph, "AllGatherStart", x, into)
+    graph.output("y", waited(graph, ys, said, x)[0])
+    assert not list(broken_halves(graph)) and "f32[3,4] = onward.AllGatherStart" in graph_text(
+        graph
+    )
+    with pytest.raises(ValueError, match="has not the elements of f32\\[3,4\\]"):
+        started(graph, "AllGatherStart", graph.input("odd", parse_type("f32[5]"), Role.BATCH), into)
 
 
 def test_a_wait_without_a_start_is_refused() -> None:

@@ -3,25 +3,39 @@
 In:  the step with its updates, before it is rewritten, and the mesh of ranks that run it
 Out: the graph that this process's rank runs; on one rank the graph itself
 
-Each way of sharing the work is one file. `data_parallel` is the one there is: it takes the axes
-`dp_replicate` and `dp_shard`, and every rank holds all weights and all state.
+Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
+`dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 
 from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.data_parallel import BUCKET, DATA_AXES, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
+from onward.distribute.zero import zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
+from onward.shards import LEAST, Shard, shard_of
 
 
-def distribute(graph: Graph, mesh: Mesh, average: str = "labels") -> Graph:
-    """Returns the graph that this rank of the mesh runs. average: of what the loss is the mean
-    (`Recipe.average`). Raises OnwardError for an axis that no mode shares the work along, and for a
-    step that ranks cannot share."""
+def distribute(
+    graph: Graph,
+    mesh: Mesh,
+    average: str = "labels",
+    shards: Mapping[str, Shard] | None = None,
+    summed: Collection[str] = (),
+) -> Graph:
+    """Returns the graph that this rank of the mesh runs.
+
+    average: of what the loss is the mean (`Recipe.average`). shards: by parameter, the part that
+    this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
+    over a window. Raises OnwardError for an axis that no mode shares the work along, and for a step
+    that ranks cannot share.
+    """
     if mesh.ranks == 1:
         return graph
     other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in DATA_AXES]
@@ -33,7 +47,9 @@ def distribute(graph: Graph, mesh: Mesh, average: str = "labels") -> Graph:
     why = _unshared(graph)
     if why is not None:
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
-    return data_parallel(graph, mesh, average)
+    trained = {**graph.signature.updated, **graph.signature.accumulators}
+    here = {name: shard for name, shard in (shards or {}).items() if name in trained}
+    return zero(graph, mesh, here, average, summed) if here else data_parallel(graph, mesh, average)
 
 
 def _unshared(graph: Graph) -> str | None:
@@ -58,7 +74,7 @@ def _unshared(graph: Graph) -> str | None:
 
 
 __all__ = [
-    "AXES", "BUCKET", "DATA_AXES", "Collectives", "MeetingKind", "Mesh",
-    "RanksApartError", "StartedCollective", "data_parallel",
-    "distribute", "lockstep", "ranks_of",
+    "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
+    "RanksApartError", "Shard", "StartedCollective", "data_parallel",
+    "distribute", "lockstep", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

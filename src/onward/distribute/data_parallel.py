@@ -13,9 +13,11 @@ along `dp_replicate`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+
+import numpy as np
 
 from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.mesh import Mesh
@@ -23,8 +25,10 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of, where
 from onward.graph.names import user_name
 from onward.graph.ops.collective import MOST
+from onward.shards import Shard
 
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
+OF_GRADIENTS = frozenset({"norms", "finite"})  # sums of ranks that have parts of them
 BUCKET = 25 << 20  # bytes of gradients that are exchanged together, as in DistributedDataParallel
 
 
@@ -32,12 +36,14 @@ BUCKET = 25 << 20  # bytes of gradients that are exchanged together, as in Distr
 class Bucket:
     """Gradients of one element type that are exchanged together. names: of their parameters.
     identities: the nodes in whose place the exchange stands. after: number of the node behind which
-    all of them are final; -1 where they are inputs."""
+    all of them are final; -1 where they are inputs. shard: the part whose sum this rank gets; None:
+    all."""
 
     names: list[str] = field(default_factory=list)
     identities: list[Node] = field(default_factory=list)
     nbytes: int = 0
     after: int = -1
+    shard: Shard | None = None
 
     @property
     def record(self) -> str:
@@ -50,44 +56,57 @@ class Bucket:
 
 
 def data_parallel(
-    graph: Graph, mesh: Mesh, average: str = "labels", most_bytes: int = BUCKET
+    graph: Graph,
+    mesh: Mesh,
+    average: str = "labels",
+    most_bytes: int = BUCKET,
+    shards: Mapping[str, Shard] | None = None,
 ) -> Graph:
     """Returns a copy of a step's graph for one rank of a mesh, which computes the update of all
     ranks' batches. average: "labels", of all ranks, by which the update divides sums of gradients;
     or "micro_batches", of which each rank has one. most_bytes: of a bucket of gradients, which has
-    one gradient at least."""
+    one gradient at least. shards: by parameter, the part of its gradient that this rank gets, as
+    one row; all of it for other parameters. With any, what is computed from gradients is left for
+    `zero` to exchange."""
     assert average in ("labels", "micro_batches"), f"{average} is not settled"
     graph = graph.clone()
     signature = graph.signature
-    gradients = {n: _taken(graph, out) for n, out in signature.local_gradients.items()}
-    sums = {n: _taken(graph, out) for n, out in signature.local_sums.items()}
-    graph.signature = replace(signature, local_gradients={}, local_sums={})
+    gradients = {n: taken(graph, out) for n, out in signature.local_gradients.items()}
+    left = {n: out for n, out in signature.local_sums.items() if shards and n in OF_GRADIENTS}
+    sums = {n: taken(graph, out) for n, out in signature.local_sums.items() if n not in left}
+    graph.signature = replace(signature, local_gradients={}, local_sums=left)
     axes = [axis for axis in DATA_AXES if mesh.size(axis) > 1]
     exchange = Collectives(graph, mesh)
     by = "sum" if average == "labels" else "mean"
     if "labels" in sums:
         _exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
+    for name in OF_GRADIENTS & set(sums):  # every rank has all gradients
+        replaced(graph, sums[name], sums[name].inputs[0])
     if gradients:
         _moved_up(graph, gradients)
-        buckets = _buckets(graph, gradients, most_bytes)
+        buckets = _buckets(graph, gradients, most_bytes, shards or {})
         _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
         _exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
     return graph
 
 
-def _taken(graph: Graph, output: str) -> Node:
-    """Takes an Identity out of the graph's outputs; a result that is the same value stays."""
+def taken(graph: Graph, output: str) -> Node:
+    """Takes the record of a sum, an Identity, out of the graph's outputs; a result that is the same
+    value stays."""
     node = graph.outputs.pop(output).producer()
     assert node is not None and node.op_type == "Identity", f"{output} is no record of a sum"
     return node
 
 
-def _builder(graph: Graph, before: Node | None) -> Builder:
+def builder(graph: Graph, before: Node | None) -> Builder:
+    """A Builder of nodes that belong to the update, before a node or at the end."""
     return Builder(graph, before, "optimizer", backward=True)
 
 
-def _replaced(graph: Graph, identity: Node, value: Value) -> None:
+def replaced(graph: Graph, identity: Node, value: Value | None) -> None:
+    """Puts a value in the place of the record of a sum."""
+    assert value is not None
     graph.replace(identity.outputs[0], value)
     graph.remove([identity])
 
@@ -96,11 +115,11 @@ def _exchanged_at_once(
     exchange: Collectives, graph: Graph, identity: Node, axes: Sequence[str], what: str, by: str
 ) -> None:
     """Reduces one value along all axes in turn, in the place of its Identity."""
-    b, value = _builder(graph, identity), identity.inputs[0]
+    b, value = builder(graph, identity), identity.inputs[0]
     assert value is not None
     for axis in axes:
         [value] = exchange.run(b, "AllReduceStart", [value], axis, what, reduction=by)
-    _replaced(graph, identity, value)
+    replaced(graph, identity, value)
 
 
 def _moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
@@ -128,9 +147,11 @@ def _reads_inputs(node: Node) -> bool:
     return all(_maker(x) is None for x in node.inputs)
 
 
-def _buckets(graph: Graph, gradients: dict[str, Node], most_bytes: int) -> list[Bucket]:
-    """Gradients in the order in which they become final, in buckets of one element type; the
-    buckets in the order in which the last of each is final."""
+def _buckets(
+    graph: Graph, gradients: dict[str, Node], most_bytes: int, shards: Mapping[str, Shard]
+) -> list[Bucket]:
+    """Gradients in the order in which they become final, in buckets of one element type, one by one
+    where ranks get parts of them; the buckets in the order in which the last of each is final."""
     place = {node: i for i, node in enumerate(graph)}
 
     def final(name: str) -> int:
@@ -141,6 +162,10 @@ def _buckets(graph: Graph, gradients: dict[str, Node], most_bytes: int) -> list[
     done: list[Bucket] = []
     for name in sorted(gradients, key=final):
         kind = type_of(gradients[name].inputs[0])
+        if name in shards:
+            alone = Bucket([name], [gradients[name]], kind.nbytes, final(name), shards[name])
+            done.append(alone)
+            continue
         bucket = open_buckets.get(kind.dtype)
         if bucket is not None and (
             len(bucket.names) == MOST or bucket.nbytes + kind.nbytes > most_bytes
@@ -173,20 +198,46 @@ def _exchanged_in_buckets(
     started: list[StartedCollective] = []
     for number, bucket in enumerate(buckets, 1):
         xs = [x for node in bucket.identities if (x := node.inputs[0]) is not None]
-        b = _builder(graph, nodes[bucket.after + 1])
-        what = record(number, bucket)
-        started.append(exchange.start(b, "AllReduceStart", xs, axes[0], what, **attrs))
-    b = _builder(graph, nodes[end] if end < len(nodes) else None)
+        b = builder(graph, nodes[bucket.after + 1])
+        what, op, axis = record(number, bucket), "AllReduceStart", axes[0]
+        if bucket.shard is not None:
+            xs, op, axis = [_row(b, xs[0], bucket.shard)], "ReduceScatterStart", bucket.shard.axis
+        started.append(exchange.start(b, op, xs, axis, what, **attrs))
+    b = builder(graph, nodes[end] if end < len(nodes) else None)
+
+    def wait() -> list[tuple[Value, ...]]:
+        return [
+            one.wait(b) if bucket.shard is None else _own(b, one.wait(b), bucket.shard)
+            for one, bucket in zip(started, buckets, strict=True)
+        ]
+
     for axis in axes[1:]:
-        arrived = [one.wait(b) for one in started]
+        arrived = wait()
         started = [
             exchange.start(b, "AllReduceStart", xs, axis, record(number, bucket), **attrs)
             for number, (bucket, xs) in enumerate(zip(buckets, arrived, strict=True), 1)
         ]
-    done = [one.wait(b) for one in started]
+    done = wait()
     for bucket, values in zip(buckets, done, strict=True):
         for identity, value in zip(bucket.identities, values, strict=True):
-            _replaced(graph, identity, value)
+            replaced(graph, identity, value)
 
 
-__all__ = ["BUCKET", "DATA_AXES", "data_parallel"]
+def _row(b: Builder, x: Value, shard: Shard) -> Value:
+    """A gradient as one row, with zeros behind it where its parts would not be equal."""
+    row = b.reshape(x, (shard.elements,))
+    if not shard.padding:
+        return row
+    zeros = b.const(np.zeros(shard.padding, type_of(x).dtype.numpy()))
+    return b.Concat(row, zeros, axis=0)
+
+
+def _own(b: Builder, parts: Sequence[Value], shard: Shard) -> tuple[Value, ...]:
+    """The elements of a part, without the zeros behind the last one."""
+    [part] = parts
+    if int(type_of(part).shape[0]) == shard.size:  # type: ignore[arg-type]
+        return (part,)
+    return (b.Slice(part, b.ints([0]), b.ints([shard.size])),)
+
+
+__all__ = ["BUCKET", "DATA_AXES", "builder", "data_parallel", "replaced", "taken"]

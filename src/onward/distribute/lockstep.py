@@ -126,7 +126,9 @@ def _exchanged(met: Sequence[Meeting], place: int) -> Arrays:
         case "BroadcastStart":
             return [x.copy() for x in xs[int(attrs["root"])]]
         case "AllGatherStart":
-            return [np.concatenate([x for (x,) in xs])]
+            whole = np.concatenate([x for x, *_ in xs])
+            _, *into = xs[place]
+            return [whole.reshape(into[0].shape) if into else whole]
         case "ReduceScatterStart":
             parts = [_part(x, place, len(xs)) for (x,) in xs]
             return [_reduced(parts, attrs["reduction"])]

@@ -68,6 +68,10 @@ class Mesh:
         """The number of ranks along an axis; 1 where the mesh does not have it."""
         return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
 
+    def coordinate(self, axis: str) -> int:
+        """The place of this process along an axis, from 0; 0 where the mesh does not have it."""
+        return dict(zip(self.axes, self.coordinates, strict=True)).get(axis, 0)
+
     def on_paper(self) -> Mesh:
         """The mesh without processes, for graphs and plans that are looked at only."""
         return self

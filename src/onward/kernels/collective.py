@@ -150,9 +150,10 @@ def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
 
 
 def _all_gather(args: KernelArguments, group: Any) -> PendingExchange:
-    x = args.x().contiguous()
-    work = _torch("all_gather_single", "all_gather_into_tensor")(args.y, x, group, async_op=True)
-    return PendingExchange((work,), (args.y,), operands=(x,))
+    x, y = args.x().contiguous(), args.y
+    flat = y if len(args.inputs) == 1 else y.view(-1)  # of another shape than x: `into`'s
+    work = _torch("all_gather_single", "all_gather_into_tensor")(flat, x, group, async_op=True)
+    return PendingExchange((work,), (y,), operands=(x,))
 
 
 def _all_to_all(args: KernelArguments, group: Any) -> PendingExchange:
@@ -169,10 +170,8 @@ def _bind_wait(args: KernelArguments) -> Launch:
         with _naming_lost(args):
             for work in exchange.works:
                 work.wait()
-        for y, result in zip(args.outputs, exchange.results, strict=True):
-            if y.data_ptr() != result.data_ptr():
-                y.copy_(result)
-            if exchange.divisor > 1:
+        if exchange.divisor > 1:
+            for y in exchange.results:
                 y.div_(exchange.divisor)
 
     return launch
@@ -183,8 +182,9 @@ def _where(target: Target) -> str | None:
 
 
 def _copied(spec: KernelSpec) -> int:
-    """The bytes of copies of inputs that are not contiguous, at most."""
-    return sum(t.nbytes for t in spec.inputs if t is not None)
+    """The bytes of a copy of the first input, made where it is not contiguous."""
+    x = spec.inputs[0]
+    return 0 if x is None else x.nbytes
 
 
 _PAIRS = tuple((i, i) for i in range(MOST))
@@ -204,11 +204,12 @@ _KERNELS = {
     **{
         op: Kernel(
             f"dist{begin.__name__}", _start(begin), where=_where, workspace=_copied,
-            recordable=False,
+            inplace=((0, 1),) if op == "AllGatherStart" else (), recordable=False,
         )
         for op, begin in _APART.items()
     },
-    WAIT: Kernel("dist_wait", _bind_wait, where=_where, inplace=_PAIRS, recordable=False),
+    # its results lie where the start has written them (`plan/storages.py`)
+    WAIT: Kernel("dist_wait", _bind_wait, where=_where, recordable=False),
 }  # fmt: skip
 TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in _KERNELS.items()}
 

@@ -16,11 +16,12 @@ to rank, such as bytes, decides which collective starts first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from onward.graph.graph import Graph, Node, Role, Value, needed, type_of
-from onward.graph.ops.collective import STARTS, WAIT, sequence_of
+from onward.graph.ops.collective import STARTS, WAIT, sequence_of, start_of
 from onward.plan.views import VIEWS
 
 
@@ -107,6 +108,7 @@ class _Order:
         given = _numbered(graph)
         self._kept = graph.output_values()
         self._updates = _updates(graph)
+        self._late = _behind(graph, self._updates)
         self._waiting: dict[Node, int] = {}  # number of nodes that must run before it
         self._followers: dict[Node, list[Node]] = {}
         self._memory: dict[Value, Value] = {}  # of a view: the value whose memory it shows
@@ -119,15 +121,15 @@ class _Order:
         self._first = {  # nodes to run before any update
             n
             for n in graph
-            if n not in self._updates
+            if n not in self._late
             and (last or not n.meta.get("backward") or n.op_type == "RegionGrad")
         }
         for node in given:
             self._enter(node)
         for node in given:
-            if node not in self._done and (node not in self._updates or self._ready(node)):
+            if node not in self._done and (node not in self._late or self._ready(node)):
                 self._run(node)
-        for node in given:  # updates that had to wait for the last of `_first`
+        for node in given:  # updates that had to wait for the last of `_first`, and what reads them
             if node not in self._done and self._ready(node):
                 self._run(node)
 
@@ -183,8 +185,10 @@ class _Order:
     def _at_once(self, node: Node) -> bool:
         if self._waiting[node] > 0:
             return False
-        if node in self._updates:
+        if node in self._updates and node.op_type not in STARTS:
             return self._ready(node)
+        if node in self._late and not self._ready(node):
+            return False
         if node.op_type in STARTS or node.op_type == WAIT:
             return node.op_type != WAIT  # starts run early, waits late
         if not node.meta.get("backward") or node.meta.get("again"):
@@ -211,6 +215,19 @@ def _updates(graph: Graph) -> dict[Node, list[Value]]:
     for name, source in graph.state.items():
         following = graph.outputs[name]
         producer = None if following.uses() else following.producer()
+        if producer is not None and producer.op_type == WAIT:
+            producer = start_of(producer)
         if producer is not None and source in producer.inputs:
             found.setdefault(producer, []).append(source)
+    return found
+
+
+def _behind(graph: Graph, updates: Mapping[Node, object]) -> set[Node]:
+    """The updates, and the nodes that read what they make, such as the exchange of parameters of
+    which each rank has updated a part."""
+    found = set(updates)
+    if any(y.uses() for node in updates for y in node.outputs):
+        for node in graph:
+            if any(x is not None and x.producer() in found for x in node.inputs):
+                found.add(node)
     return found

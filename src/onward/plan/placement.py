@@ -97,6 +97,8 @@ class Buffers:
     def layout(self, value: Value) -> Layout:
         """The layout of a value; equal layouts are one object."""
         found = self._layouts.get(value)
+        if found is None and value in self._storages.arrived:
+            found = self._layouts[value] = self.layout(self._storages.arrived[value])
         if found is None:
             maker = value.producer()
             if maker in self._storages.views and maker.inputs[0] is not None:
@@ -120,9 +122,12 @@ class Buffers:
 
     def write(self, access: Access, value: Value) -> Layout:
         """Chooses where a launch writes an output: in the state that it replaces, in memory that it
-        reuses, in a window of a buffer that several launches write, or in a buffer of its own."""
+        reuses, where a collective that it waits for has written it, in a window of a buffer that
+        several launches write, or in a buffer of its own."""
         storages = self._storages
         storage = storages.layouts[value].buffer
+        if value in storages.arrived:
+            return self.layout(value)
         if storage in storages.state:
             self._of[storage] = self._of[storages.state[storage]]
             return self.layout(value)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onward.graph.graph import Graph, Node, Value, type_of
+from onward.graph.ops.collective import STARTS, WAIT, wait_of
 from onward.graph.types import Size, Type, value
 from onward.kernels import Kernel, KernelSpec
 from onward.plan.arena import aligned
@@ -53,10 +54,11 @@ class Storages:
     sizes as symbols; nbytes, these at the sizes planned for, aligned; maker, the access that makes
     it, None for inputs and constants; windows, nodes that only show it. kept: storages of the
     graph's outputs, which live to the end. shared: those that several launches write. state:
-    storage -> the state's storage, where an update writes in place. accesses: in order; most views
-    have none. If the graph runs in two halves of which the first has `half` nodes: kept are only
-    the gradients; shown are the other outputs, which the forward half leaves; the attribute half
-    counts its accesses.
+    storage -> the state's storage, where an update writes in place. arrived: result of a
+    collective's wait -> result of its start, in whose memory it lies. accesses: in order; most
+    views have none. If the graph runs in two halves of which the first has `half` nodes: kept are
+    only the gradients; shown are the other outputs, which the forward half leaves; the attribute
+    half counts its accesses.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Storages:
         self.accesses: list[Access] = []
         self.shared: set[int] = set()
         self.state: dict[int, int] = {}
+        self.arrived: dict[Value, Value] = {}
         self.views: set[Node] = set()
         self.half = 0
         self._outputs = graph.output_values()
@@ -90,6 +93,8 @@ class Storages:
             if not self._view(node, position):
                 if node in self.assigned.placed:
                     self._concat(node, position)
+                elif node.op_type == WAIT:
+                    self._wait(node, position)
                 else:
                     self._launch(node, position)
         kept = set(graph.outputs)
@@ -154,6 +159,16 @@ class Storages:
         reads = self._at(node.inputs)
         self.accesses.append(Access(node, position, reads, tuple(made), tuple(() for _ in made)))
 
+    def _wait(self, node: Node, position: int) -> None:
+        """Records the wait of a collective, whose results lie where its start has written them."""
+        for result, started in zip(node.outputs, node.inputs, strict=False):
+            assert started is not None, "a wait reads the results of its start first"
+            self.arrived[result] = started
+            self.layouts[result] = self.layouts[started]
+            self.shared.add(self.layouts[started].buffer)
+        reads = self._at(node.inputs)
+        self.accesses.append(Access(node, position, reads, spec=spec_of(node)))
+
     def _launch(self, node: Node, position: int) -> None:
         kernel, spec = self.kernels[node], spec_of(node)
         copies = tuple(
@@ -180,9 +195,10 @@ class Storages:
             )
             made.append(self._whole(result, len(self.accesses)))
             over.append(candidates)
-            source = self._sources.get(result, result)
+            following = result if node.op_type not in STARTS else wait_of(node).outputs[out]
+            source = self._sources.get(following, following)
             # an update whose result is read again would change the state too early
-            last = not result.uses()
+            last = not following.uses()
             at = [node.inputs[j] for j in rights]
             if last and source in at and self._alone(node, source, rights):
                 self._updates[made[-1]] = self.layouts[source].buffer

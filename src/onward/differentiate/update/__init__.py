@@ -18,7 +18,11 @@ from onward.differentiate.update.average_labels import average_labels
 from onward.differentiate.update.clip import clip, clip_value
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.leave import leave
-from onward.differentiate.update.local_sums import local_gradients, local_loss
+from onward.differentiate.update.local_sums import (
+    local_gradients,
+    local_gradients_of_each_batch,
+    local_loss,
+)
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
 from onward.differentiate.update.skip_nonfinite import skip_nonfinite
@@ -30,7 +34,8 @@ from onward.graph.types import DType, Type
 log = logging.getLogger("onward")
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
-    accumulate,  # first: later passes see the gradient of the whole window
+    local_gradients_of_each_batch,  # before accumulate, which sums this rank's parts of all ranks'
+    accumulate,  # later passes see the gradient of the whole window
     local_gradients,  # after accumulate, whose sums are of one rank; later passes read all ranks'
     scale_loss,  # before clip, which needs the norm of unscaled gradients
     # before clip too; after scale_loss, which multiplies whatever reads a cotangent
@@ -71,7 +76,7 @@ def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
     graph.signature = graph.signature.but(window_scale=scale.name)
     gradients.scale_update(scale)
     for item in UPDATE:
-        if item not in (average_labels, accumulate):
+        if item not in (average_labels, accumulate, local_gradients_of_each_batch):
             item(gradients, recipe)
     return graph
 

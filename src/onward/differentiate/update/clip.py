@@ -7,6 +7,7 @@ clip_grad_value_    g <- min(max(g, -most), most)
 from __future__ import annotations
 
 from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.local_sums import local_sum
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.graph import type_of
 
@@ -20,8 +21,11 @@ def clip(gradients: Gradients, recipe: Recipe) -> None:
         return
     b, graph = gradients.builder, gradients.graph
     # the norm of the norms, as in torch
-    norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients.of.values()]
-    norm = b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
+    each = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients.of.values()]
+    norms = b.Concat(*each, axis=0) if len(each) > 1 else each[0]
+    if recipe.joint:
+        norms = local_sum(gradients, b, "norms", norms)
+    norm = b.ReduceL2(norms, keepdims=0)
     before = gradients.scale
     if before is not None:
         norm = b.Mul(norm, before)

@@ -6,6 +6,8 @@ over all ranks; `distribute/data_parallel.py` writes the exchange in the Identit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.build import Builder
@@ -23,10 +25,20 @@ def local_sum(gradients: Gradients, b: Builder, name: str, value: Value) -> Valu
 
 def local_gradients(gradients: Gradients, recipe: Recipe) -> None:
     """Records the gradients, which are sums over the window of one rank until then."""
-    if not recipe.joint:
-        return
+    if recipe.joint:
+        _record(gradients, [name for name in gradients.of if name not in recipe.summed_parts])
+
+
+def local_gradients_of_each_batch(gradients: Gradients, recipe: Recipe) -> None:
+    """Records the gradients of a micro-batch that are summed over the ranks first, and then, a
+    part on each rank, over the window (ZeRO stage 2)."""
+    if recipe.joint:
+        _record(gradients, [name for name in gradients.of if name in recipe.summed_parts])
+
+
+def _record(gradients: Gradients, names: Sequence[str]) -> None:
     graph, b = gradients.graph, gradients.builder
-    made = {name: b.Identity(g) for name, g in gradients.of.items()}
+    made = {name: b.Identity(gradients.of[name]) for name in names}
     gradients.of.update(made)
     graph.signature = graph.signature.but(
         local_gradients={n: graph.output(f"local.gradient.{n}", v) for n, v in made.items()}
@@ -44,4 +56,4 @@ def local_loss(gradients: Gradients, recipe: Recipe) -> None:
     graph.outputs.update({name: made for name, value in graph.outputs.items() if value is loss})
 
 
-__all__ = ["local_gradients", "local_loss", "local_sum"]
+__all__ = ["local_gradients", "local_gradients_of_each_batch", "local_loss", "local_sum"]

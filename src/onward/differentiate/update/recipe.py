@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from onward.graph.ops.optimizers import Optimizer
 from onward.graph.types import DType
 from onward.options import LossScale
+from onward.shards import Shard
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Recipe:
     over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
     max_grad_value: the bound of each element of a gradient, up and down; None: no clipping. joint:
     whether several ranks share each batch, so that the step records what is summed over the samples
-    of one rank (`Signature.local_gradients`).
+    of one rank (`Signature.local_gradients`). shards: by parameter, the part that this rank
+    updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
+    sums a part over a window, so that ranks exchange those of every micro-batch.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -57,6 +61,8 @@ class Recipe:
     average: str = "micro_batches"
     max_grad_value: float | None = None
     joint: bool = False
+    shards: Mapping[str, Shard] = field(default_factory=dict, hash=False)
+    summed_parts: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> list[str]:

@@ -4,6 +4,7 @@ written."""
 from __future__ import annotations
 
 from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.local_sums import local_sum
 from onward.differentiate.update.recipe import Recipe
 
 
@@ -21,5 +22,7 @@ def skip_nonfinite(gradients: Gradients, recipe: Recipe) -> None:
         finite = gradients.builder.AllFinite(None, norm)
     else:
         finite = gradients.builder.AllFinite(norm, *gradients.of.values())
+    if recipe.joint:
+        finite = local_sum(gradients, gradients.builder, "finite", finite)
     gradients.finite = finite
     graph.signature = graph.signature.but(finite=graph.output("finite", finite))

@@ -7,6 +7,7 @@ that the exchange reads until its end.
 
     y = AllReduceStart(x)      y' = CollectiveWait(y)       y' = x of rank 0 + x of rank 1 + ...
     y = AllGatherStart(x)      y' = CollectiveWait(y, x)    y' = x of rank 0, x of rank 1, ...
+    y = AllGatherStart(x, into)   the same in the shape of `into`, and in its memory where that ends
     y = ReduceScatterStart(x)  y' = CollectiveWait(y, x)    y' = this rank's part of the sum
     y = AllToAllStart(x)       y' = CollectiveWait(y, x)    y' = this rank's part of each x
     y = BroadcastStart(x)      y' = CollectiveWait(y)       y' = x of the rank `root`
@@ -27,7 +28,7 @@ from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, Value, attributes
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op
-from onward.graph.types import DType, Type
+from onward.graph.types import DType, Type, product
 from onward.mesh_sizes import AXES
 
 if TYPE_CHECKING:
@@ -54,7 +55,19 @@ def sequence_of(node: Node) -> int:
 
 def held_inputs(start: Node) -> list[ir.Value | None]:
     """The inputs of a start that the exchange reads until its end."""
-    return [] if start.op_type in IN_PLACE else list(start.inputs)
+    return [] if start.op_type in IN_PLACE else list(start.inputs[:1])
+
+
+def wait_of(start: Node) -> Node:
+    """The wait of a start, in a graph whose halves are whole."""
+    return next(iter(start.outputs[0].consumers()))
+
+
+def start_of(wait: Node) -> Node:
+    """The start of a wait, in a graph whose halves are whole."""
+    start = None if wait.inputs[0] is None else wait.inputs[0].producer()
+    assert start is not None, "a wait reads the results of its start"
+    return start
 
 
 def _refuse(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
@@ -75,7 +88,7 @@ def _exchanged(call: Call) -> list[Type]:
     if int(attrs.get("sequence", 0)) < 1 or not attrs.get("record"):
         raise ValueError(f"{call.op_type}: it needs a number from 1, and a record of its purpose")
     found = [call.type(i) for i in range(len(call.inputs))]
-    most = MOST if call.op_type in IN_PLACE else 1
+    most = MOST if call.op_type in IN_PLACE else 2 if call.op_type == "AllGatherStart" else 1
     if not 1 <= len(found) <= most:
         raise ValueError(f"{call.op_type} takes 1 to {most} tensors, not {len(found)}")
     if len({t.dtype for t in found}) > 1 or any(t.dtype == DType.BOOL for t in found):
@@ -106,10 +119,13 @@ def _scattered(call: Call) -> list[Type]:
 
 
 def _gathered(call: Call) -> list[Type]:
-    [x] = _exchanged(call)
+    x, *into = _exchanged(call)
     if not x.rank:
         raise ValueError(f"{call.op_type}: {x} has no dim 0 to gather along")
-    return [x.with_shape((x.shape[0] * int(call.attrs["size"]), *x.shape[1:]))]
+    whole = x.with_shape((x.shape[0] * int(call.attrs["size"]), *x.shape[1:]))
+    if into and product(into[0].shape) != product(whole.shape):
+        raise ValueError(f"{call.op_type}: {whole} has not the elements of {into[0]}")
+    return into or [whole]
 
 
 def _swapped(call: Call) -> list[Type]:
@@ -178,7 +194,8 @@ OPS = (
         infer=_gathered,
         body=_refuse,
         opaque=True,
-        doc=f"y = x of all ranks, one behind the other. {_ATTRIBUTES}",
+        doc="y = x of all ranks, one behind the other; with a second input `into`, in the shape of "
+        f"that and, where nothing reads it later, in its memory. {_ATTRIBUTES}",
     ),
     Op(
         name="AllToAllStart",
@@ -207,5 +224,5 @@ OPS = (
 
 __all__ = [
     "IN_PLACE", "MOST", "REDUCTIONS", "STARTS", "WAIT", "broken_halves", "held_inputs",
-    "is_collective", "sequence_of",
+    "is_collective", "sequence_of", "start_of", "wait_of",
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def _copied(args: KernelArguments) -> torch.Tensor:
 def _bind_bf16(args: KernelArguments, chunk: int) -> Launch:
     g, m, v = (args.x(i).view(-1) for i in (1, 2, 3))
     new_m, new_v = (y.view(-1) for y in args.outputs[1:])
-    seed, site = args.x(10), int(args.attrs["site"])
+    seed, site, first = args.x(10), int(args.attrs["site"]), int(args.attrs.get("first", 0))
 
     def launch() -> None:
         move, p = _update(args, _BF16), _copied(args)
@@ -78,7 +78,7 @@ def _bind_bf16(args: KernelArguments, chunk: int) -> Launch:
             some = slice(start, min(start + chunk, p.numel()))
             kept = [x[some].to(p.dtype, copy=True) for x in (m, v)]
             move(p[some], g[some], *kept)
-            drawn = moments.words(seed, site, start, some.stop - start)
+            drawn = moments.words(seed, site, first + start, some.stop - start)
             new_m[some] = moments.rounded(kept[0], drawn & 0xFFFF)
             new_v[some] = moments.rounded(kept[1], drawn >> 16)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from onward.graph.ops.optimizers.quantization import SIGNED, UNSIGNED
+from onward.graph.ops.optimizers.rounding import ROW
 from onward.graph.types import LOW, DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, not_f32, not_one_element, where
@@ -78,7 +79,8 @@ def _bind_bf16(args: KernelArguments) -> Launch:
     new_p, new_m, new_v = args.outputs
     return c.launch(
         "onward_adam_bf16", p=p, g=g, m=m, v=v, new_p=new_p, new_m=new_m, new_v=new_v, n=p.numel(),
-        seed=args.x(10), site=int(args.attrs["site"]), scale=_scale(args, 11), **_hyper(args, 4),
+        seed=args.x(10), site=int(args.attrs["site"]), scale=_scale(args, 11),
+        first_row=int(args.attrs.get("first", 0)) // ROW, **_hyper(args, 4),
     )  # fmt: skip
 
 

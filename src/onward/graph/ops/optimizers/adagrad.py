@@ -68,5 +68,6 @@ OPTIMIZERS = (
         slots=("sum",),
         hyperparameters={name: setting(name) for name in ("lr", "lr_decay", "weight_decay", "eps")},
         starts={"sum": lambda group: group.get("initial_accumulator_value", 0.0)},
+        elementwise=True,
     ),
 )

@@ -107,6 +107,7 @@ def _of(description: type[Any], decoupled: bool) -> Optimizer:
         forms=FORMS,
         plain=_plain,
         refused=("differentiable",),
+        elementwise=True,
     )
 
 

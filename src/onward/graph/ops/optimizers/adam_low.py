@@ -22,7 +22,7 @@ from onward.graph.ops.optimizers.quantization import (
     quantize,
 )
 from onward.graph.ops.optimizers.record import StateForm
-from onward.graph.ops.optimizers.rounding import lower, rounded, upper, words
+from onward.graph.ops.optimizers.rounding import ROW, lower, rounded, upper, words
 from onward.graph.ops.random import seed_type
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
@@ -41,7 +41,7 @@ def _bf16(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     dtype = type_of(p).dtype
     moments = [b.cast(x, dtype) for x in (m, v)]
     new_p, new_m, new_v = adam(b, [p, g, *moments], scalars, scale, attrs["decoupled"])
-    drawn = words(b, p, seed, attrs["site"])
+    drawn = words(b, p, seed, attrs["site"], int(attrs.get("first", 0)))
     kept = rounded(b, new_m, lower(b, drawn)), rounded(b, new_v, upper(b, drawn))
     return [new_p, *(b.cast(x, type_of(y).dtype) for x, y in zip(kept, (m, v), strict=True))]
 
@@ -88,12 +88,16 @@ _UPDATE_BF16 = Op(
     infer=_bf16_types,
     body=_bf16,
     doc="p', m', v' of AdamUpdate, with m' and v' rounded stochastically to numbers of bf16, "
-    "without bias, as a function of (seed, site, element). Inputs: p f[*], g f[*], m and v bf16[*] "
-    "(or wider, with such numbers), lr, beta1, beta2, eps, weight decay f64[], step i64[], seed "
-    "i64[2], scale f[]?.",
+    "without bias, as a function of (seed, site, element). `first`: the number of the first "
+    "element, where p is a part of a parameter; a multiple of 1024. Inputs: p f[*], g f[*], m and "
+    "v bf16[*] (or wider, with such numbers), lr, beta1, beta2, eps, weight decay f64[], step "
+    "i64[], seed i64[2], scale f[]?.",
     cases=tuple(
-        ({"decoupled": decoupled, "site": 7}, (_P, _P, _P, _P, *_SCALARS, "i64[2]", *scale))
-        for decoupled in (1, 0)
+        (
+            {"decoupled": decoupled, "site": 7, "first": first},
+            (_P, _P, _P, _P, *_SCALARS, "i64[2]", *scale),
+        )
+        for decoupled, first in ((1, 0), (0, 0), (1, 3 * ROW))
         for scale in ((), ("f32[]",))
     ),
 )

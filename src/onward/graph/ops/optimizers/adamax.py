@@ -71,5 +71,6 @@ OPTIMIZERS = (
             "eps": setting("eps"),
             "weight_decay": setting("weight_decay"),
         },
+        elementwise=True,
     ),
 )

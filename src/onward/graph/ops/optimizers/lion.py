@@ -69,5 +69,6 @@ OPTIMIZERS = (
             "weight_decay": setting("weight_decay"),
         },
         counted=False,
+        elementwise=True,
     ),
 )

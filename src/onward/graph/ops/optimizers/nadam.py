@@ -123,5 +123,6 @@ OPTIMIZERS = (
         attributes=decoupled,
         types={"mu_product": _one_number},
         starts={"mu_product": lambda group: 1.0},
+        elementwise=True,
     ),
 )

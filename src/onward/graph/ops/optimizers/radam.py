@@ -116,5 +116,6 @@ OPTIMIZERS = (
             "weight_decay": setting("weight_decay"),
         },
         attributes=decoupled,
+        elementwise=True,
     ),
 )

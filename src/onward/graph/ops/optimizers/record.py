@@ -65,8 +65,10 @@ class Optimizer:
     this shape has no such slot. starts: a slot's numbers before the first update, where these are
     not 0. refused: settings of a group that have to be false.
     part: the record by which a group is updated, of an optimizer whose groups are updated in
-    different ways; its slots are those of all parts. own_fields: fields of the description that
-    say which parameters are in which group, and are no settings of the torch class.
+    different ways; its slots are those of all parts. elementwise: whether each element of the
+    parameter is updated from its own gradient and state alone, so that ranks may update parts.
+    own_fields: fields of the description that say which parameters are in which group, and are no
+    settings of the torch class.
     """
 
     description: type[Any]
@@ -83,6 +85,7 @@ class Optimizer:
     starts: Mapping[str, Callable[[Group], float]] = field(default_factory=dict)
     refused: tuple[str, ...] = ("differentiable", "amsgrad")
     part: Callable[[Group], Optimizer] | None = None
+    elementwise: bool = False
     own_fields: tuple[str, ...] = ("groups",)
 
     @property

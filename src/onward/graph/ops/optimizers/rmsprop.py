@@ -90,5 +90,6 @@ OPTIMIZERS = (
             name: setting(name) for name in ("lr", "alpha", "eps", "weight_decay", "momentum")
         },
         kept=_kept,
+        elementwise=True,
     ),
 )

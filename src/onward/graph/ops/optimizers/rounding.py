@@ -30,10 +30,13 @@ Value = ir.Value
 ROW = 1024  # elements that share a key of the generator
 
 
-def words(b: Builder, like: Value, seed: Value, site: int) -> Value:
-    """Draws 32 random bits for each element of `like`, in i64 and of its shape."""
+def words(b: Builder, like: Value, seed: Value, site: int, first: int = 0) -> Value:
+    """Draws 32 random bits for each element of `like`, in i64 and of its shape. first: the number
+    of the first element."""
     shape = type_of(like).shape
     place = b.arange(product(shape))
+    if first:
+        place = b.Add(place, np.array(first))
     row = b.Div(place, np.array(ROW))
     feature = b.Sub(place, b.Mul(row, np.array(ROW)))
     drawn = element_words(b, [row], feature, seed, None, {"site": site, "sample_dim": -1})

@@ -92,5 +92,6 @@ OPTIMIZERS = (
         attributes=_attributes,
         kept=_moving,
         counted=False,  # torch's SGD keeps no count of steps
+        elementwise=True,
     ),
 )

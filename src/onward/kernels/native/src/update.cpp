@@ -162,13 +162,15 @@ extern "C" void onward_adam(
     });
 }
 
-// m, v: bf16, or wider with its numbers. The random bits are those of an element's number.
+// m, v: bf16, or wider with its numbers. The random bits are those of an element's number in the
+// whole parameter, of which this is the part from row `first_row` on.
 extern "C" void onward_adam_bf16(
     const float* OF(n) p, const T* OF(n) g, const U* OF(n) m, const U* OF(n) v, float* OF(n) new_p,
     U* OF(n) new_m, U* OF(n) new_v, int64_t n, const double* OF(1) lr, const double* OF(1) first,
     const double* OF(1) second, const double* OF(1) epsilon, const double* OF(1) weight_decay,
     const int64_t* OF(1) step, const float* OPTIONAL OF(1) scale, int64_t decoupled,
-    const int64_t* OF(2) seed, int64_t site, int64_t element_T, int64_t element_U)
+    const int64_t* OF(2) seed, int64_t site, int64_t first_row, int64_t element_T,
+    int64_t element_U)
 {
     const Scalars all = scalars(
         *lr, *first, *second, *epsilon, *weight_decay, double(*step), scale, decoupled);
@@ -186,7 +188,7 @@ extern "C" void onward_adam_bf16(
                    widened(of<M>(m) + start, some, wide_m), widened(of<M>(v) + start, some, wide_v),
                    new_p + start, moved_m, moved_v, some, all);
             keep_by_chance(moved_m, moved_v, of<M>(new_m) + start, of<M>(new_v) + start, some,
-                           key.at(uint32_t(start / ROW)));
+                           key.at(uint32_t(first_row + start / ROW)));
         }
     });
 }

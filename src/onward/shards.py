@@ -1,0 +1,67 @@
+"""Shards: the part of each parameter that a rank updates, and whose optimizer state it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST = 2048  # elements of a shard; a smaller parameter is updated by every rank
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a parameter as one row of elements: those from `start` up to `stop` of `elements`.
+
+    axis: of the mesh whose ranks hold the other parts. ranks: along it. Each part has `length`
+    elements, a multiple of `block`, but the last one, which may have fewer.
+    """
+
+    axis: str
+    ranks: int
+    place: int
+    elements: int
+    block: int = 1
+
+    @property
+    def length(self) -> int:
+        """The elements of every part but the last."""
+        blocks = -(-self.elements // (self.ranks * self.block))
+        return blocks * self.block
+
+    @property
+    def start(self) -> int:
+        """The number of the first element."""
+        return self.length * self.place
+
+    @property
+    def stop(self) -> int:
+        """The number behind the last element."""
+        return min(self.start + self.length, self.elements)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+    @property
+    def padding(self) -> int:
+        """The elements that the last part lacks, so that an exchange of equal parts needs them."""
+        return self.length * self.ranks - self.elements
+
+    def within(self, elements: int) -> tuple[int, int]:
+        """The part, as start and stop, of a state tensor with this number of elements: one for each
+        of the parameter's, or one for each block of them."""
+        if elements == self.elements:
+            return self.start, self.stop
+        assert elements == -(-self.elements // self.block), f"{elements} are not one for each block"
+        return self.start // self.block, -(-self.stop // self.block)
+
+
+def shard_of(elements: int, axis: str, ranks: int, place: int, block: int = 1) -> Shard | None:
+    """The part of a parameter that the rank at this place along the axis holds; None for one that
+    is too small to be cut. block: elements that stay together."""
+    found = Shard(axis, ranks, place, elements, block)
+    is_cut = ranks > 1 and elements >= LEAST * ranks and found.length * (ranks - 1) < elements
+    return found if is_cut else None
+
+
+__all__ = ["LEAST", "Shard", "shard_of"]

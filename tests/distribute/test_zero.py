@@ -1,0 +1,197 @@
+"""ZeRO: ranks that update a part of each parameter make the update of one rank; by the lockstep
+evaluator, dropout on, whatever the shares, the optimizer and the form of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from shared_steps import (
+    Arrays,
+    close,
+    made,
+    part_of,
+    recipe_of,
+    run,
+    shards_of,
+    step_of,
+)
+
+from onward.distribute import Mesh, ranks_of
+from onward.errors import OnwardError
+from onward.extend import OPTIMIZERS
+from onward.graph.graph import type_of
+from onward.graph.ops.collective import STARTS
+from onward.plan import make_plan, specialize
+from onward.rewrite import prune
+from onward.shards import LEAST, Shard, shard_of
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
+ELEMENTWISE = sorted(name for name, record in OPTIMIZERS.items() if record.elementwise)
+
+
+def compare_parts(
+    kind: str, meshes: Sequence[Mesh], found: Sequence[Arrays], want: Arrays, **more: Any
+) -> None:
+    """Compares weights and results with one rank's, and parts of state with parts of one rank's."""
+    for mesh, outputs in zip(meshes, found, strict=True):
+        recipe = recipe_of(kind, mesh, **more)
+        signature = step_of(kind, mesh, **more).signature
+        slots = {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
+        assert outputs.keys() == want.keys()
+        for name, y in outputs.items():
+            if not name.startswith("output."):
+                close(y, part_of(want[name], recipe.shards.get(slots.get(name, ""))), name)
+            if name.startswith("next.param."):
+                np.testing.assert_array_equal(y, found[0][name], err_msg=f"{name} of two ranks")
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes", "shares"),
+    [
+        (("dp_shard",), (2,), (3, 1)),
+        (("dp_shard",), (3,), (1, 2, 1)),
+        (("dp_replicate", "dp_shard"), (2, 2), (1, 1, 1, 1)),
+        (("dp_shard",), (8,), (2, 1, 1, 1, 1, 1, 1, 1)),
+        (("dp_replicate", "dp_shard"), (2, 3), (1, 1, 2, 1, 1, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_parts_make_the_update_of_the_whole(
+    kind: str, axes: tuple[str, ...], sizes: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    """Numbers of elements that ranks divide, and such that they do not; clipping by the norm."""
+    more: dict[str, Any] = {"optimizer": "AdamW", "stage": 1}
+    [want] = run(kind, [Mesh()], [[sum(shares)]], **more)
+    meshes = ranks_of(axes, sizes)
+    assert len(shards_of(kind, meshes[0])) > 10
+    compare_parts(kind, meshes, run(kind, meshes, [shares], **more), want, **more)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_every_elementwise_optimizer(name: str) -> None:
+    more: dict[str, Any] = {"optimizer": name, "stage": 1}
+    meshes = ranks_of(("dp_shard",), (2,))
+    [want] = run("gpt2", [Mesh()], [[4]], **more)
+    compare_parts("gpt2", meshes, run("gpt2", meshes, [(3, 1)], **more), want, **more)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "Muon"])
+def test_other_optimizers_are_refused(name: str) -> None:
+    mesh = ranks_of(("dp_shard",), (2,))[0]
+    assert name not in ELEMENTWISE
+    with pytest.raises(OnwardError, match=r"reads all of it, .* fix: zero=0"):
+        step_of("gpt2", mesh, optimizer=name, stage=1)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("clipping", [{}, {"max_grad_norm": None, "max_grad_value": 1e-3}], ids=str)
+def test_a_window_of_micro_batches(stage: int, clipping: dict[str, Any]) -> None:
+    """Stage 1 exchanges gradients in the last micro-batch, stage 2 in each, and sums parts."""
+    more: dict[str, Any] = {"optimizer": "AdamW", "stage": stage, **clipping}
+    shares, meshes = [(1, 2, 1, 1), (2, 1, 1, 1)], ranks_of(("dp_replicate", "dp_shard"), (2, 2))
+    [want] = run("gpt2", [Mesh()], [[sum(sizes)] for sizes in shares], **more)
+    compare_parts(
+        "gpt2", meshes, run("gpt2", meshes, shares, **more), want, **more, accumulate=True
+    )
+    graph = step_of("gpt2", meshes[0], accumulate=True, **more)
+    shards = shards_of("gpt2", meshes[0])
+    for parameter, held in graph.signature.accumulators.items():
+        shard = shards.get(parameter) if stage == 2 else None
+        whole = made("gpt2").captured.parameters[parameter].numel()
+        assert type_of(graph.find_input(held)).numel == (whole if shard is None else shard.size)
+    cut = prune(graph, graph.signature.requested((), False))
+    scattered = [node for node in cut if node.op_type == "ReduceScatterStart"]
+    assert len(scattered) == (len(shards) if stage == 2 else 0)
+
+
+@pytest.mark.parametrize("form", ["bf16", "8bit"])
+def test_low_state_is_rounded_as_on_one_rank(form: str) -> None:
+    """Blocks of codes are whole in each part, and random bits follow from an element's number. A
+    gradient in another last bit may round to the neighbour, of which there are few."""
+    more: dict[str, Any] = {"optimizer": "AdamW", "form": form, "stage": 1}
+    meshes = ranks_of(("dp_shard",), (2,))
+    [want] = run("wide", [Mesh()], [[4]], **more)
+    for mesh, outputs in zip(meshes, run("wide", meshes, [(3, 1)], **more), strict=True):
+        recipe, graph = recipe_of("wide", mesh, **more), step_of("wide", mesh, **more)
+        assert len(recipe.shards) > 4
+        for slot, name in graph.signature.slots.items():
+            if slot.parameter in recipe.shards:
+                part = part_of(want[f"next.{name}"], recipe.shards[slot.parameter])
+                y = outputs[f"next.{name}"]
+                assert y.shape == part.shape and y.dtype == part.dtype
+                assert np.mean(y != part) < 0.02, f"{name}: {np.mean(y != part):.3f} differ"
+        for name in recipe.shards:
+            close(outputs[f"next.{name}"], want[f"next.{name}"], name)
+
+
+def test_one_gradient_that_is_not_finite_on_one_rank() -> None:
+    """A weight of infinity makes all ranks find it, whichever part it is in."""
+    more: dict[str, Any] = {"optimizer": "SGD", "stage": 1}
+    meshes = ranks_of(("dp_shard",), (2,))
+    weight = next(p for n, p in made("gpt2").captured.parameters.items() if "mlp.c_fc.weight" in n)
+    before = weight.detach().clone()
+    try:
+        weight.data[-1, -1] = np.inf
+        found = run("gpt2", meshes, [(3, 1)], **more)
+    finally:
+        weight.data.copy_(before)
+    assert [bool(outputs["finite"]) for outputs in found] == [False, False]
+
+
+def test_bytes_of_the_exchanges() -> None:
+    """A rank sends each gradient once and each part of a parameter once (arXiv 1910.02054, 7.2.1);
+    and each is numbered as it becomes final, behind the labels."""
+    mesh = ranks_of(("dp_shard",), (2,))[1]
+    graph = step_of("gpt2", mesh, optimizer="AdamW", stage=1)
+    starts = [node for node in graph if node.op_type in STARTS]
+    nbytes: dict[str, int] = {}
+    for node in starts:
+        sent = sum(type_of(x).nbytes for x in node.inputs[:1] if x is not None)
+        nbytes[node.op_type] = nbytes.get(node.op_type, 0) + sent
+    shards = shards_of("gpt2", mesh).values()
+    assert nbytes["ReduceScatterStart"] == sum(s.length * s.ranks * 4 for s in shards)
+    assert nbytes["AllGatherStart"] == sum(s.length * 4 for s in shards)
+
+
+def test_parameters_are_gathered_in_their_own_memory() -> None:
+    """No launch copies a parameter whose parts are equal; the peak holds no second copy of all."""
+    mesh = ranks_of(("dp_shard",), (2,))[0]
+    graph = step_of("gpt2", mesh, optimizer="AdamW", stage=1)
+    outputs = graph.signature.requested((), True)
+    dims = {name: 2 if name == "B" else 6 for name in graph.symbols}
+    plan = make_plan(specialize(graph, dims, (), outputs), dims)
+    shards = shards_of("gpt2", mesh)
+    back = [launch.text for launch in plan.launches if launch.text.startswith("write back")]
+    assert back == [f"write back next.{name}" for name, s in shards.items() if s.padding]
+    assert any(not s.padding for s in shards.values())
+    order = [launch.op for launch in plan.launches]
+    assert plan.commit > max(i for i, op in enumerate(order) if op == "ReduceScatterStart")
+    assert plan.commit <= min(i for i, op in enumerate(order) if op.startswith("AdamUpdate"))
+    # parts are sent while others are still updated
+    assert order.index("AllGatherStart") < len(order) - order[::-1].index("AdamUpdate") - 1
+
+
+@pytest.mark.parametrize("block", [1, 256, 1024])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 16])
+def test_parts_of_a_parameter(block: int, ranks: int) -> None:
+    """Parts follow one another, none is empty, and each begins with a block."""
+    sizes = (1, LEAST, LEAST * ranks, LEAST * ranks + 1, 38_597_376, 40_000_003, 30522 * 768)
+    for elements in sizes:
+        found = [shard_of(elements, "dp_shard", ranks, at, block) for at in range(ranks)]
+        if ranks == 1 or elements < LEAST * ranks:
+            assert found == [None] * ranks
+            continue
+        parts = [s for s in found if s is not None]
+        if not parts:
+            assert Shard("dp_shard", ranks, 0, elements, block).length * (ranks - 1) >= elements
+            continue
+        assert [s.start for s in parts[1:]] == [s.stop for s in parts[:-1]]
+        assert parts[0].start == 0 and parts[-1].stop == elements
+        assert all(s.size > 0 and s.start % block == 0 for s in parts)
+        blocks = [s.within(-(-elements // block)) for s in parts]
+        assert [a for a, _ in blocks[1:]] == [b for _, b in blocks[:-1]]
