@@ -63,9 +63,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
         1024.0, LossScale(4.0), {"growth_interval": 3},  # of fp16, which it is not
     ),
     "mesh": (
-        2, "2", (), {}, [("dp_replicate", 2)], {"data": 2}, {"dp_replicate": 0}, {"dp_shard": 2},
+        2, "2", (), {}, [("dp_replicate", 2)], {"data": 2}, {"dp_replicate": 0}, {"pp": 2},
         {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {2: 2},
     ),
+    "zero": (*NO_NUMBERS, None, -1, 3, 1.0, 0.5, math.nan, 1, 2),  # 1 and 2 need ranks
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "optimizer_state": (
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
@@ -112,7 +113,9 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "mesh": (
         (None, None), ({"dp_replicate": 1}, {"dp_replicate": 1}),
         ({"dp_replicate": np.int64(1), "tp": 1}, {"dp_replicate": 1, "tp": 1}),
+        ({"dp_replicate": 2, "dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 4}),
     ),
+    "zero": ((0, 0), (np.int64(0), 0)),
     "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),

@@ -10,6 +10,7 @@ from onward.errors import refused
 # Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
 
 
@@ -25,10 +26,10 @@ def read_mesh(name: str, value: object) -> dict[str, int] | None:
         if axis not in AXES or isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise refused(name, value, f"1 or more ranks along axes of {', '.join(AXES)}")
         found[axis] = int(size)
-    other = [axis for axis, size in found.items() if size > 1 and axis != "dp_replicate"]
+    other = [axis for axis, size in found.items() if size > 1 and axis not in DATA_AXES]
     if other:
-        raise refused(name, value, f"ranks along dp_replicate alone, not yet {other[0]}")
+        raise refused(name, value, f"ranks along {' and '.join(DATA_AXES)}, not yet {other[0]}")
     return found
 
 
-__all__ = ["AXES", "read_mesh"]
+__all__ = ["AXES", "DATA_AXES", "read_mesh"]

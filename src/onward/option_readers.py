@@ -39,6 +39,13 @@ read_skips = _count_or_none("a whole number, 1 or more, or None (training never 
 read_updates = _count_or_none("a whole number of updates, 1 or more, or None")
 
 
+def read_zero(name: str, value: object) -> int:
+    number = whole_number(value)
+    if number not in (0, 1, 2):
+        raise refused(name, value, "stage 1 or 2 of ZeRO (not yet 3), or 0 (none)")
+    return number
+
+
 def read_spikes(name: str, value: object) -> str | None:
     if value is not None and value not in ("warn", "skip", "raise"):
         raise refused(name, value, '"warn", "skip", "raise", or None (losses are not looked at)')

@@ -28,6 +28,7 @@ from onward.option_readers import (
     read_switch,
     read_threshold,
     read_updates,
+    read_zero,
 )  # fmt: skip
 
 Class = TypeVar("Class", bound=type)
@@ -341,9 +342,24 @@ class TrainerOptions:
         '{"dp_replicate": 2}',
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
-    processes of torchrun that share each micro-batch. Loss, gradients, updates and dropout masks
-    are those of one process with the batches of all ranks in the order of their numbers. None: one
-    process."""
+    processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
+    neighbours, so that gradients are summed along it first, and `zero` cuts state along it. Loss,
+    gradients, updates and dropout masks are those of one process with the batches of all ranks in
+    the order of their numbers. None: one process."""
+
+    zero: int = option(
+        0,
+        read_zero,
+        "cuts the optimizer's state over the ranks along `dp_shard`, each of which updates its "
+        "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too",
+        "1",
+    )
+    """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
+    `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
+    keeps of the sums of a window's gradients that part alone, and exchanges the gradients of every
+    micro-batch. The weights are whole on every rank. For optimizers that update each element by
+    itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop, NAdam, RAdam, Lion. 0: every rank has all
+    state."""
 
     compare_ranks_every: int | None = option(
         None,
@@ -436,6 +452,11 @@ class TrainerOptions:
             raise OnwardError(
                 "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
                 "leave one of them out"
+            )
+        if self.zero and (self.mesh or {}).get("dp_shard", 1) == 1:
+            raise OnwardError(
+                f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
+                'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
             )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(

@@ -55,8 +55,9 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ("no: use `mesh`", None), (_ONE, None),
         ("yes", f"{_BESIDE}test_distributed.py::test_ddp_over_gloo"), ("not tested", None),
     ),
-    "DeepSpeed ZeRO-1, ZeRO-2": (
-        ("not yet", None), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
+    "ZeRO-1, ZeRO-2": (
+        ("`zero=1`, `zero=2`",
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
     "FSDP, ZeRO-3, tensor and pipeline parallelism": (

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def llama() -> torch.nn.Module:
 class Case:
     """A run that several ranks make, and one as well. padding: whether rows are of different
     lengths. early: the step after which a window of two micro-batches ends with one. near: the case
-    in fp32, where this one has less precision."""
+    in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
+    are along dp_shard too."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +65,16 @@ class Case:
     padding: bool = False
     early: int | None = None
     near: str | None = None
+    zero: int = 0
+    is_cut: bool = False
+
+    def options_of(self, ranks: int) -> dict[str, Any]:
+        """The options of a run with this number of ranks."""
+        if ranks == 1:
+            return dict(self.options)
+        sizes = {"dp_replicate": ranks // 2, "dp_shard": 2}
+        mesh = sizes if self.zero or self.is_cut else {"dp_replicate": ranks}
+        return {**self.options, "mesh": mesh, "zero": self.zero}
 
 
 WINDOW = {"gradient_accumulation_steps": 2}
@@ -83,6 +94,20 @@ CASES = {
     "llama window": Case(llama, WINDOW),
     "llama bf16 sums": Case(
         llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window"
+    ),
+    "gpt2 shards": Case(gpt2, CLIPPED, is_cut=True),
+    "gpt2 zero": Case(gpt2, CLIPPED, "AdamW", zero=1),
+    "gpt2 zero 2": Case(gpt2, {**WINDOW, **CLIPPED, "ema_decay": 0.9}, early=4, zero=2),
+    "gpt2 zero fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", zero=2
+    ),
+    "bert zero": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=1
+    ),
+    "t5 zero": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=2),
+    "llama zero": Case(llama, {}, "AdamW", zero=1),
+    "llama zero bf16": Case(
+        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
 }  # fmt: skip
 
@@ -109,10 +134,9 @@ def trainer_of(case: Case, ranks: int, **more: Any) -> Any:
     import onward
 
     torch.manual_seed(0)
-    mesh = {"dp_replicate": ranks} if ranks > 1 else None
     sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
-    made = sgd if case.optimizer == "SGD" else adamw
-    return onward.Trainer(case.model(), made, options={**case.options, "mesh": mesh, **more})
+    made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB()}[case.optimizer]
+    return onward.Trainer(case.model(), made, options={**case.options_of(ranks), **more})
 
 
 def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int]) -> list[float]:
@@ -135,6 +159,11 @@ def outcome(case: Case, rank: int, ranks: int) -> Tensors:
     made = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     if case.options.get("ema_decay"):
         made |= {f"average.{n}": p for n, p in trainer.ema_state_dict().items()}
+    if case.zero and case.near is None and not trainer.micro_steps:
+        made |= {f"state.{n}": x for n, x in trainer.state_dict()["optimizer"].items()}
+        held = trainer._updates.state.tensors  # what lies in this rank's memory
+        numbers = sum(x.numel() for slots in held.values() for x in slots.values())
+        made["numbers held"] = torch.tensor([float(numbers)])
     return made | {"losses": torch.tensor(losses, dtype=torch.float64)}
 
 
@@ -154,9 +183,8 @@ class Draws:
         self.count = state["count"]
 
 
-def resumed(folder: Path, rank: int, ranks: int) -> str:
+def resumed(folder: Path, rank: int, ranks: int, case: Case) -> str:
     """Goes on from a checkpoint within a window, and says what differs from the run that saved."""
-    case = CASES["gpt2 window"]
 
     def made() -> tuple[Any, Draws]:
         trainer, draws = trainer_of(case, ranks), Draws(rank)
@@ -262,6 +290,41 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
     return said
 
 
+def parts(rank: int, ranks: int) -> dict[str, str]:
+    """What each rank says where state that is cut is asked for as if it were whole; and state goes
+    from whole to parts and back."""
+    import onward
+
+    case, whole = CASES["gpt2 zero"], replace(CASES["gpt2 zero"], zero=0)
+    trainer = trainer_of(case, ranks)
+    trained(trainer, case, rank, ranks, [0, 1])
+    other, again = trainer_of(whole, ranks), trainer_of(case, ranks)
+    other.load_state_dict(trainer.state_dict())
+    again.load_state_dict(other.state_dict())
+    losses = [trained(each, case, rank, ranks, [2, 3]) for each in (trainer, other, again)]
+    assert losses[0] == losses[2] and apart(*losses[:2]) < 1e-6, losses
+    again.optimizer.load_state_dict(other.optimizer.state_dict())
+    assert trained(again, case, rank, ranks, [4]) == trained(trainer, case, rank, ranks, [4])
+    optimizer = trainer.optimizer
+    said = {"optimizer": refusal(optimizer.state_dict)}
+    again.optimizer.state[next(iter(again.model.parameters()))]["exp_avg"] = torch.zeros(3)
+    said["half"] = refusal(lambda: trained(again, case, rank, ranks, [5]))
+    if rank == 1:
+        said["alone"] = refusal(lambda: trained(trainer, case, rank, ranks, [5]))
+    else:
+        said["alone"] = refusal(trainer.state_dict)
+    options, model = case.options_of(ranks), trainer.model
+    said["second"] = refusal(lambda: onward.Trainer(model, optimizer, options=options))
+    del trainer
+    said["step"] = refusal(optimizer.step)
+    said["lamb"] = refusal(lambda: trainer_of(replace(case, optimizer="LAMB"), ranks))
+    return said
+
+
+def apart(have: Sequence[float], want: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(have, want, strict=True))
+
+
 def profiled(rank: int, ranks: int) -> None:
     """What only looks at a Trainer does so on one rank alone; a profile takes all of them."""
     case = CASES["bert"]
@@ -313,7 +376,10 @@ def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
 def main(folder: Path, ranks: int, what: str, rank: int) -> None:
     from torch import distributed
 
+    from onward import shards
+
     torch.set_num_threads(1)
+    shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
     place = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
     made: dict[str, Any] = {}
@@ -324,7 +390,9 @@ def main(folder: Path, ranks: int, what: str, rank: int) -> None:
         return
     else:
         made["window"] = outcome(CASES["gpt2 window"], rank, ranks)
-        made["resumed"] = resumed(folder, rank, ranks)
+        made["resumed"] = resumed(folder, rank, ranks, CASES["gpt2 window"])
+        made["resumed parts"] = resumed(folder / "parts", rank, ranks, CASES["gpt2 zero 2"])
+        made |= parts(rank, ranks)
         profiled(rank, ranks)
         made |= refusals(folder, rank, ranks)
     distributed.barrier()

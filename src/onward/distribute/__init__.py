@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from onward.distribute.collectives import Collectives, StartedCollective
-from onward.distribute.data_parallel import BUCKET, DATA_AXES, data_parallel
+from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
 from onward.distribute.zero import zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
+from onward.mesh_sizes import DATA_AXES
 from onward.shards import LEAST, Shard, shard_of
 
 

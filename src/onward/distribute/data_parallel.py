@@ -25,9 +25,9 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of, where
 from onward.graph.names import user_name
 from onward.graph.ops.collective import MOST
+from onward.mesh_sizes import DATA_AXES
 from onward.shards import Shard
 
-DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
 OF_GRADIENTS = frozenset({"norms", "finite"})  # sums of ranks that have parts of them
 BUCKET = 25 << 20  # bytes of gradients that are exchanged together, as in DistributedDataParallel
 
@@ -240,4 +240,4 @@ def _own(b: Builder, parts: Sequence[Value], shard: Shard) -> tuple[Value, ...]:
     return (b.Slice(part, b.ints([0]), b.ints([shard.size])),)
 
 
-__all__ = ["BUCKET", "DATA_AXES", "builder", "data_parallel", "replaced", "taken"]
+__all__ = ["BUCKET", "builder", "data_parallel", "replaced", "taken"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from onward.errors import OnwardError
 from onward.mesh_sizes import AXES
+from onward.shards import Shard
 
 
 class RanksApartError(OnwardError):
@@ -26,6 +27,7 @@ class MeetingKind(Enum):
     FACTS = "compares its model and options"
     SAVE = "saves a checkpoint"
     RESUME = "resumes from a checkpoint"
+    STATE = "gathers the optimizer's state"
     PROFILE = "times a step"
     FAILURE = "has failed"
 
@@ -100,6 +102,14 @@ class Mesh:
         """The state of every rank, in the order of the ranks; none but on rank 0. All ranks call it
         at the same points. It may hold what `pickle` takes."""
         return [state]
+
+    def gathered_row(self, part: Any, shard: Shard, to_first: bool) -> Any:
+        """The tensor of whose elements each rank along the axis of a shard has a part, as one row.
+
+        part: this rank's, with one element for each of the parameter's or for each block of them.
+        to_first: rank 0 alone gets it, the others None. All ranks call it at the same points.
+        """
+        return part
 
     def fail(self) -> None:
         """Tells the other ranks, at the meeting that they come to next, that this one has

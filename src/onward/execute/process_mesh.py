@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import OnwardError
 from onward.kernels.collective import lost_rank
+from onward.shards import Shard
 
 _MOST_NUMBERS = 12  # that ranks exchange in one meeting
 _MEETINGS = tuple(MeetingKind)
@@ -102,6 +103,23 @@ class ProcessMesh(Mesh):
         states: list[Any] = [None] * self.ranks if self.rank == 0 else []
         dist.gather_object(state, states if self.rank == 0 else None, 0, self.host)
         return states
+
+    def gathered_row(self, part: torch.Tensor, shard: Shard, to_first: bool) -> Any:
+        """The tensor of which each rank along the axis of a shard has a part, as one row. Waits for
+        the other ranks."""
+        group, blocks = self.groups[shard.axis], part.numel() != shard.size
+        length = shard.length // shard.block if blocks else shard.length
+        elements = -(-shard.elements // shard.block) if blocks else shard.elements
+        own = part.new_zeros(length)
+        own[: part.numel()] = part.reshape(-1)
+        if not to_first:
+            rows = [torch.empty_like(own) for _ in range(shard.ranks)]
+            dist.all_gather(rows, own, group=group)
+            return torch.cat(rows)[:elements]
+        is_root = dist.get_rank(group) == 0
+        rows = [torch.empty_like(own) for _ in range(shard.ranks)] if is_root else None
+        dist.gather(own, rows, group=group, group_dst=0)
+        return None if rows is None or self.rank else torch.cat(rows)[:elements]
 
     def fail(self) -> None:
         """Tells the other ranks that this one has failed; it waits for them, unless they have

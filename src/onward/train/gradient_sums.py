@@ -15,6 +15,7 @@ from onward.execute import zeros
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.kernels import torch_dtype
+from onward.shards import Shard
 
 
 class GradientSums:
@@ -64,6 +65,16 @@ class GradientSums:
     def owned(self, signature: Signature) -> dict[str, torch.Tensor]:
         """The state tensors that a graph reads, by graph input."""
         return {n: self.total(self._parameters[p]) for p, n in signature.accumulators.items()}
+
+    # ---- on several ranks
+
+    def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+        """The parts that this rank updates, of these parameters by name that are cut: none."""
+        return {}
+
+    def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """Those of these parameters of whose gradients a rank sums a part over a window: none."""
+        return ()
 
     # ---- stepping
 

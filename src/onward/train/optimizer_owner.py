@@ -66,10 +66,10 @@ def evict(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _set_free(optimizer: torch.optim.Optimizer) -> None:
+    release(optimizer)
     del _OWNERS[optimizer]
     if is_stand_in(vars(optimizer).get("step")):  # not a function that the user has put there since
         del optimizer.step
-    release(optimizer)
 
 
 def is_stand_in(step: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.state_form import StateForms, converted, shown, tensors_of
+from onward.train.state_shards import StateShards, whole_state
 
 # the slot of a window's summed gradients, beside the optimizer's own slots
 ACCUMULATOR = "accumulator"
@@ -35,13 +36,19 @@ class OptimizerState:
 
     Slots are the optimizer's (`exp_avg`, ...); a parameter's accumulator is kept beside them. A
     slot in a form other than the parameter's own precision may have two tensors (`exp_avg`,
-    `exp_avg_absmax`). sums: the dtype of fp32 parameters' accumulators.
+    `exp_avg_absmax`). sums: the dtype of fp32 parameters' accumulators. shards: the parts of
+    parameters whose state this rank has, as one row each; None: it has all.
     """
 
     def __init__(
-        self, record: Record, forms: StateForms, sums: torch.dtype = torch.float32
+        self,
+        record: Record,
+        forms: StateForms,
+        sums: torch.dtype = torch.float32,
+        shards: StateShards | None = None,
     ) -> None:
         self.record = record
+        self.shards = whole_state(record, forms) if shards is None else shards
         self._forms, self._sums = forms, sums
         self._form: dict[torch.Tensor, str] = {}
         self.tensors: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -78,17 +85,20 @@ class OptimizerState:
         """The state tensor of that slot, made and filled at first use."""
         held = self.tensors.setdefault(parameter, {})
         if slot == ACCUMULATOR and slot not in held:
-            low = parameter.dtype == torch.float32
-            held[slot] = zeros(
-                parameter.shape, self._sums if low else parameter.dtype, parameter.device
-            )
+            low, like = parameter.dtype == torch.float32, self.like_of_sums(parameter)
+            held[slot] = zeros(like.shape, self._sums if low else like.dtype, parameter.device)
         elif slot not in held:
             held[slot] = self.fresh(parameter, slot)
         return held[slot]
 
+    def like_of_sums(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape and dtype in which a parameter's summed gradients are saved."""
+        is_cut = self.shards.of_sums(parameter) is not None
+        return self.shards.like(parameter) if is_cut else parameter
+
     def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
         """A new tensor with the numbers of a slot before the first update."""
-        like = tensors_of(self.record, self.form(parameter), parameter)[slot]
+        like = tensors_of(self.record, self.form(parameter), self.shards.like(parameter))[slot]
         made, start = zeros(like.shape, like.dtype, parameter.device), self._forms.start
         first = start(parameter, slot)
         return made.fill_(first) if first else made
@@ -116,8 +126,8 @@ class OptimizerState:
         return fresh
 
     def adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
-        """Copies found state into these tensors, resets the tensors of parameters not found, and
-        replaces the counts."""
+        """Copies found state into these tensors, of whole tensors this rank's part; resets the
+        tensors of parameters not found, and replaces the counts."""
         elsewhere: list[tuple[torch.Tensor, torch.Tensor]] = []
         ours = {t.data_ptr() for held in self.tensors.values() for t in held.values() if t.numel()}
         with torch.no_grad():
@@ -130,6 +140,7 @@ class OptimizerState:
                     own = self.tensor(p, slot)
                     if tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride():
                         continue
+                    tensor = self.shards.cut(p, tensor)
                     # two of these tensors may have been swapped, so copy before any is overwritten
                     elsewhere.append((own, tensor.clone() if tensor.data_ptr() in ours else tensor))
             for p, held in self.tensors.items():
@@ -152,22 +163,23 @@ class OptimizerState:
             self.counts.pop(p, None)
 
     def named(
-        self, paths: Mapping[torch.Tensor, str], window: frozenset[str]
+        self, paths: Mapping[torch.Tensor, str], window: frozenset[str], to_first: bool = False
     ) -> dict[StateKey, torch.Tensor]:
-        """The state tensors of the parameters in `paths`, and the accumulators of those in
-        `window`, these in the parameters' own dtype."""
+        """The state tensors of the parameters in `paths`, whole, and the accumulators of those in
+        `window`, these in the parameters' own dtype and as this rank has them. to_first: rank 0
+        alone gets the tensors of which each rank has a part. All ranks call it at the same points.
+        """
         found: dict[StateKey, torch.Tensor] = {}
         for p, path in paths.items():
-            held = self.tensors.get(p, {})
-            slots = [s for s in self.names(p) if p in self.counts and s in held]
+            held, form = self.tensors.get(p, {}), self.form(p)
+            types = tensors_of(self.record, form, p)
+            for slot in (s for s in self.names(p) if p in self.counts and s in held):
+                tensor = self.shards.whole(p, held[slot], types[slot], to_first)
+                if tensor is not None:
+                    found[StateKey(path, slot)] = tensor
             if path in window:
-                slots.append(ACCUMULATOR)
-            found |= {StateKey(path, slot): self._saved(p, slot) for slot in slots}
+                found[StateKey(path, ACCUMULATOR)] = self.tensor(p, ACCUMULATOR).to(p.dtype)
         return found
-
-    def _saved(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
-        tensor = self.tensor(parameter, slot)
-        return tensor.to(parameter.dtype) if slot == ACCUMULATOR else tensor
 
     def named_counts(self, paths: Mapping[torch.Tensor, str]) -> dict[str, int]:
         """Counts of updates, by path, of the parameters that have state tensors."""

@@ -23,10 +23,11 @@ from onward.train.torch_optimizer import TorchOptimizer
 _SUM = f"{ACCUMULATOR}."  # begins the names of the sums of an open window, as in `state.py`
 
 
-def part_of(optimizer: HeldOptimizer[Any]) -> StatePart:
-    """The entries of a Trainer's optimizer, whoever makes its updates."""
+def part_of(optimizer: HeldOptimizer[Any], to_first: bool = False) -> StatePart:
+    """The entries of a Trainer's optimizer, whoever makes its updates. to_first: see
+    `optimizer_part`."""
     if isinstance(optimizer, TorchOptimizer):
-        return optimizer_part(optimizer)
+        return optimizer_part(optimizer, to_first)
     assert isinstance(optimizer, OwnStep), "there are two kinds"
     return own_part(optimizer)
 

@@ -259,6 +259,7 @@ class PreparedSteps:
         accumulates: bool,
     ) -> Recipe:
         groups = self._optimizer.groups(parameters, reached)
+        updated = {n: parameters[n] for group in groups for n in group.parameters}
         left = self._optimizer.left_gradients(parameters, reached)
         return Recipe(
             tuple(groups),
@@ -270,6 +271,8 @@ class PreparedSteps:
             tuple(left),
             self._options.gradient_accumulation_average,
             self._options.max_grad_value,
+            shards=self._updates.shards(updated),
+            summed_parts=self._updates.summed_parts(updated) if accumulates else (),
         )
 
 

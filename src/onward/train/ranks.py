@@ -95,6 +95,11 @@ class Ranks:
                 "alone; fix: call it between updates, or use save, which keeps those of all ranks"
             )
 
+    def meet_for_state(self, zero: int) -> None:
+        """Waits for the ranks that have other parts of the optimizer's state, where it is cut."""
+        if zero:
+            self.mesh.gathered(MeetingKind.STATE)
+
     @contextmanager
     def writing_files(self) -> Generator[None]:
         """A context in which rank 0 writes files, while the others `wait_for_files`."""

@@ -70,13 +70,14 @@ def _check_model(state: State, model: torch.nn.Module) -> None:
 # ---- the optimizer
 
 
-def optimizer_part(optimizer: TorchOptimizer) -> StatePart:
+def optimizer_part(optimizer: TorchOptimizer, to_first: bool = False) -> StatePart:
     """The optimizer's state and settings, counts of updates, and the summed gradients of an open
-    window. It cannot be rolled back, so it has to be the last part restored."""
+    window. It cannot be rolled back, so it has to be the last part restored. to_first: of the
+    tensors that are cut over ranks, rank 0 alone saves the whole."""
 
     def save() -> dict[str, Any]:
         return {
-            "optimizer": {_saved_name(k): v for k, v in optimizer.named().items()},
+            "optimizer": {_saved_name(k): v for k, v in optimizer.named(to_first).items()},
             "optimizer_class": type(optimizer.torch).__name__,
             "param_groups": [_group(g, optimizer) for g in optimizer.torch.param_groups],
             "updates": optimizer.updates.done,
@@ -173,7 +174,8 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
         if path in parameters:
             p = parameters[path]
             form = found_form(record, tensors, p)
-            like[path] = {**tensors_of(record, form, p), ACCUMULATOR: p}
+            sums = optimizer.updates.state.like_of_sums(p)
+            like[path] = {**tensors_of(record, form, p), ACCUMULATOR: sums}
     for name, tensor in given.items():
         path, slot = _key(name)
         if slot not in like.get(path, ()):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from onward.differentiate import UpdateGroup
+from onward.distribute import Mesh
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.train.held_optimizer import HeldOptimizer, paths_of
@@ -31,6 +32,7 @@ from onward.train.optimizer_owner import check_free, give_back, is_free, require
 from onward.train.optimizer_state import ParameterState, StateKey
 from onward.train.parameter_groups import embedding_tables
 from onward.train.state_form import StateForms
+from onward.train.state_shards import StateShards
 from onward.train.torch_state import TorchState, release
 from onward.train.update_state import Joining, UpdateState
 
@@ -39,8 +41,9 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
     """The optimizer of a Trainer, with the state that its updates read and write (`updates`).
 
     optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of
-    fp32 parameters' accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError
-    for an optimizer without an update op, or with parameters that are not the model's.
+    fp32 parameters' accumulators, `TrainerOptions.gradient_accumulation_dtype`. mesh, zero: the
+    ranks over which the state is cut, `TrainerOptions.zero`. Raises OnwardError for an optimizer
+    without an update op, or with parameters that are not the model's.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         optimizer: torch.optim.Optimizer,
         optimizer_state: str = "fp32",
         sums: str = "fp32",
+        mesh: Mesh | None = None,
+        zero: int = 0,
     ) -> None:
         self.record = record_of(optimizer)
         paths = paths_of(model)
@@ -59,7 +64,8 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         self._forms = StateForms(optimizer_state, self.record, partial(_is_table, model), settings)
         self._forms.check(optimizer.param_groups)
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
-        updates = UpdateState(self.record, self._forms, paths, accumulator)
+        shards = StateShards(mesh or Mesh(), zero, self.record, self._forms)
+        updates = UpdateState(self.record, self._forms, paths, accumulator, shards)
         super().__init__(model, optimizer, updates)
         self._rules = rules(optimizer, optimizer.param_groups)
         check_parameters(optimizer, paths, type(model).__name__)
@@ -190,9 +196,10 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
 
     # ---- saved and restored
 
-    def named(self) -> dict[StateKey, torch.Tensor]:
-        """State tensors by path and slot, with the accumulators of an open window."""
-        return self.updates.state.named(paths_of(self.model), self.updates.window)
+    def named(self, to_first: bool = False) -> dict[StateKey, torch.Tensor]:
+        """State tensors by path and slot, with the accumulators of an open window. to_first: rank 0
+        alone gets those of which each rank has a part."""
+        return self.updates.state.named(paths_of(self.model), self.updates.window, to_first)
 
     def named_counts(self) -> dict[str, int]:
         """Counts of updates, by path, of the parameters that have state tensors."""

@@ -78,7 +78,7 @@ class TorchState:
         own, ours = self._own, self._low.get(p) is entry
         if ours and not any(slot in entry for slot in own.slots(p)):  # as it was shared
             return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
-        given = {**own.shown(p), **entry} if ours else entry
+        given = {**own.shown(p), **entry} if ours and own.shards.of(p) is None else entry
         required, types = own.required(p), tensors_of(self._record, "", p)
         # a slot that the settings have made idle is kept all the same, as torch keeps it
         slots = [s for s in types if s in required or isinstance(given.get(s), torch.Tensor)]
@@ -104,7 +104,7 @@ class TorchState:
                 entry = state[p] = {}
             if p in self._places:  # one element for each parameter, since torch adds 1 to each
                 entry["step"] = self._steps[self._places[p]]
-            low = bool(self._own.form(p))
+            low = bool(self._own.form(p)) or self._own.shards.of(p) is not None
             if low:
                 self._low[p] = entry
             for slot in self._own.slots(p):
@@ -127,7 +127,8 @@ class TorchState:
 
     def hand_back(self) -> None:
         """Puts the missing moments into the entries, in the parameters' precision, and stops
-        sharing."""
+        sharing. Raises OnwardError where this rank has parts of them alone."""
+        self._require_whole()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -137,7 +138,9 @@ class TorchState:
         self._low.clear()
 
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        """Adds the missing moments to a `state_dict`; torch calls this hook."""
+        """Adds the missing moments to a `state_dict`; torch calls this hook. Raises OnwardError
+        where this rank has parts of them alone."""
+        self._require_whole()
         groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
         for p, i in (
             (p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)
@@ -145,6 +148,14 @@ class TorchState:
             entry = optimizer.state.get(p)
             if entry is not None and self._low.get(p) is entry:
                 saved["state"][i] = {**self._own.shown(p), **entry}
+
+    def _require_whole(self) -> None:
+        if not self._own.shards.are_whole and any(self._own.shards.of(p) for p in self._low):
+            raise OnwardError(
+                "each rank has a part of the optimizer's state (zero), so that the optimizer has "
+                "none to save or to go on from by itself; fix: call state_dict of the Trainer on "
+                "every rank, which is whole, and load_state_dict of a Trainer without zero"
+            )
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Removes the entries of these parameters."""
@@ -157,10 +168,11 @@ _HOLDER = "_onward_state"  # an attribute of the optimizer that torch neither sa
 
 def release(optimizer: torch.optim.Optimizer) -> None:
     """Makes the TorchState that shares this optimizer's state, if any, put all of it into the
-    entries."""
-    held = vars(optimizer).pop(_HOLDER, None)
+    entries. Raises OnwardError where it has parts alone."""
+    held = vars(optimizer).get(_HOLDER)
     if held is not None:
         held.hand_back()
+        delattr(optimizer, _HOLDER)
 
 
 class _Entry:

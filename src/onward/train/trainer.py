@@ -322,6 +322,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         several ranks within an accumulation window, whose sums are those of one rank."""
         self._check_whole()
         self._ranks.require_between_windows(self._window.is_first)
+        self._ranks.meet_for_state(self.options.zero)
         self._follow_for_state()
         self._optimizer.sync()
         return saved(self._state_parts())
@@ -359,16 +360,16 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._check_not_torn()
         return self._average.state_dict()
 
-    def _state_parts(self) -> tuple[StatePart, ...]:
+    def _state_parts(self, to_first: bool = False) -> tuple[StatePart, ...]:
         """The parts of a state in the order in which they are restored. The optimizer's, which
-        cannot be rolled back, is last."""
+        cannot be rolled back, is last. to_first: rank 0 alone saves tensors that are cut."""
         return (
             self._window.part(),
             self._scaling.part(),
             self._average.part(),
             self._spikes.part(),
             model_part(self.model),
-            part_of(self._optimizer),
+            part_of(self._optimizer, to_first),
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -383,10 +384,11 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def _take_optimizer(self, why: str | None) -> None:
         """Takes the optimizer, and starts anew with steps for it. why: the reason why it makes its
         updates itself; None: step graphs make them."""
-        held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why)
+        mesh = self._ranks.mesh
+        held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why, mesh)
         self._optimizer, self._updates = held, held.updates
         session = Session(self.memory, self._updates)
-        self._steps = PreparedSteps(session, held, self.options, self._ranks.mesh)
+        self._steps = PreparedSteps(session, held, self.options, mesh)
 
     def _follow_optimizer(self) -> None:
         """Changes who makes the updates, where the optimizer has changed since the last step.

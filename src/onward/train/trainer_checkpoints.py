@@ -68,7 +68,7 @@ class TrainerCheckpoints:
     def _follow_for_state(self) -> None:
         raise NotImplementedError
 
-    def _state_parts(self) -> tuple[StatePart, ...]:
+    def _state_parts(self, to_first: bool = False) -> tuple[StatePart, ...]:
         raise NotImplementedError
 
     def register_for_checkpointing(self, *objects: Stateful) -> None:
@@ -111,7 +111,7 @@ class TrainerCheckpoints:
         kept = [Path(each) for each in keep]
         taken = take_checkpoint(
             self.model,
-            self._checkpoint_parts(),
+            self._checkpoint_parts(to_first=True),
             self._run_id,
             self.updates,
             self.micro_steps,
@@ -192,9 +192,10 @@ class TrainerCheckpoints:
         self._ranks.forget()
         return path
 
-    def _checkpoint_parts(self) -> tuple[StatePart, ...]:
-        """The parts of a checkpoint, in the order in which they are restored."""
-        return (random_part(), registered_part(self.registered), *self._state_parts())
+    def _checkpoint_parts(self, to_first: bool = False) -> tuple[StatePart, ...]:
+        """The parts of a checkpoint, in the order in which they are restored. to_first: see
+        `_state_parts`."""
+        return (random_part(), registered_part(self.registered), *self._state_parts(to_first))
 
 
 __all__ = ["TrainerCheckpoints"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onward.distribute import Mesh
 from onward.errors import CaptureError, OnwardError
 from onward.execute import Memory
 from onward.options import TrainerOptions
@@ -82,12 +83,14 @@ def held_optimizer(
     options: TrainerOptions,
     memory: Memory,
     why: str | None,
+    mesh: Mesh | None = None,
 ) -> HeldOptimizer[Any]:
-    """Takes an optimizer for a Trainer. why: see `why_own_step`. A log line says it. Raises
-    OnwardError for one that cannot be trained with."""
+    """Takes an optimizer for a Trainer. why: see `why_own_step`; a log line says it. mesh: the
+    ranks that train together. Raises OnwardError for one that cannot be trained with."""
     sums = options.gradient_accumulation_dtype
     if why is None:
-        return TorchOptimizer(model, optimizer, options.optimizer_state, sums)
+        form, stage = options.optimizer_state, options.zero
+        return TorchOptimizer(model, optimizer, form, sums, mesh, stage)
     check_own_step(optimizer, why, options)
     held = OwnStep(model, optimizer, why, memory, sums)
     log.warning(

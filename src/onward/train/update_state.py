@@ -17,10 +17,12 @@ from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.kernels import torch_dtype
+from onward.shards import Shard
 from onward.train.clocks import Clocks
 from onward.train.gradient_sums import GradientSums
 from onward.train.optimizer_state import ACCUMULATOR, OptimizerState, ParameterState, StateKey
 from onward.train.state_form import StateForms, found_form
+from onward.train.state_shards import StateShards
 
 
 class Joining(NamedTuple):
@@ -39,7 +41,8 @@ class Joining(NamedTuple):
 class UpdateState(GradientSums):
     """The state of one optimizer's updates: its moments and counts, beside the sums of gradients.
 
-    names, version, done, window, accumulator: see `GradientSums`.
+    names, version, done, window, accumulator: see `GradientSums`. shards: the parts of parameters
+    whose state this rank has; None: it has all.
     """
 
     def __init__(
@@ -48,10 +51,11 @@ class UpdateState(GradientSums):
         forms: StateForms,
         names: Mapping[torch.Tensor, str],
         accumulator: DType | None = None,
+        shards: StateShards | None = None,
     ) -> None:
         super().__init__(names, accumulator)
         self.record = record
-        self.state = OptimizerState(record, forms, torch_dtype(accumulator or DType.FLOAT))
+        self.state = OptimizerState(record, forms, torch_dtype(accumulator or DType.FLOAT), shards)
         self._clocks = Clocks()
 
     def total(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -116,6 +120,18 @@ class UpdateState(GradientSums):
         return self.state.count(
             p for clock in signature.clocks for p in self._clocks.members(clock)
         )
+
+    # ---- on several ranks
+
+    def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+        """The parts that this rank updates, of these parameters by name that are cut."""
+        found = {name: self.state.shards.of(p) for name, p in parameters.items()}
+        return {name: shard for name, shard in found.items() if shard is not None}
+
+    def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """Those of these parameters by name of whose gradients a rank sums a part over a window."""
+        of_sums = self.state.shards.of_sums
+        return tuple(name for name, p in parameters.items() if of_sums(p) is not None)
 
     # ---- taken over and restored
 

@@ -14,6 +14,7 @@ from onward.graph.graph import type_of
 from onward.graph.ops.call import Call
 from onward.graph.ops.optimizers.adam_rule import adam
 from onward.graph.ops.optimizers.quantization import (
+    BLOCK,
     SIGNED,
     UNSIGNED,
     absmax_type,
@@ -123,7 +124,7 @@ def _bf16_type(parameter: Type) -> Type:
 
 FORMS = {
     "bf16": StateForm(
-        _UPDATE_BF16, {"exp_avg": _bf16_type, "exp_avg_sq": _bf16_type}, drawn=True
+        _UPDATE_BF16, {"exp_avg": _bf16_type, "exp_avg_sq": _bf16_type}, drawn=True, block=ROW
     ),
     "8bit": StateForm(
         _UPDATE_8BIT,
@@ -133,6 +134,7 @@ FORMS = {
             "exp_avg_sq": codes_type,
             "exp_avg_sq_absmax": absmax_type,
         },
+        block=BLOCK,
     ),
 }  # fmt: skip
 

@@ -37,12 +37,14 @@ class StateForm:
     slots: `(p, g, tensor..., hyperparameter..., step, seed, scale) -> (p', tensor'...)`. tensors:
     by name, in the op's order, the type of each as a function of the parameter's; the tensors of a
     slot have its name or begin with it. drawn: whether the op draws random numbers; it then has an
-    input `seed` i64[2] and an attribute `site`, a number for each parameter.
+    input `seed` i64[2] and an attribute `site`, a number for each parameter. block: elements that
+    are stored or drawn together, so that a part of a parameter begins with a block.
     """
 
     update: Op
     tensors: dict[str, Callable[[Type], Type]]
     drawn: bool = False
+    block: int = 1
 
 
 @dataclass(frozen=True)
