@@ -113,7 +113,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "mesh": (
         (None, None), ({"dp_replicate": 1}, {"dp_replicate": 1}),
         ({"dp_replicate": np.int64(1), "tp": 1}, {"dp_replicate": 1, "tp": 1}),
-        ({"dp_replicate": 2, "dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 4}),
+        ({"dp_replicate": 1, "dp_shard": 1}, {"dp_replicate": 1, "dp_shard": 1}),
     ),
     "zero": ((0, 0), (np.int64(0), 0)),
     "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),

@@ -57,7 +57,8 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     ),
     "ZeRO-1, ZeRO-2": (
         ("`zero=1`, `zero=2`",
-         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
+        (_ONE, None), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
     "FSDP, ZeRO-3, tensor and pipeline parallelism": (

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,7 @@ def parts(rank: int, ranks: int) -> dict[str, str]:
     again.optimizer.state[next(iter(again.model.parameters()))]["exp_avg"] = torch.zeros(3)
     said["half"] = refusal(lambda: trained(again, case, rank, ranks, [5]))
     if rank == 1:
-        said["alone"] = refusal(lambda: trained(trainer, case, rank, ranks, [5]))
+        said["alone"] = refusal(partial(trained, trainer, case, rank, ranks, [5]))
     else:
         said["alone"] = refusal(trainer.state_dict)
     options, model = case.options_of(ranks), trainer.model

@@ -208,7 +208,7 @@ _KERNELS = {
         )
         for op, begin in _APART.items()
     },
-    # its results lie where the start has written them (`plan/storages.py`)
+    # A wait's results lie where the start has written them (`plan/storages.py`)
     WAIT: Kernel("dist_wait", _bind_wait, where=_where, recordable=False),
 }  # fmt: skip
 TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in _KERNELS.items()}

@@ -73,7 +73,7 @@ class GradientSums:
         return {}
 
     def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-        """Those of these parameters of whose gradients a rank sums a part over a window: none."""
+        """The parameters of whose gradients a rank sums a part alone over a window: none."""
         return ()
 
     # ---- stepping

@@ -31,7 +31,7 @@ class StateShards:
 
     @property
     def are_whole(self) -> bool:
-        """Whether this rank holds the state of whole parameters."""
+        """True where this rank holds the state of whole parameters."""
         return not self._stage
 
     def of(self, parameter: torch.Tensor) -> Shard | None:

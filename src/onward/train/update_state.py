@@ -129,7 +129,7 @@ class UpdateState(GradientSums):
         return {name: shard for name, shard in found.items() if shard is not None}
 
     def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-        """Those of these parameters by name of whose gradients a rank sums a part over a window."""
+        """The names of the parameters of whose gradients a rank sums a part alone over a window."""
         of_sums = self.state.shards.of_sums
         return tuple(name for name, p in parameters.items() if of_sums(p) is not None)
 
