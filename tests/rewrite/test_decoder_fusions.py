@@ -190,6 +190,18 @@ def turned_back(b: Builder, v: dict[str, Value]) -> Value:
     return b.Add(b.Mul(v["x"], v["cos"]), b.Mul(back, v["sin"]))
 
 
+def other_half_negative(b: Builder, v: dict[str, Value]) -> Value:
+    first, second = halves(b, v["x"])
+    back = b.Concat(b.Neg(first), second, axis=3)
+    return b.Add(b.Mul(v["x"], v["cos"]), b.Mul(back, v["sin"]))
+
+
+def one_half_twice(b: Builder, v: dict[str, Value]) -> Value:
+    _, second = halves(b, v["x"])
+    back = b.Concat(b.Neg(second), second, axis=3)
+    return b.Add(b.Mul(v["x"], v["cos"]), b.Mul(back, v["sin"]))
+
+
 NO_SUM = "the rotated half times the sine is not added to a product with the cosine"
 LEFT: dict[str, tuple[Any, Write, list[str]]] = {
     "read by two": (gated_activation, two_readers, ["the activation is read by other ops too"]),
@@ -204,6 +216,8 @@ LEFT: dict[str, tuple[Any, Write, list[str]]] = {
     ),
     "other features": (rotary, other_features, [NO_SUM]),
     "turned back": (rotary, turned_back, []),
+    "the other half negative": (rotary, other_half_negative, []),
+    "one half twice": (rotary, one_half_twice, []),
     "a turn that stops gradients": (rotary, half_stopped, [NO_SUM]),
     "keys tiled": (lambda g, _: grouped_keys(g), lambda b, v: attend(b, v, tiled), []),
     "keys alone repeated": (
