@@ -19,7 +19,7 @@ from shared_steps import (
     step_of,
 )
 
-from onward.distribute import Mesh, ranks_of
+from onward.distribute import Mesh, collectives, ranks_of
 from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
 from onward.graph.graph import type_of
@@ -174,6 +174,23 @@ def test_parameters_are_gathered_in_their_own_memory() -> None:
     assert plan.commit <= min(i for i, op in enumerate(order) if op.startswith("AdamUpdate"))
     # parts are sent while others are still updated
     assert order.index("AllGatherStart") < len(order) - order[::-1].index("AdamUpdate") - 1
+
+
+def test_few_exchanges_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole gradients are let go of before the last of them is final, and parts of parameters before
+    the last is updated; the numbers are the same."""
+    more: dict[str, Any] = {"optimizer": "AdamW", "stage": 1}
+    meshes = ranks_of(("dp_replicate", "dp_shard"), (2, 2))
+    want = run("gpt2", meshes, [(1, 1, 1, 1)], **more)
+    monkeypatch.setattr(collectives, "IN_FLIGHT", 2000)
+    found = run("gpt2", meshes, [(1, 1, 1, 1)], **more)
+    for outputs, same in zip(found, want, strict=True):
+        for name, y in outputs.items():
+            np.testing.assert_array_equal(y, same[name], err_msg=name)
+    ops = [node.op_type for node in step_of("gpt2", meshes[0], **more)]
+    for start in ("ReduceScatterStart", "AllGatherStart"):
+        first, last = ops.index(start), len(ops) - 1 - ops[::-1].index(start)
+        assert "CollectiveWait" in ops[first:last]
 
 
 @pytest.mark.parametrize("block", [1, 256, 1024])

@@ -11,6 +11,8 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value
 from onward.graph.ops.collective import STARTS, WAIT, held_inputs, sequence_of
 
+IN_FLIGHT = 25 << 20  # bytes: a bucket of gradients, as `data_parallel` makes them
+
 
 @dataclass(frozen=True)
 class StartedCollective:
@@ -29,6 +31,33 @@ class StartedCollective:
         attrs = {name: given[name].value for name in ("axis", "sequence", "record")}
         made = b.node(WAIT, [*self.results, *held_inputs(self.start)], attrs)
         return made if isinstance(made, tuple) else (made,)
+
+
+class ExchangesInFlight:
+    """The exchanges that have started and are to be waited for, of about `IN_FLIGHT` bytes: so many
+    that work goes on beside them, so few that what they read and write is soon free again.
+
+    Keys are the caller's. `add` says which of the others have to be waited for now, oldest first;
+    `rest` says it of all that are left.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Any, int] = {}
+
+    def add(self, key: Any, nbytes: int) -> list[Any]:
+        """Adds an exchange that has started."""
+        self._held[key] = nbytes
+        due: list[Any] = []
+        while len(self._held) > 1 and sum(self._held.values()) > IN_FLIGHT:
+            due.append(next(iter(self._held)))
+            del self._held[due[-1]]
+        return due
+
+    def rest(self) -> list[Any]:
+        """Takes the exchanges that are left."""
+        due = list(self._held)
+        self._held.clear()
+        return due
 
 
 class Collectives:
@@ -62,4 +91,4 @@ class Collectives:
         return self.start(b, op, xs, axis, record, **attrs).wait(b)
 
 
-__all__ = ["Collectives", "StartedCollective"]
+__all__ = ["Collectives", "ExchangesInFlight", "StartedCollective"]

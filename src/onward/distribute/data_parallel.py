@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.collectives import Collectives, ExchangesInFlight, StartedCollective
 from onward.distribute.mesh import Mesh
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of, where
@@ -185,7 +185,8 @@ def _exchanged_in_buckets(
     exchange: Collectives, graph: Graph, buckets: Sequence[Bucket], axes: Sequence[str], by: str
 ) -> None:
     """Starts the exchange of each bucket along the first axis behind its last gradient, and waits
-    for all of them before the first gradient is read. by: "sum" or "mean"."""
+    for all of them before the first gradient is read; earlier for parts, which let go of the
+    gradients that they are cut from. by: "sum" or "mean"."""
     nodes = list(graph)
     made = {y for bucket in buckets for node in bucket.identities for y in node.outputs}
     end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
@@ -196,6 +197,13 @@ def _exchanged_in_buckets(
         return f"gradients {number} of {len(buckets)}: {bucket.record}"
 
     started: list[StartedCollective] = []
+    arrived: dict[int, tuple[Value, ...]] = {}
+    flying = ExchangesInFlight()
+
+    def wait(i: int) -> None:
+        values, shard = started[i].wait(b), buckets[i].shard
+        arrived[i] = values if shard is None else _own(b, values, shard)
+
     for number, bucket in enumerate(buckets, 1):
         xs = [x for node in bucket.identities if (x := node.inputs[0]) is not None]
         b = builder(graph, nodes[bucket.after + 1])
@@ -203,23 +211,20 @@ def _exchanged_in_buckets(
         if bucket.shard is not None:
             xs, op, axis = [_row(b, xs[0], bucket.shard)], "ReduceScatterStart", bucket.shard.axis
         started.append(exchange.start(b, op, xs, axis, what, **attrs))
+        for i in [] if bucket.shard is None else flying.add(number - 1, bucket.nbytes):
+            wait(i)
     b = builder(graph, nodes[end] if end < len(nodes) else None)
-
-    def wait() -> list[tuple[Value, ...]]:
-        return [
-            one.wait(b) if bucket.shard is None else _own(b, one.wait(b), bucket.shard)
-            for one, bucket in zip(started, buckets, strict=True)
-        ]
-
+    for i in range(len(buckets)):
+        if i not in arrived:
+            wait(i)
     for axis in axes[1:]:
-        arrived = wait()
-        started = [
-            exchange.start(b, "AllReduceStart", xs, axis, record(number, bucket), **attrs)
-            for number, (bucket, xs) in enumerate(zip(buckets, arrived, strict=True), 1)
+        again = [
+            exchange.start(b, "AllReduceStart", arrived[i], axis, record(i + 1, bucket), **attrs)
+            for i, bucket in enumerate(buckets)
         ]
-    done = wait()
-    for bucket, values in zip(buckets, done, strict=True):
-        for identity, value in zip(bucket.identities, values, strict=True):
+        arrived = {i: one.wait(b) for i, one in enumerate(again)}
+    for i, bucket in enumerate(buckets):
+        for identity, value in zip(bucket.identities, arrived[i], strict=True):
             replaced(graph, identity, value)
 
 

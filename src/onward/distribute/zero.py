@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.collectives import Collectives, ExchangesInFlight, StartedCollective
 from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
 from onward.distribute.mesh import Mesh
 from onward.errors import OnwardError
@@ -68,18 +68,16 @@ def zero(
         _exchange_norms(exchange, graph, sums["norms"], axis, is_mine)
     if "finite" in sums:
         _exchange_finite(exchange, graph, sums["finite"], axis)
-    started = {
-        name: _start_gather(exchange, graph, name, node, shards[name])
-        for name, node in updates.items()
-    }
+    started: dict[str, StartedCollective] = {}
+    flying = ExchangesInFlight()
+    for name, node in updates.items():
+        b = _behind(graph, node)
+        started[name] = _start_gather(exchange, b, name, node, shards[name])
+        for other in flying.add(name, type_of(graph.find_input(name)).nbytes):
+            _end_gather(b, other, started[other], shards[other])
     b = builder(graph, None)
-    for name, gather in started.items():
-        [whole] = gather.wait(b)
-        shard, output = shards[name], graph.signature.updated[name]
-        if shard.padding:
-            whole = b.Slice(whole, b.ints([0]), b.ints([shard.elements]))
-            whole = b.reshape(whole, type_of(graph.find_input(name)).shape)
-        graph.outputs[output] = whole
+    for name in flying.rest():
+        _end_gather(b, name, started[name], shards[name])
     return graph
 
 
@@ -169,22 +167,36 @@ def _exchange_finite(exchange: Collectives, graph: Graph, identity: Node, axis: 
     replaced(graph, identity, b.Equal(found, 0))
 
 
+def _behind(graph: Graph, node: Node) -> Builder:
+    """A Builder of nodes behind this one."""
+    nodes = list(graph)
+    at = nodes.index(node) + 1
+    return builder(graph, nodes[at] if at < len(nodes) else None)
+
+
 def _start_gather(
-    exchange: Collectives, graph: Graph, name: str, update: Node, shard: Shard
+    exchange: Collectives, b: Builder, name: str, update: Node, shard: Shard
 ) -> StartedCollective:
     """Starts the exchange of a parameter's updated parts. Where these are equal in size it writes
     into the parameter's own memory; where not, their row is cut and copied there later."""
-    nodes = list(graph)
-    at = nodes.index(update) + 1
-    b = builder(graph, nodes[at] if at < len(nodes) else None)
     part, record = update.outputs[0], f"the next {user_name(name)}"
     if not shard.padding:
-        xs = [part, graph.find_input(name)]
+        xs = [part, b.graph.find_input(name)]
         return exchange.start(b, "AllGatherStart", xs, shard.axis, record)
     if shard.size < shard.length:
         zeros = np.zeros(shard.length - shard.size, type_of(part).dtype.numpy())
         part = b.Concat(part, b.const(zeros), axis=0)
     return exchange.start(b, "AllGatherStart", [part], shard.axis, record)
+
+
+def _end_gather(b: Builder, name: str, started: StartedCollective, shard: Shard) -> None:
+    """Waits for the parts of a parameter, which are then its next value."""
+    graph = b.graph
+    [whole] = started.wait(b)
+    if shard.padding:
+        whole = b.Slice(whole, b.ints([0]), b.ints([shard.elements]))
+        whole = b.reshape(whole, type_of(graph.find_input(name)).shape)
+    graph.outputs[graph.signature.updated[name]] = whole
 
 
 __all__ = ["zero"]

@@ -1,0 +1,113 @@
+"""Engines that train on several ranks, in turn, and what each takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from suite.progress import say
+from suite.question import QuestionError, ask
+from suite.report import MIB, Writer, heading, markdown, one_line, started
+
+ENGINES = {
+    "ddp": "DistributedDataParallel, gradients as views of its buckets, fused AdamW",
+    "onward": "a Trainer, `mesh` along dp_replicate",
+    "ddp-zero": "the first with torch's ZeroRedundancyOptimizer around the fused AdamW",
+    "fsdp2": "`fully_shard` of each block and of the whole, fused AdamW: weights are cut too",
+    "onward-zero": "a Trainer, `mesh` along dp_shard, `zero=1`",
+}
+SIZE = {"n_layer": 6, "n_embd": 768, "n_head": 12, "vocab_size": 8000, "n_positions": 256}
+QUICK = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 32}
+LEVEL = 1e-4  # relative distance of losses, which are all of fp32 and without dropout
+
+
+def run(options: argparse.Namespace, write: Writer) -> tuple[dict[str, Any], Path]:
+    """The report: for each engine the seconds of every step, memory by rank, losses, bytes."""
+    ranks, quick = options.ranks, options.quick
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    report = started(f"Training on {ranks} ranks over Gloo", threads=threads)
+    report |= {"ranks": ranks, "size": QUICK if quick else SIZE, "rows": 2}
+    report |= {"length": 16 if quick else 128, "engines": {}, "agree": True}
+    request = {key: report[key] for key in ("ranks", "size", "rows", "length")}
+    request |= {"threads": threads, "warmup": 3, "steps": options.steps or (2 if quick else 6)}
+    path = Path()
+    for turn in range(options.rounds):
+        for engine in options.engines:
+            held = report["engines"].setdefault(engine, {"rounds": []})
+            try:
+                held["rounds"].append(_answers({**request, "engine": engine}))
+            except (QuestionError, TimeoutError) as error:
+                held["error"] = one_line(str(error))
+                say(f"{engine}: {held['error']}")
+                continue
+            say(f"round {turn + 1}, {engine}: {_milliseconds(held):.0f} ms")
+            path = write(report, table(report))
+    report["agree"] = _agree(report)
+    return report, write(report, table(report)) or path
+
+
+def _answers(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of all ranks, which run at the same time."""
+    ranks = request["ranks"]
+    environment = {"OMP_NUM_THREADS": str(request["threads"])}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
+        asked = [{**request, "folder": folder, "rank": rank} for rank in range(ranks)]
+        said = pool.map(lambda one: ask("suite.rank_engines", one, environment, 300.0), asked)
+        return list(said)
+
+
+def _milliseconds(held: dict[str, Any]) -> float:
+    """The median step of all rounds; rank 0's, since ranks wait for one another."""
+    return 1e3 * statistics.median(s for answers in held["rounds"] for s in answers[0]["seconds"])
+
+
+def _peak(held: dict[str, Any]) -> float:
+    """The most that a rank needs, in MiB; the least of the rounds, which others disturb least."""
+    return min(max(one["peak_bytes"] for one in answers) for answers in held["rounds"]) / MIB
+
+
+def _losses(held: dict[str, Any]) -> list[float]:
+    return held["rounds"][0][0]["losses"]
+
+
+def _apart(held: dict[str, Any], base: dict[str, Any]) -> float:
+    """The largest relative distance of a step's loss from the base's."""
+    pairs = zip(_losses(held), _losses(base), strict=True)
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def _agree(report: dict[str, Any]) -> bool:
+    held = list(report["engines"].values())
+    if any("error" in one for one in held):
+        return False
+    return all(_apart(one, held[0]) < LEVEL for one in held)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    rows: list[list[str]] = []
+    found = {n: held for n, held in report["engines"].items() if held["rounds"]}
+    base = next(iter(found.values()), None)
+    for name, held in report["engines"].items():
+        if not held["rounds"] or base is None:
+            rows.append([name, held.get("error", "")])
+            continue
+        carried = statistics.median(answers[0]["carried_bytes"] for answers in held["rounds"])
+        rows.append([
+            name, f"{_milliseconds(held):.0f}", f"{_milliseconds(held) / _milliseconds(base):.2f}",
+            f"{_peak(held):.0f}", f"{carried / MIB:.0f}", f"{_apart(held, base):.1e}",
+        ])  # fmt: skip
+    head = ["engine", "step, ms", "of the first", "memory of a rank, MiB", "sent by all, MiB"]
+    lines = [
+        *heading(report), "",
+        f"GPT-2 {report['size']}, {report['rows']} sequences of {report['length']} tokens on each "
+        "of the ranks; no dropout, AdamW, fp32.", "",
+        *(f"- {name}: {ENGINES[name]}" for name in report["engines"]), "",
+        *markdown([*head, "loss apart"], rows),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,143 @@
+"""Steps of one model on several ranks over Gloo, by an engine; run in a process for each rank.
+
+The last answer has the seconds of every timed step, memory in bytes, the loss of each step (the
+mean of the ranks'), and the bytes that the machine's loopback device carried for one step of all
+ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from suite.memory import Memory
+from suite.question import answer
+
+Batch = Mapping[str, torch.Tensor]
+Step = Callable[[Batch], torch.Tensor]
+RATE = 1e-3
+
+
+def _gpt2(size: Mapping[str, int]) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(**size, **dropout, use_cache=False)
+    return GPT2LMHeadModel(config).train()
+
+
+def _by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=RATE, fused=True)
+
+
+def _ddp(model: nn.Module) -> Step:
+    """DistributedDataParallel, whose gradients are views of its buckets."""
+    shared = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return _by_hand(shared, _adamw(model.parameters()))
+
+
+def _zero_optimizer(model: nn.Module) -> Step:
+    """The same with torch's ZeroRedundancyOptimizer: whole parameters by rank."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    shared = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    made = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, fused=True)
+    return _by_hand(shared, made)
+
+
+def _fsdp2(model: nn.Module) -> Step:
+    """fully_shard of each block and of the whole: weights, gradients and moments are cut."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
+    for block in model.transformer.h:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(model, mesh=mesh)
+    return _by_hand(model, _adamw(model.parameters()))
+
+
+def _onward(model: nn.Module, **options: Any) -> Step:
+    import onward
+
+    optimizer = onward.optim.AdamW(lr=RATE)
+    trainer = onward.Trainer(model, optimizer, options=options)
+    return lambda batch: trainer.train_step(batch).loss
+
+
+def _mesh(axis: str) -> dict[str, int]:
+    return {axis: distributed.get_world_size()}
+
+
+ENGINES: dict[str, Callable[[nn.Module], Step]] = {
+    "ddp": _ddp,
+    "onward": lambda model: _onward(model, mesh=_mesh("dp_replicate")),
+    "ddp-zero": _zero_optimizer,
+    "fsdp2": _fsdp2,
+    "onward-zero": lambda model: _onward(model, mesh=_mesh("dp_shard"), zero=1),
+}
+
+
+def carried() -> int:
+    """Bytes that the loopback device has carried."""
+    lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))
+
+
+def run(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the steps of one rank."""
+    rank, ranks, rows = request["rank"], request["ranks"], request["rows"]
+    torch.set_num_threads(request["threads"])
+    place = f"file://{request['folder']}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
+    model, memory = _gpt2(request["size"]), Memory("cpu")
+    generator = torch.Generator().manual_seed(1)
+    vocabulary, length = request["size"]["vocab_size"], request["length"]
+
+    def batch() -> Batch:
+        ids = torch.randint(vocabulary, (rows * ranks, length), generator=generator)
+        own = ids[rank * rows : (rank + 1) * rows].contiguous()
+        return {"input_ids": own, "labels": own}
+
+    step = ENGINES[request["engine"]](model)
+    before = memory.now()
+    losses = [step(batch()) for _ in range(request["warmup"])]
+    memory.reset_peak()
+    distributed.barrier()
+    start, seconds = carried(), list[float]()
+    for _ in range(request["steps"]):
+        given = batch()
+        distributed.barrier()
+        began = time.perf_counter()
+        losses.append(step(given))
+        distributed.barrier()
+        seconds.append(time.perf_counter() - began)
+    sent = carried() - start
+    mean = torch.stack([loss.double() for loss in losses])
+    distributed.all_reduce(mean)
+    return {
+        "seconds": seconds,
+        "losses": (mean / ranks).tolist(),
+        "peak_bytes": memory.peak() - before,
+        "carried_bytes": sent // request["steps"],
+    }
+
+
+if __name__ == "__main__":
+    answer(run)
