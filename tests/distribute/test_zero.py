@@ -177,8 +177,8 @@ def test_parameters_are_gathered_in_their_own_memory() -> None:
 
 
 def test_few_exchanges_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole gradients are let go of before the last of them is final, and parts of parameters before
-    the last is updated; the numbers are the same."""
+    """Whole gradients are let go of before the last of them is final, and parts of parameters
+    before the last is updated; the numbers are the same."""
     more: dict[str, Any] = {"optimizer": "AdamW", "stage": 1}
     meshes = ranks_of(("dp_replicate", "dp_shard"), (2, 2))
     want = run("gpt2", meshes, [(1, 1, 1, 1)], **more)
