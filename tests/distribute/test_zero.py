@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from shared_steps import (
     Arrays,
     close,
@@ -19,11 +20,15 @@ from shared_steps import (
     step_of,
 )
 
-from onward.distribute import Mesh, collectives, ranks_of
+from onward.compile import Compiler
+from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute import Mesh, collectives, lockstep, ranks_of
 from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
-from onward.graph.graph import type_of
+from onward.graph.graph import Graph, type_of
 from onward.graph.ops.collective import STARTS
+from onward.graph.types import parse_type
+from onward.kernels import host
 from onward.plan import make_plan, specialize
 from onward.rewrite import prune
 from onward.shards import LEAST, Shard, shard_of
@@ -129,18 +134,48 @@ def test_low_state_is_rounded_as_on_one_rank(form: str) -> None:
             close(outputs[f"next.{name}"], want[f"next.{name}"], name)
 
 
-def test_one_gradient_that_is_not_finite_on_one_rank() -> None:
-    """A weight of infinity makes all ranks find it, whichever part it is in."""
-    more: dict[str, Any] = {"optimizer": "SGD", "stage": 1}
+@pytest.mark.parametrize("norm", [None, 0.5])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("at", [None, 0, 6])
+def test_all_ranks_find_a_number_that_is_not_finite(
+    at: int | None, stage: int, norm: float | None
+) -> None:
+    """The update of a window that ends early; one number of the summed gradient is infinite, so
+    that it is in one rank's part alone."""
+    group = torch.optim.SGD([torch.ones(1)], lr=0.5).param_groups[0]
+    record = OPTIMIZERS["SGD"]
+    groups = (UpdateGroup(0, ("param.w",), record, record.attributes(group)),)
     meshes = ranks_of(("dp_shard",), (2,))
-    weight = next(p for n, p in made("gpt2").captured.parameters.items() if "mlp.c_fc.weight" in n)
-    before = weight.detach().clone()
-    try:
-        weight.data[-1, -1] = np.inf
-        found = run("gpt2", meshes, [(3, 1)], **more)
-    finally:
-        weight.data.copy_(before)
-    assert [bool(outputs["finite"]) for outputs in found] == [False, False]
+    graphs: list[Graph] = []
+    feeds: list[Arrays] = []
+    sums = [np.arange(8, dtype=np.float32), np.full(8, 2, np.float32)]
+    total = sums[0] + sums[1]
+    if at is not None:
+        total[at] = sums[0][at] = np.inf
+    for mesh in meshes:
+        shard = Shard("dp_shard", 2, mesh.rank, 8)
+        recipe = Recipe(
+            groups, norm, True, True, average="labels", shards={"param.w": shard},
+            summed_parts=("param.w",) if stage == 2 else (),
+        )  # fmt: skip
+        graph = Compiler(host(), mesh=mesh).update({"param.w": parse_type("f32[8]")}, recipe)
+        own = sums[mesh.rank] if stage == 1 else part_of(total, shard)
+        signature = graph.signature
+        given = {"param.w": np.ones(8, np.float32), signature.accumulators["param.w"]: own}
+        given |= {n: np.array(h.name == "lr") * 0.5 for h, n in signature.hyperparameters.items()}
+        given |= {n: np.array(1) for n in signature.clocks.values()}
+        given |= {signature.window_scale or "": np.array(1.0)}
+        graphs.append(prune(graph, signature.requested((), True)))
+        feeds.append({v.name or "": given[v.name or ""] for v in graphs[-1].inputs})
+    for outputs in lockstep(meshes, graphs, feeds):
+        assert bool(outputs["finite"]) == (at is None)
+        size = float(np.linalg.norm(total))
+        if at is None:
+            scale = 1.0 if norm is None else min(1.0, norm / (size + 1e-6))
+            want = 1 - 0.5 * total * scale
+            np.testing.assert_allclose(outputs["next.param.w"], want, rtol=1e-6)
+        if norm is not None:
+            assert outputs["grad_norm"] == np.float32(size)
 
 
 def test_bytes_of_the_exchanges() -> None:

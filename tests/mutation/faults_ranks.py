@@ -7,6 +7,7 @@ from fault import Fault
 ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
+ZERO = ("distribute/test_zero.py",)
 GLOO = ("execute/test_exchanges.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
 
@@ -31,7 +32,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: the memory of an input is free before its exchange has ended",
         "graph/ops/collective.py",
-        "return [] if start.op_type in IN_PLACE else list(start.inputs)", "return []",
+        "return [] if start.op_type in IN_PLACE else list(start.inputs[:1])", "return []",
         (*ORDER, *HALVES),
     ),
     Fault(
@@ -97,5 +98,34 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: weights are not compared", "train/ranks.py",
         '= f"{tensor.requires_grad} {digest(tensor)}"\n',
         '= f"{tensor.requires_grad}"\n', TRAINERS,
+    ),
+    Fault(
+        "ranks: every rank counts the norm of a whole gradient", "distribute/zero.py",
+        "[is_first or name in shards for name in order]", "[True for name in order]", ZERO,
+    ),
+    Fault(
+        "ranks: a rank looks for what is not finite in its own parts", "distribute/zero.py",
+        "replaced(graph, identity, b.Equal(found, 0))", "replaced(graph, identity, finite)", ZERO,
+    ),
+    Fault(
+        "ranks: each part draws the random bits of the first", "distribute/zero.py",
+        'ir.AttrInt64("first", shards[name].start)', 'ir.AttrInt64("first", 0)', ZERO,
+    ),
+    Fault(
+        "ranks: a parameter's last part is as long as the others", "distribute/zero.py",
+        "    if shard.size < shard.length:\n", "    if False:\n", ZERO,
+    ),
+    Fault(
+        "ranks: parts are gathered beside the parameter", "plan/storages.py",
+        "following = result if node.op_type not in STARTS else wait_of(node).outputs[out]",
+        "following = result", ZERO,
+    ),
+    Fault(
+        "ranks: an update waits for what reads it", "plan/order.py",
+        "            if n not in self._late\n", "            if n not in self._updates\n", ZERO,
+    ),
+    Fault(
+        "ranks: whole state is taken as a part", "train/optimizer_state.py",
+        "                    tensor = self.shards.cut(p, tensor)\n", "", TRAINERS,
     ),
 )  # fmt: skip
