@@ -326,9 +326,8 @@ def apart(have: Sequence[float], want: Sequence[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(have, want, strict=True))
 
 
-def profiled(rank: int, ranks: int) -> None:
+def profiled(rank: int, ranks: int, case: Case) -> None:
     """What only looks at a Trainer does so on one rank alone; a profile takes all of them."""
-    case = CASES["bert"]
     trainer = trainer_of(case, ranks, verify=True)
     trained(trainer, case, rank, ranks, [0])
     data = rows(case, 1)
@@ -394,7 +393,8 @@ def main(folder: Path, ranks: int, what: str, rank: int) -> None:
         made["resumed"] = resumed(folder, rank, ranks, CASES["gpt2 window"])
         made["resumed parts"] = resumed(folder / "parts", rank, ranks, CASES["gpt2 zero 2"])
         made |= parts(rank, ranks)
-        profiled(rank, ranks)
+        profiled(rank, ranks, CASES["bert"])
+        profiled(rank, ranks, replace(CASES["bert"], zero=1))
         made |= refusals(folder, rank, ranks)
     distributed.barrier()
     torch.save(made, folder / f"{rank}.pt")
