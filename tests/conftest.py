@@ -145,7 +145,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def execute() -> Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """Runs a graph of fixed sizes through bind, plan and execute; outputs by name."""
     from onward.execute import Executable, Memory
-    from onward.plan import make_plan, specialize
+    from onward.plan import make_plan
+    from onward.rewrite import specialize
 
     def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         plan = make_plan(specialize(graph, {}), {})

@@ -34,7 +34,7 @@ from onward.graph.types import Type
 from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
-from onward.plan import Budget, Fusible, Plan, make_plan, specialize
+from onward.plan import Budget, Fusible, Plan, make_plan
 
 
 class Compiler:
@@ -183,7 +183,7 @@ class Compiler:
         """Plans the computation of these outputs at these sizes, within a budget of bytes. open:
         sizes that may be smaller at run time. label: prefix of the names of dumps."""
         with self.journal.timed("specialize"):
-            specialized = specialize(graph, dims, open, outputs)
+            specialized = rewrite.specialize(graph, dims, open, outputs)
         self.journal.note(f"{label}specialize", specialized, Stage.SPECIALIZED)
         with self.journal.timed("plan"):
             plan = make_plan(specialized, dict(dims), target=self.target)

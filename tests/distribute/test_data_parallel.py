@@ -21,8 +21,8 @@ from onward.graph.graph import Graph, Role, attributes
 from onward.graph.ops.collective import STARTS, is_collective
 from onward.graph.types import parse_type
 from onward.kernels import host
-from onward.plan import make_plan, sequence_hash, specialize
-from onward.rewrite import prune
+from onward.plan import make_plan, sequence_hash
+from onward.rewrite import prune, specialize
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 

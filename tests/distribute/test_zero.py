@@ -29,8 +29,8 @@ from onward.graph.graph import Graph, type_of
 from onward.graph.ops.collective import STARTS
 from onward.graph.types import parse_type
 from onward.kernels import host
-from onward.plan import make_plan, specialize
-from onward.rewrite import prune
+from onward.plan import make_plan
+from onward.rewrite import prune, specialize
 from onward.shards import LEAST, Shard, shard_of
 
 pytestmark = pytest.mark.usefixtures("captures_kept")

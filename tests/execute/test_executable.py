@@ -15,7 +15,8 @@ from onward.graph.graph import Graph, Role
 from onward.graph.signature import Signature
 from onward.graph.types import parse_type
 from onward.kernels import KERNELS, Target, host
-from onward.plan import MemoryRegion, Plan, make_plan, specialize
+from onward.plan import MemoryRegion, Plan, make_plan
+from onward.rewrite import specialize
 
 
 def step() -> Plan:

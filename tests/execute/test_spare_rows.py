@@ -14,7 +14,8 @@ from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, parse_type
 from onward.kernels import host
 from onward.kernels.aten import row_counts
-from onward.plan import MemoryRegion, make_plan, specialize
+from onward.plan import MemoryRegion, make_plan
+from onward.rewrite import specialize
 
 MOST = 200
 Made = dict[str, Value]

@@ -18,8 +18,7 @@ from onward.graph.graph import ONWARD, Graph, Node, Role, Value, type_of
 from onward.graph.ops import OPS, Op
 from onward.graph.spec import RULES, SCALARS, Stage, conform
 from onward.graph.types import DType, parse_type
-from onward.plan import specialize
-from onward.rewrite import Policy
+from onward.rewrite import Policy, specialize
 
 
 @cache

@@ -577,7 +577,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        if self.updates.restart(self.names_kept()) and False:\n", STATE,
     ),
     Fault(
-        "specialize: sizes asked for late", "plan/specialize.py",
+        "specialize: sizes asked for late", "rewrite/specialize.py",
         "    noop(made)  # removing no-ops may add new `Shape` nodes\n"
         "    if open:\n        name_sizes(made)\n",
         "    if open:\n        name_sizes(made)\n    noop(made)\n", PLAN,

@@ -15,7 +15,8 @@ from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx
-from onward.plan import make_plan, specialize
+from onward.plan import make_plan
+from onward.rewrite import specialize
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EQUAL = "equal"

@@ -13,11 +13,11 @@ from test_replay import Random
 import onward
 import onward.compile
 from onward.graph.graph import Graph
-from onward.plan import Plan, Search, make_plan, specialize
+from onward.plan import Plan, Search, make_plan
 from onward.plan.estimate import MemoryEstimate
 from onward.plan.order import order, sort
 from onward.plan.select import select
-from onward.rewrite import recompute
+from onward.rewrite import recompute, specialize
 
 
 def lowered(graph: Graph) -> tuple[Graph, MemoryEstimate]:

@@ -11,7 +11,8 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value
 from onward.graph.types import parse_type
-from onward.plan import make_plan, specialize
+from onward.plan import make_plan
+from onward.rewrite import specialize
 
 Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 

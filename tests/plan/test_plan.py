@@ -18,8 +18,7 @@ from onward.graph.types import parse_type
 from onward.kernels import Target
 from onward.plan import MemoryRegion, Plan, make_plan
 from onward.plan.arena import ALIGNMENT, aligned
-from onward.plan.specialize import specialize
-from onward.rewrite import prune
+from onward.rewrite import prune, specialize
 
 Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 

@@ -33,13 +33,14 @@ from onward.graph.graph import (
     type_of,
 )
 from onward.graph.types import DType, Type
-from onward.plan import MemoryRegion, make_plan, specialize
+from onward.plan import MemoryRegion, make_plan
 from onward.plan.order import order
 from onward.plan.plan import Plan, PlannedLaunch
 from onward.plan.planner import Planner
 from onward.plan.select import select
 from onward.plan.storages import Access
 from onward.plan.views import Layout
+from onward.rewrite import specialize
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

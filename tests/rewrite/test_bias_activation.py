@@ -187,7 +187,8 @@ class Output(ModelOutput):
 
 def test_relu_keeps_one_tensor_for_backward_and_the_others_two() -> None:
     """Relu's slope shows in y, so the product's result may be overwritten by it."""
-    from onward.plan import make_plan, specialize
+    from onward.plan import make_plan
+    from onward.rewrite import specialize
 
     held = {}
     for kind in ("relu", "silu"):

@@ -11,7 +11,6 @@ from onward.plan.planner import make_plan
 from onward.plan.recompute import Search
 from onward.plan.sequence import collectives, sequence_hash, sequence_text
 from onward.plan.spec import conform_plan
-from onward.plan.specialize import specialize
 from onward.plan.views import Layout
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "make_plan",
     "sequence_hash",
     "sequence_text",
-    "specialize",
 ]

@@ -7,8 +7,8 @@ from onward.errors import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
 from onward.kernels import Kernel, KernelSpec, Target, host, kernel_for
-from onward.plan.specialize import name_sizes
 from onward.plan.views import VIEWS
+from onward.rewrite import name_sizes
 
 
 def spec_of(node: Node) -> KernelSpec:

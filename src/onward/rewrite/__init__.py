@@ -35,6 +35,7 @@ from onward.rewrite.rows import (
 )
 from onward.rewrite.run import AnyPass, FusionPass, Pass, PassReport, measured, prune, run
 from onward.rewrite.scatter_elements import scatter_elements
+from onward.rewrite.specialize import name_sizes, specialize
 
 __all__ = [
     "FORWARD",
@@ -58,6 +59,7 @@ __all__ = [
     "in_precision",
     "lookups",
     "measured",
+    "name_sizes",
     "policy_for",
     "prune",
     "recompute",
@@ -66,6 +68,7 @@ __all__ = [
     "row_demand",
     "run",
     "scatter_elements",
+    "specialize",
     "split_counting",
     "summary",
     "switched_off",
