@@ -22,6 +22,7 @@ from onward.checkpoint import (
     rotate,
     rotation,
 )
+from onward.checkpoint.disk import StagedFolder
 from onward.train.checkpointing import read_newest
 
 Save = Callable[[Path], None]
@@ -139,42 +140,101 @@ def test_a_disk_that_fails(call: str, number: int, tmp_path: Path) -> None:
         assert {p.name for p in folder.iterdir()} == {each.path.name for each in found}
 
 
+Publish = Callable[[Path, int], None]
+
+
 def published(folder: Path, number: int) -> None:
     """Two files with a number in them."""
     with StagedFiles(folder) as staged:
-        for name in ("a.txt", "b.txt"):
-            handle = os.open(staged.path / name, os.O_WRONLY | os.O_CREAT, 0o644)
-            os.write(handle, str(number).encode() * 1000)
-            os.close(handle)
+        two_files(staged.path, number)
         staged.publish()
+
+
+def published_whole(folder: Path, number: int) -> None:
+    """Two files with a number in them, in a folder that takes the place of the one before."""
+    with StagedFolder(folder / "step") as staged:
+        two_files(staged.path, number)
+        staged.publish()
+
+
+def two_files(folder: Path, number: int) -> None:
+    for name in ("a.txt", "b.txt"):
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(handle, str(number).encode() * 1000)
+        os.close(handle)
+
+
+def interrupted(publish: Publish, loss: str, tmp_path: Path) -> list[Path]:
+    """Folders as they are found where the second of two calls is interrupted, at each moment."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    publish(folder, 1)
+    if loss == "power":
+        before = shutil.copytree(folder, tmp_path / "before")
+        disk = PowerLoss(folder)
+        with disk.recording():
+            publish(folder, 2)
+        return list(disk.states(before, tmp_path / "states"))
+    states: list[Path] = []
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    for number in range(calls_of(lambda: publish(whole, 2)) + 1):
+        states.append(shutil.copytree(folder, tmp_path / str(number)))
+        killed_at(number, lambda: publish(states[-1], 2))
+    return states
 
 
 @pytest.mark.parametrize("loss", ["kill", "power"])
 def test_files_that_are_published_are_whole(loss: str, tmp_path: Path) -> None:
     """Whenever a process is killed or the power goes, each file is the one before or the new one,
     and the last by name is the first to be new."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    published(folder, 1)
-    states: list[Path] = []
-    if loss == "kill":
-        for number in range(calls_of(lambda: published(tmp_path, 2)) + 1):
-            states.append(shutil.copytree(folder, tmp_path / str(number)))
-            killed_at(number, lambda: published(states[-1], 2))
-    else:
-        before = shutil.copytree(folder, tmp_path / "before")
-        disk = PowerLoss(folder)
-        with disk.recording():
-            published(folder, 2)
-        states += disk.states(before, tmp_path / "states")
     found = []
-    for state in states:
+    for state in interrupted(published, loss, tmp_path):
         remove_unpublished(state)
         texts = {path.name: path.read_text() for path in state.iterdir()}
         assert set(texts) == {"a.txt", "b.txt"}
         assert all(text in ("1" * 1000, "2" * 1000) for text in texts.values())
         found.append((texts["a.txt"][0], texts["b.txt"][0]))
     assert set(found) == {("1", "1"), ("1", "2"), ("2", "2")}
+
+
+def number_of(folder: Path) -> str | None:
+    """The number in both files of a folder; None where they are not both there, whole and of one
+    publication."""
+    texts = [path.read_text() for path in sorted(folder.iterdir())]
+    return texts[0][0] if texts in (["1" * 1000] * 2, ["2" * 1000] * 2) else None
+
+
+@pytest.mark.parametrize("loss", ["kill", "power"])
+def test_a_folder_that_is_published_is_whole(loss: str, tmp_path: Path) -> None:
+    """Whenever a process is killed or the power goes, its files are all those before or all new
+    ones; between two renames the one before has another name."""
+    found = []
+    for state in interrupted(published_whole, loss, tmp_path):
+        numbers = {path.name: number_of(path) for path in state.iterdir()}
+        assert {"1", "2"} & set(numbers.values())
+        found.append(numbers.get("step", "makes way"))
+    assert set(found) == {"1", "2", "makes way"}
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [*(("fsync", n) for n in (1, 2, 3)), ("rename", 1), ("rename", 2)]
+)
+def test_a_folder_that_cannot_be_published_leaves_the_one_before(
+    call: str, number: int, tmp_path: Path
+) -> None:
+    """Two files and their folder are fsynced; the one before is renamed, then the new one."""
+    published_whole(tmp_path, 1)
+    made = 0
+
+    def fail(name: str, args: tuple[Any, ...]) -> None:
+        nonlocal made
+        made += name == call
+        if name == call and made == number:
+            raise OSError(errno.EIO, "the disk fails")
+
+    with watching(fail), pytest.raises(OSError, match="the disk fails"):
+        published_whole(tmp_path, 2)
+    assert {path.name: number_of(path) for path in tmp_path.iterdir()} == {"step": "1"}
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@
         model.save_pretrained(staged.path)
         staged.publish()
 
+    with StagedFolder(final) as staged:  # others write its files, and there is no manifest
+        onnx.save(model, staged.path / "train.onnx")
+        staged.publish()
+
 All system calls that change the disk are in this module. Their order is: write each file beside the
 final folder, fsync it, write the manifest with the sizes and digests of all, fsync it and the
 folder, rename, fsync the parent (Pillai et al., "All File Systems Are Not Created Equal", OSDI'14).
@@ -69,17 +73,18 @@ class StagedFiles(_Staged):
         order is that of the names from the last to the first, so that `model.onnx.data` is there
         before `model.onnx`."""
         files = sorted(self.path.iterdir(), reverse=True)
-        for file in files:
-            _sync(file, os.O_RDONLY)
+        _sync_files(files)
         for file in files:
             rename(file, self.folder / file.name)
         sync_folder(self.folder)
 
 
 class StagedFolder(_Staged):
-    """A folder that is written under a hidden name and appears at `final` by `commit`.
+    """A folder that is written under a hidden name and appears at `final`: by `commit` with a
+    manifest of what `write` has written, or by `publish` with what others have written into `path`.
 
-    Without a commit nothing is left of it. Raises OSError where the disk fails.
+    A folder that is at `final` already is replaced; until then both are on the disk, each whole.
+    Without either call nothing is left of what was written. Raises OSError where the disk fails.
     """
 
     def __init__(self, final: Path) -> None:
@@ -92,16 +97,31 @@ class StagedFolder(_Staged):
         self._files[name] = _write(self.path / name, chunks)
 
     def commit(self, facts: Mapping[str, Any]) -> None:
-        """Writes the manifest, and renames the folder into its final place. A folder that is there
-        already is replaced; until then both are on the disk, each whole."""
+        """Writes the manifest, and renames the folder into its final place."""
         _write(self.path / MANIFEST, [manifest_bytes(self._files, facts)])
         sync_folder(self.path)
         self._committed = True  # whole from here on: readers find it under its hidden name too
+        self._take_place()
+
+    def publish(self) -> None:
+        """Fsyncs the files in `path`, and renames the folder into its final place."""
+        _sync_files(self.path.iterdir())
+        sync_folder(self.path)
+        self._take_place()
+
+    def _take_place(self) -> None:
+        """Renames the folder to `final`. One that is there makes way, and comes back where that
+        fails."""
         replaced = None
         if self.final.exists():
             replaced = self.final.with_name(hidden_name(self.final.name))
             rename(self.final, replaced)
-        rename(self.path, self.final)
+        try:
+            rename(self.path, self.final)
+        except OSError:
+            if replaced is not None:
+                rename(replaced, self.final)
+            raise
         sync_folder(self.final.parent)
         if replaced is not None:
             remove(replaced)
@@ -121,6 +141,11 @@ def rename(source: Path, target: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Waits until the entries of a folder are on the disk."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync_files(files: Iterable[Path]) -> None:
+    for file in files:
+        _sync(file, os.O_RDONLY)
 
 
 def _sync(path: Path, flags: int) -> None:
@@ -144,8 +169,8 @@ def remove_unpublished(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a checkpoint, so that at each moment it is whole or none: it is renamed out of the
-    way, its manifest goes first. What cannot be removed stays."""
+    """Removes a folder, so that a checkpoint is whole or none at each moment: it is renamed out of
+    the way, its manifest goes first. What cannot be removed stays."""
     with contextlib.suppress(OSError):
         if not folder.name.startswith("."):
             hidden = folder.with_name(hidden_name(folder.name))

@@ -12,11 +12,9 @@ The files hold ops of the ONNX standard, and functions made of them (`graph/file
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 import torch
 
 from onward.capture import CapturedModule, CaptureRequest, LossFunction
-from onward.checkpoint.disk import hidden_name, rename, sync_folder
+from onward.checkpoint.disk import StagedFolder
 from onward.checkpoint.tensor_file import tensor_chunks
 from onward.compile import Compiler
 from onward.differentiate import Recipe
@@ -117,16 +115,17 @@ def export_training(source: TrainingSource, folder: Path, opset: int, overwrite:
     said = _description(source, step, graphs, opset)
     said["conditions"] = limits([*captured.size_conditions, *evaluated.size_conditions])
     said["presumes"] = list(dict.fromkeys([*captured.presumes, *evaluated.presumes]))
-    with _appearing(folder) as staged:
+    with StagedFolder(folder) as staged:
         for name, closed in graphs.items():
-            save(closed.graph, staged / f"{name}.onnx", opset=opset)
-        with (staged / STATE).open("wb") as file:
+            save(closed.graph, staged.path / f"{name}.onnx", opset=opset)
+        with (staged.path / STATE).open("wb") as file:
             for chunk in tensor_chunks(state):
                 file.write(chunk)
         text = json.dumps(said, indent=1) + "\n"
-        (staged / DESCRIPTION).write_text(text, encoding="ascii", newline="\n")
+        (staged.path / DESCRIPTION).write_text(text, encoding="ascii", newline="\n")
         runner = resources.files("onward.train").joinpath("portable_runner.py")
-        (staged / RUNNER).write_bytes(runner.read_bytes())
+        (staged.path / RUNNER).write_bytes(runner.read_bytes())
+        staged.publish()
     return folder
 
 
@@ -283,33 +282,6 @@ def _refuse_place(folder: Path, overwrite: bool) -> None:
             f"{folder} is no export of a training step, so that it is not overwritten; fix: "
             "another folder"
         )
-
-
-@contextlib.contextmanager
-def _appearing(folder: Path) -> Generator[Path]:
-    """A context with a hidden folder that takes the place of `folder` at its end; after an error
-    nothing is left of it."""
-    staged, before = (folder.with_name(hidden_name(folder.name)) for _ in range(2))
-    staged.mkdir()
-    try:
-        yield staged
-        for file in staged.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        sync_folder(staged)
-        if folder.exists():
-            rename(folder, before)
-            try:
-                rename(staged, folder)
-            except OSError:
-                rename(before, folder)
-                raise
-        else:
-            rename(staged, folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    sync_folder(folder.parent)
-    shutil.rmtree(before, ignore_errors=True)
 
 
 __all__ = ["TrainingSource", "export_training"]
