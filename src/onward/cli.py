@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import onward
 from onward.errors import OnwardError
+from onward.memory_amounts import mib
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
 from onward.recipes.simulate_options import SimulateConfig
@@ -169,7 +170,7 @@ def run_cache(argv: list[str]) -> int:
 
     files, nbytes = cache_files.clear() if clear else cache_files.size()
     verb = "taken away" if clear else "kept"
-    print(f"{cache_files.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
+    print(f"{cache_files.folder()}: {files} graphs, {mib(nbytes)}, {verb}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Amounts of memory as users write them."""
+"""Amounts of memory as users write and read them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def memory_amount(value: object) -> int | float | None:
     return share if 0.0 < share <= 1.0 else None
 
 
+def mib(nbytes: float, decimals: int = 1) -> str:
+    """A number of bytes as text: `1,234.5 MiB`."""
+    return f"{nbytes / 2**20:,.{decimals}f} MiB"
+
+
 def whole_number(value: object) -> int | None:
     """Reads a whole number, also numpy's, as int; None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -46,4 +51,4 @@ def whole_number(value: object) -> int | None:
     return int(value)
 
 
-__all__ = ["LAYERS", "MEMORY_BUDGET", "Amount", "memory_amount", "whole_number"]
+__all__ = ["LAYERS", "MEMORY_BUDGET", "Amount", "memory_amount", "mib", "whole_number"]

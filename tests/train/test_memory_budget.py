@@ -12,7 +12,7 @@ from tiny import batch, bert, gpt2
 import onward
 from onward.execute import Executable
 from onward.graph.graph import where
-from onward.memory_amounts import memory_amount
+from onward.memory_amounts import memory_amount, mib
 from onward.plan import MemoryRegion, Plan
 from onward.plan.recompute import layer
 
@@ -222,6 +222,12 @@ AMOUNTS: dict[str, int] = {
 def test_bytes_with_a_unit(text: str) -> None:
     assert memory_amount(text) == AMOUNTS[text]
     assert onward.TrainerOptions(memory_budget=text).memory_budget == text
+
+
+def test_bytes_are_shown_as_they_may_be_written() -> None:
+    assert mib(1234.5 * 2**20) == "1,234.5 MiB"
+    for nbytes in (0.25 * 2**20, 2**20, 768 * 2**20):
+        assert memory_amount(mib(nbytes, 2)) == nbytes
 
 
 def test_a_budget_with_a_unit_is_met_and_refused_in_bytes() -> None:

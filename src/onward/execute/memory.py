@@ -22,6 +22,7 @@ from onward.execute.blocks import Blocks
 from onward.execute.shortage import free_bytes
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
+from onward.memory_amounts import mib
 from onward.plan import MemoryRegion
 
 
@@ -100,8 +101,8 @@ class Memory:
         free = free_bytes(self.device) if self.is_bounded else None
         if free is not None and nbytes > free + held:
             raise OutOfMemoryError(
-                f"{nbytes / 2**20:.0f} MiB of activations and temporaries do not fit into the "
-                f"{(free + held) / 2**20:.0f} MiB that are free"
+                f"{mib(nbytes, 0)} of activations and temporaries do not fit into the "
+                f"{mib(free + held, 0)} that are free"
             )
 
     def give_away(self) -> None:
@@ -122,8 +123,7 @@ class Memory:
         # torch has no out-of-memory error of its own on the CPU
         except (MemoryError, RuntimeError) as error:
             raise OutOfMemoryError(
-                f"out of memory: {nbytes / 2**20:.0f} MiB of {region.value} memory cannot be "
-                "allocated"
+                f"out of memory: {mib(nbytes, 0)} of {region.value} memory cannot be allocated"
             ) from error
 
     def window(self, region: MemoryRegion, offset: int, nbytes: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from onward.errors import OutOfMemoryError
+from onward.memory_amounts import mib
 from onward.plan import Buffer, MemoryRegion, Plan
 
 FIX = "a smaller batch, or memory_budget"
@@ -73,11 +74,6 @@ def _place(plan: Plan, buffer: Buffer) -> str:
     return f"{buffer.purpose}: {first.op}{where}{', in backward' if first.backward else ''}"
 
 
-def mib(nbytes: float) -> str:
-    """Bytes as text."""
-    return f"{nbytes / 2**20:,.1f} MiB"
-
-
 def held_bytes(device: torch.device) -> int | None:
     """The bytes that this process holds: resident ones, or those of PyTorch on a GPU; None where
     the system does not tell."""
@@ -112,4 +108,4 @@ def free_bytes(device: torch.device) -> int | None:
     return max(0, min(found)) if found else None
 
 
-__all__ = ["free_bytes", "held_bytes", "is_shortage", "mib", "naming_shortages", "shortage"]
+__all__ = ["free_bytes", "held_bytes", "is_shortage", "naming_shortages", "shortage"]

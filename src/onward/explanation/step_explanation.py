@@ -9,6 +9,7 @@ from onward.explanation import page
 from onward.explanation.facts import StepFacts
 from onward.explanation.row_report import KeptRows, RowReport, RowSet
 from onward.explanation.text import text
+from onward.memory_amounts import mib
 
 
 class StepExplanation(StepFacts):
@@ -88,7 +89,7 @@ class StepExplanation(StepFacts):
         total = 0 if self.memory is None else self.memory.total
         return (
             f"StepExplanation({self.model}, {self.loop}: {self.launch_count} launches, "
-            f"{total / 2**20:.1f} MiB)"
+            f"{mib(total)})"
         )
 
     def __str__(self) -> str:

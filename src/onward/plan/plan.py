@@ -12,6 +12,7 @@ from typing import Any
 from onward.graph.signature import Signature
 from onward.graph.types import Size, value
 from onward.kernels import Kernel, KernelSpec
+from onward.memory_amounts import mib
 from onward.plan.views import Layout
 
 
@@ -140,7 +141,7 @@ class Plan:
     def __repr__(self) -> str:
         return (
             f"Plan({self._dims()}: {len(self.launches)} launches, {len(self.buffers)} buffers, "
-            f"peak {_mib(self.peak).strip()})"
+            f"peak {mib(self.peak, 2)})"
         )
 
     def _repr_html_(self) -> str:
@@ -159,11 +160,11 @@ class Plan:
         lines = [
             f"plan for {self._dims()}: {len(self.launches)} launches, {len(self.buffers)} "
             f"buffers{joint}",
-            *(f"  {region.value:<11}{_mib(n)}" for region, n in self.sizes.items()),
-            f"  arena      {_mib(self.arena_bytes)}  {share:.3f} x the max-live lower bound "
-            f"{_mib(self.lower_bound).strip()}",
-            f"  workspace  {_mib(self.workspace)}  allocated inside kernels, at most",
-            f"  peak       {_mib(self.peak)}  beyond the user's parameters",
+            *(f"  {region.value:<11}{mib(n, 2):>14}" for region, n in self.sizes.items()),
+            f"  arena      {mib(self.arena_bytes, 2):>14}  {share:.3f} x the max-live lower bound "
+            f"{mib(self.lower_bound, 2)}",
+            f"  workspace  {mib(self.workspace, 2):>14}  allocated inside kernels, at most",
+            f"  peak       {mib(self.peak, 2):>14}  beyond the user's parameters",
             "",
             f"  {'buffer':<44}{'bytes':>13}{'offset':>13}  {'live':<11} region      purpose",
         ]
@@ -174,7 +175,3 @@ class Plan:
                 f"{b.region.value:<11} {b.purpose}"
             )
         return "\n".join(lines)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:10.2f} MiB"

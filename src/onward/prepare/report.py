@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from onward.journal import Journal
+from onward.memory_amounts import mib
 from onward.plan import Plan
 from onward.prepare.prepared_batch import PreparedBatch
 from onward.prepare.without_gradient import WithoutGradient
 from onward.rewrite import summary
-
-_MIB = 2**20
 
 
 class Report(dict[str, Any]):
@@ -36,9 +35,9 @@ class Report(dict[str, Any]):
 
     def __repr__(self) -> str:
         seconds = sum(self.get("compile_seconds", {}).values())
-        peak = self.get("predicted_peak_bytes", 0) / _MIB
+        peak = self.get("predicted_peak_bytes", 0)
         return (
-            f"Report({self.get('launches')} launches, peak {peak:.1f} MiB, compiled in "
+            f"Report({self.get('launches')} launches, peak {mib(peak)}, compiled in "
             f"{seconds:.2f} s)"
         )
 
@@ -56,7 +55,7 @@ class Report(dict[str, Any]):
         lines += [
             "",
             f"launches        {self.get('launches')}",
-            f"predicted peak  {peak / _MIB:.2f} MiB beyond the parameters",
+            f"predicted peak  {mib(peak, 2)} beyond the parameters",
         ]
         rows: Mapping[str, Any] = self.get("rows", {})
         if rows:

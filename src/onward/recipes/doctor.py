@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import onward
 from onward.environment import environment, switch_off_telemetry, variables
+from onward.memory_amounts import mib
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +178,7 @@ def _graphs() -> str:
     from onward import cache_files
 
     files, nbytes = cache_files.size()
-    return f"{files} graphs of steps, {nbytes / 2**20:.1f} MiB; `onward cache --clear` removes them"
+    return f"{files} graphs of steps, {mib(nbytes)}; `onward cache --clear` removes them"
 
 
 def _plugin(entry: EntryPoint) -> str:

@@ -11,8 +11,9 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.errors import OnwardError, OutOfMemoryError
-from onward.execute.shortage import mib, shortage
+from onward.execute.shortage import shortage
 from onward.graph.ops.optimizers import Optimizer as Record
+from onward.memory_amounts import mib
 from onward.options import TrainerOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch
