@@ -66,6 +66,11 @@ class HeldOptimizer(ABC, Generic[Sums]):
         """Bytes of the state tensors that no step graph holds."""
         return 0
 
+    def bytes_saved(self, optimizer_state: str, parameters: Iterable[torch.Tensor]) -> int:
+        """The bytes by which the state of these parameters would be smaller with that value of
+        `TrainerOptions.optimizer_state`; 0 where it cannot be asked for."""
+        return 0
+
     # ---- stepping
 
     @abstractmethod

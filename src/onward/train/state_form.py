@@ -59,6 +59,11 @@ class StateForms:
         """Whether all state is kept in the parameters' own precision."""
         return not self._asked
 
+    def asked(self, optimizer_state: str) -> StateForms:
+        """The forms for another value of the option. Raises OnwardError for one that the optimizer
+        does not have."""
+        return StateForms(optimizer_state, self._record, self._is_table, self._group_of)
+
     def check(self, groups: Iterable[Group]) -> None:
         """Raises OnwardError where a group has a setting that the form asked for does not have."""
         reasons = (self._record.plain(group) for group in groups) if self._asked else ()
@@ -90,6 +95,13 @@ class StateForms:
         if self._asked == "8bit" and (parameter.numel() < SMALL or self._is_table(parameter)):
             return ""
         return self._asked
+
+    def nbytes(self, parameter: torch.Tensor, part: torch.Tensor) -> int:
+        """The bytes of this parameter's state. part: like the part of it that this rank updates."""
+        form = self.of(parameter)
+        tensors = tensors_of(self._record, form, part)
+        kept = tensors if form else self.slots(parameter)
+        return sum(tensors[name].nbytes for name in kept)
 
 
 def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -29,6 +29,10 @@ class StateShards:
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
 
+    def in_forms(self, forms: StateForms) -> StateShards:
+        """The parts for state in other forms, whose blocks may be larger."""
+        return StateShards(self._mesh, self._stage, self._record, forms)
+
     @property
     def are_whole(self) -> bool:
         """True where this rank holds the state of whole parameters."""

@@ -8,7 +8,7 @@ updated together share a count (`clocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from onward.differentiate import UpdateGroup
 from onward.distribute import Mesh
+from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.train.held_optimizer import HeldOptimizer, paths_of
@@ -95,6 +96,16 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         if free:
             take(self.torch, self)
         return free
+
+    def bytes_saved(self, optimizer_state: str, parameters: Iterable[torch.Tensor]) -> int:
+        own, parts = self._forms, self.updates.state.shards
+        try:
+            other = own.asked(optimizer_state)
+            other.check(self.torch.param_groups)
+        except OnwardError:
+            return 0
+        cut = parts.in_forms(other)
+        return sum(own.nbytes(p, parts.like(p)) - other.nbytes(p, cut.like(p)) for p in parameters)
 
     # ---- stepping
 

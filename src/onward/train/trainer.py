@@ -46,7 +46,7 @@ from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.loss_spikes import LossSpikes
 from onward.train.micro_batches import MicroBatches, PartResults
-from onward.train.optim import Optimizer, record_of, to_torch
+from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.ranks import Position, Ranks
@@ -208,9 +208,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         last = self._window.is_last and not more
         request = OutputRequest(names, update=last)
         why = self._optimizer.why
-        record = record_of(self.optimizer) if why is None else None
         is_whole = not self.options.auto_micro_batch  # else the way out is to split it
-        with naming_ways_out(step, batch, request, self.options, record, is_whole):
+        with naming_ways_out(step, batch, request, self.options, self._optimizer, is_whole):
             with self._ranks.preparing():
                 prepared = step.prepare(batch, request)
             self._remember(batch)

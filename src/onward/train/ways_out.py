@@ -12,16 +12,15 @@ import torch
 from onward.capture import CapturedModule
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute.shortage import shortage
-from onward.graph.ops.optimizers import Optimizer as Record
 from onward.memory_amounts import mib
 from onward.options import TrainerOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest
 from onward.prepare.prepared_step import PreparedStep
+from onward.train.held_optimizer import HeldOptimizer
 
 SMALLEST = 1e-9  # as a memory budget, what recomputation reaches at best
-MOMENTS, CODES = 8.0, 2.03  # bytes per weight of Adam's two moments, in fp32 and in codes of 8 bits
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,18 @@ def naming_ways_out(
     batch: Batch,
     request: OutputRequest,
     options: TrainerOptions,
-    record: Record | None,
+    optimizer: HeldOptimizer[Any],
     wanted: bool = True,
 ) -> Generator[None]:
     """A context for a step of this batch that adds the ways out to an OutOfMemoryError, from plans
-    that are made for it. record: of the optimizer, where the graph makes the updates. wanted:
-    whether anybody will read them."""
+    that are made for it. wanted: whether anybody will read them."""
     try:
         yield
     except OutOfMemoryError as error:
         if error.plan is None or not wanted:
             raise
         padded = _planned(step, batch, request, step.session.memory_budget)
-        found = list(_ways(padded, step, batch, request, options, record))
+        found = list(_ways(padded, step, batch, request, options, optimizer))
         ways = sorted((way for way in found if way.saved > 0), key=lambda way: -way.saved)
         # what inspects a batch before its step is a plan too, but has no loss
         plan = padded if error.plan.signature.loss is None else error.plan
@@ -84,7 +82,7 @@ def _ways(
     batch: Batch,
     request: OutputRequest,
     options: TrainerOptions,
-    record: Record | None,
+    optimizer: HeldOptimizer[Any],
 ) -> Iterator[WayOut]:
     window, budget = options.gradient_accumulation_steps, step.session.memory_budget
     if budget is None:
@@ -100,11 +98,10 @@ def _ways(
             f"batches of half the size and gradient_accumulation_steps={2 * window}",
             plan.peak - half - sums,
         )
-    if record is not None and "8bit" in record.forms and options.optimizer_state == "fp32":
-        slots = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
-        held = sum(b.nbytes for b in plan.buffers if b.index in slots)
-        saved = int(held * (1 - CODES / MOMENTS))
-        yield WayOut('optimizer_state="8bit"', saved, ", about")
+    slots = plan.signature.slots.items()
+    updated = sorted({slot.parameter for slot, name in slots if name in plan.inputs})
+    saved = optimizer.bytes_saved("8bit", [step.captured.owned[name] for name in updated])
+    yield WayOut('optimizer_state="8bit"', saved, ", about")
 
 
 __all__ = ["naming_ways_out"]
