@@ -219,8 +219,9 @@ def test_an_update_that_is_interrupted_and_made_counts(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_losses_of_any_size_and_losses_that_do_not_move(scale: float) -> None:
     from onward.train.loss_spikes import LossSpikes
+    from onward.train.way_back import WayBack
 
-    spikes = LossSpikes("skip", 8.0, None)
+    spikes = LossSpikes("skip", 8.0, None, WayBack())
     for i in range(64):
         assert spikes.accepts(scale)
         spikes.applied(torch.tensor(scale * (1 + 1e-7 * (i % 3))))

@@ -96,7 +96,7 @@ class LedTrainer(Trainer):
         options = replace(checked_options(options), gradient_accumulation_average="micro_batches")
         super().__init__(*args, options=options, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
-        self._spikes.way_back = self._skipped.way_back = WAY_BACK
+        self._way_back.call = WAY_BACK
         self._due = False  # whether there was an update whose `optimizer.step()` is still to come
 
     @exclusive
@@ -161,7 +161,7 @@ class LedTrainer(Trainer):
 
     def name_checkpoint(self, folder: Path) -> None:
         """Makes errors name the folder as the last checkpoint of this run."""
-        self._skipped.checkpoint = self._spikes.checkpoint = folder
+        self._way_back.checkpoint = folder
 
     def _take_optimizer(self, why: str | None) -> None:
         super()._take_optimizer(why)

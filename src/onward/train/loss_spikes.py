@@ -18,14 +18,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from onward.errors import LossSpikeError
-from onward.train.skipped_updates import WAY_BACK
 from onward.train.state_part import State, StatePart, unfit
+from onward.train.way_back import WayBack
 
 log = logging.getLogger("onward")
 
@@ -42,14 +41,15 @@ class LossSpikes:
 
     policy: "warn" logs it and updates; "skip" leaves the update out; "raise" leaves it out and
     raises LossSpikeError; None looks at no loss. threshold: see `limit`. most: with "skip", the
-    number of skips in a row after which LossSpikeError is raised; None: never. checkpoint: of this
-    run, the last one written or resumed from. way_back: the call that goes on from it.
+    number of skips in a row after which LossSpikeError is raised; None: never. way_back: to the
+    run's last checkpoint.
     """
 
-    def __init__(self, policy: str | None, threshold: float, most: int | None) -> None:
+    def __init__(
+        self, policy: str | None, threshold: float, most: int | None, way_back: WayBack
+    ) -> None:
         self.policy, self.threshold, self.most = policy, threshold, most
-        self.checkpoint: Path | None = None
-        self.way_back = WAY_BACK
+        self.way_back = way_back
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._in_a_row = 0
         self._refused: float | None = None  # the loss of the update that was left out just now
@@ -105,10 +105,10 @@ class LossSpikes:
             return
         count, self._in_a_row = self._in_a_row, 0
         many = "" if count == 1 else f"{count} updates in a row were skipped; "
-        back = "" if self.checkpoint is None else f", or {self.way_back.format(self.checkpoint)}"
         raise LossSpikeError(
             f"{many}update {update} is not made: {said}; the weights are those before it; fix: "
-            f"other data or a smaller learning rate{back}, or another loss_spike_threshold"
+            f"other data or a smaller learning rate{self.way_back.said('or')}, or another "
+            "loss_spike_threshold"
         )
 
     def _said(self, loss: float, limit: float) -> str:

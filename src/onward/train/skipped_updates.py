@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 from onward.errors import NonfiniteError
 from onward.explanation.nonfinite import NonfiniteOrigin
+from onward.train.way_back import WayBack
 
 log = logging.getLogger("onward")
 
 LEAST_SCALE_EXCUSED = 1.0
-WAY_BACK = "trainer.resume('{}')"
 FindOrigin = Callable[[], NonfiniteOrigin | None]
 
 
@@ -21,17 +20,14 @@ class SkippedUpdates:
     """The updates skipped in a row for gradients that are infinite or NaN, since the last one that
     was not, or the last state that was loaded.
 
-    limit: the number at which the run ends; None: never. checkpoint: of this run, the last one
-    written or resumed from; None before the first. way_back: the call that goes on from it. A skip
-    that makes a dynamic loss scale of 1 or more smaller is the search for that scale, and does not
-    count.
+    limit: the number at which the run ends; None: never. way_back: to the run's last checkpoint. A
+    skip that makes a dynamic loss scale of 1 or more smaller is the search for that scale, and does
+    not count.
     """
 
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
+    def __init__(self, limit: int | None, way_back: WayBack) -> None:
+        self.limit, self.way_back = limit, way_back
         self.in_a_row = 0
-        self.checkpoint: Path | None = None
-        self.way_back = WAY_BACK
 
     def applied(self) -> None:
         """Notes an update that was not skipped."""
@@ -66,12 +62,12 @@ class SkippedUpdates:
         if not ends:
             return
         count, self.in_a_row = self.in_a_row, 0
-        last = "" if self.checkpoint is None else f", then {self.way_back.format(self.checkpoint)}"
         raise NonfiniteError(
             f"{count} updates in a row were skipped, the last one update {update}, because a "
             f"gradient is infinite or NaN{why}; the weights are those of the last update that was "
-            f"finite; fix: a smaller learning rate or other data{last}, or max_skipped_updates=None"
+            f"finite; fix: a smaller learning rate or other data{self.way_back.said('then')}, "
+            "or max_skipped_updates=None"
         )
 
 
-__all__ = ["WAY_BACK", "FindOrigin", "SkippedUpdates"]
+__all__ = ["FindOrigin", "SkippedUpdates"]

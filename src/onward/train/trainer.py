@@ -57,6 +57,7 @@ from onward.train.state_part import StatePart, restore, saved
 from onward.train.trainer_checkpoints import TrainerCheckpoints
 from onward.train.trainer_views import TrainerViews
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
+from onward.train.way_back import WayBack
 from onward.train.ways_out import naming_ways_out
 from onward.train.window import AccumulationWindow
 
@@ -100,11 +101,13 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self.options.gradient_accumulation_steps, self.options.seed
         )
         self._scaling = Scaling(self.options.scaling, self.device)
-        self._skipped = SkippedUpdates(self.options.max_skipped_updates)
+        self._way_back = WayBack()
+        self._skipped = SkippedUpdates(self.options.max_skipped_updates, self._way_back)
         self._spikes = LossSpikes(
             self.options.loss_spikes,
             self.options.loss_spike_threshold,
             self.options.max_skipped_updates,
+            self._way_back,
         )
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch

@@ -26,11 +26,10 @@ from onward.train.checkpointing import (
 )
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
-from onward.train.loss_spikes import LossSpikes
 from onward.train.ranks import Ranks
-from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore
+from onward.train.way_back import WayBack
 
 
 class TrainerCheckpoints:
@@ -48,8 +47,7 @@ class TrainerCheckpoints:
     _writer: BackgroundWriter
     _optimizer: HeldOptimizer[Any]
     _average: AveragedWeights
-    _skipped: SkippedUpdates
-    _spikes: LossSpikes
+    _way_back: WayBack
     _ranks: Ranks
 
     @property
@@ -119,7 +117,7 @@ class TrainerCheckpoints:
         )
         if not self._ranks.is_first:
             self._ranks.wait_for_files()
-            self._skipped.checkpoint = self._spikes.checkpoint = path
+            self._way_back.checkpoint = path
             return path
         packed = taken.packed()
         if background:
@@ -127,7 +125,7 @@ class TrainerCheckpoints:
 
         def write() -> None:
             packed.write(path)
-            self._skipped.checkpoint = self._spikes.checkpoint = path
+            self._way_back.checkpoint = path
             if limit is not None:
                 rotate(folder, path, limit, kept)
 
@@ -173,7 +171,7 @@ class TrainerCheckpoints:
             except OnwardError as error:
                 raise OnwardError(f"{path}: {error}") from error
             self._run_id = str(found.facts["run"])
-            self._skipped.checkpoint = self._spikes.checkpoint = path
+            self._way_back.checkpoint = path
             self.memory.torn = self._optimizer.is_half_restored = False
             self._ranks.forget()
         return path
