@@ -220,6 +220,19 @@ def test_it_ends_after_so_many_in_a_row(tmp_path: Path, caplog: pytest.LogCaptur
     assert not trainer.train_step(*batch()).skipped  # who catches it may go on
 
 
+@pytest.mark.parametrize("way", ["resume", "load_state_dict"])
+def test_the_count_begins_again_where_a_state_is_loaded(way: str, tmp_path: Path) -> None:
+    trainer = trainer_of(Scores(torch.tanh), max_skipped_updates=2)
+    trainer.train_step(*batch())
+    saved: Any = trainer.save(tmp_path) if way == "resume" else trainer.state_dict()
+    for _ in range(2):
+        assert trainer.train_step(*batch(x=NAN)).skipped
+        getattr(trainer, way)(saved)
+    assert trainer.train_step(*batch(x=NAN)).skipped
+    with pytest.raises(onward.NonfiniteError, match="2 updates in a row"):
+        trainer.train_step(*batch(x=NAN))
+
+
 def test_none_never_ends_it() -> None:
     trainer = trainer_of(Scores(torch.tanh), max_skipped_updates=None)
     assert all(trainer.train_step(*batch(x=NAN)).skipped for _ in range(20))

@@ -338,9 +338,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._optimizer.require_owner()
         with signals_wait():
             restore(self._state_parts(), state)
-            self.memory.torn = self._optimizer.is_half_restored = False
-            self._skipped.in_a_row = 0
-            self._ranks.forget()
+            self._note_restored()
 
     # ---- averaged weights
 

@@ -27,6 +27,7 @@ from onward.train.checkpointing import (
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.ranks import Ranks
+from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore
 from onward.train.way_back import WayBack
@@ -47,6 +48,7 @@ class TrainerCheckpoints:
     _writer: BackgroundWriter
     _optimizer: HeldOptimizer[Any]
     _average: AveragedWeights
+    _skipped: SkippedUpdates
     _way_back: WayBack
     _ranks: Ranks
 
@@ -172,8 +174,7 @@ class TrainerCheckpoints:
                 raise OnwardError(f"{path}: {error}") from error
             self._run_id = str(found.facts["run"])
             self._way_back.checkpoint = path
-            self.memory.torn = self._optimizer.is_half_restored = False
-            self._ranks.forget()
+            self._note_restored()
         return path
 
     @exclusive
@@ -189,6 +190,12 @@ class TrainerCheckpoints:
         restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
         self._ranks.forget()
         return path
+
+    def _note_restored(self) -> None:
+        """Begins anew what counts from the state that was loaded last, which is of one moment."""
+        self.memory.torn = self._optimizer.is_half_restored = False
+        self._skipped.in_a_row = 0
+        self._ranks.forget()
 
     def _checkpoint_parts(self, to_first: bool = False) -> tuple[StatePart, ...]:
         """The parts of a checkpoint, in the order in which they are restored. to_first: see
