@@ -52,6 +52,29 @@ def test_help_shows_every_option_and_default(verb: str, capsys: pytest.CaptureFi
     assert ("--bisect" in out) == (verb == "verify")
 
 
+FIRST_WORDS = {
+    "explain": ("MODEL_OR_SCRIPT", "no model or script", "onward explain gpt2-tiny"),
+    "simulate": ("CLUSTER", "no cluster", "onward simulate h100 --model gpt2-xl"),
+}
+
+
+@pytest.mark.parametrize("verb", FIRST_WORDS)
+def test_the_first_word_of_a_command_is_asked_for(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    word, missing, example = FIRST_WORDS[verb]
+    for words in ([], ["--json"]):
+        assert main([verb, *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            f"onward {verb}: error: {missing} is given, as the first word after"
+        )
+        assert example in error and error.count("\n") == 1
+    for words in (["-h"], ["gpt2", "--json", "--help"]):
+        assert main([verb, *words]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: onward {verb} {word} [--")
+
+
 def test_dashes_underscores_aliases_flags_and_nulls() -> None:
     config = parse(
         ["--model=m", "--train-file", "a.txt", "--eval_file", "b.txt", "--compare", "--dry-run",

@@ -113,15 +113,8 @@ def run_explain(argv: list[str]) -> int:
     words, arguments = argv, list[str]()
     if "--" in argv:
         words, arguments = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    asks = any(word in ("-h", "--help") for word in words)
-    if not asks and (not words or words[0].startswith("-")):
-        raise InputError(
-            "no model or script is given",
-            "as the first word after explain",
-            "give one, such as onward explain gpt2-tiny",
-        )
-    options = ["--help"] if asks else words[1:]
-    config = parse(options, "explain", ExplainConfig, Foreign({}, {}), "MODEL_OR_SCRIPT")
+    fix = "give one, such as onward explain gpt2-tiny"
+    config = _parse_behind_word(words, "explain", ExplainConfig, "MODEL_OR_SCRIPT", fix)
     if config is None:
         return 0
     from onward.recipes.explain import explain
@@ -131,20 +124,26 @@ def run_explain(argv: list[str]) -> int:
 
 def run_simulate(argv: list[str]) -> int:
     """Runs `onward simulate CLUSTER` and returns its exit status."""
-    asks = any(word in ("-h", "--help") for word in argv)
-    if not asks and (not argv or argv[0].startswith("-")):
-        raise InputError(
-            "no cluster is given",
-            "as the first word after simulate",
-            "give a file or a name, such as onward simulate h100 --model gpt2-xl",
-        )
-    options = ["--help"] if asks else argv[1:]
-    config = parse(options, "simulate", SimulateConfig, Foreign({}, {}), "CLUSTER")
+    fix = "give a file or a name, such as onward simulate h100 --model gpt2-xl"
+    config = _parse_behind_word(argv, "simulate", SimulateConfig, "CLUSTER", fix)
     if config is None:
         return 0
     from onward.recipes.simulate import simulate
 
     return simulate(argv[0], config)
+
+
+def _parse_behind_word(
+    words: list[str], verb: str, kind: type[Config], word: str, fix: str
+) -> Config | None:
+    """Parses the options behind a command's first word, which says what it is about; None after
+    `--help`. word: its name in the usage line. Raises InputError, with this fix, where there is
+    none."""
+    asks = any(each in ("-h", "--help") for each in words)
+    if not asks and (not words or words[0].startswith("-")):
+        what = word.lower().replace("_", " ")
+        raise InputError(f"no {what} is given", f"as the first word after {verb}", fix)
+    return parse(["--help"] if asks else words[1:], verb, kind, Foreign({}, {}), word)
 
 
 def run_doctor(argv: list[str]) -> int:
