@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from onward.recipes.loop import weights_sha256
 from onward.recipes.options import FinetuneConfig, InputError, check_output_dir
 from onward.recipes.run_folder import (
     FREE_OPTIONS,
@@ -206,3 +210,28 @@ def test_what_is_published_replaces_a_file_whole(tmp_path: Path) -> None:
     publish_json(tmp_path, "x.json", {"a": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_the_digest_of_weights_is_that_of_runs_before() -> None:
+    """Runs keep it, and are compared by it when they go on; another value would be another start.
+    Beside the bytes as numpy has them, in the order of the keys."""
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(12.0).view(3, 4).t())
+            self.low = nn.Parameter(torch.arange(5.0).bfloat16())
+            self.register_buffer("step", torch.tensor(7))
+            self.register_buffer("mask", torch.tensor([True, False]))
+            self.register_buffer("none", torch.zeros(0, 3))
+
+    model = Held()
+    model.other = model.weight  # tied: counted under each of its keys
+    state = model.state_dict()
+    assert list(state) == ["weight", "low", "other", "step", "mask", "none"]
+    wanted = hashlib.sha256()
+    for key, tensor in state.items():
+        plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        wanted.update(key.encode() + plain.numpy().tobytes())
+    kept = "341994843c673097645b6b98f40fd6043fb0ba569ec177333687c2a3660fef6d"
+    assert weights_sha256(model) == wanted.hexdigest() == kept

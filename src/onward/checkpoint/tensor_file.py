@@ -68,8 +68,7 @@ def tensor_chunks(
     for name in ordered:
         tensor = tensors[name]
         if tensor.numel():
-            flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-            bytes_ = flat.view(torch.uint8)
+            bytes_ = tensor_bytes(tensor)
             if held is not None and _follows(bytes_, held):
                 held = held.as_strided((held.numel() + bytes_.numel(),), (1,))
                 continue
@@ -78,6 +77,13 @@ def tensor_chunks(
             held = bytes_
     if held is not None:
         yield held.numpy()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as bytes u8[n] on the CPU, in row-major order whatever its layout in
+    memory; a view of its memory where that is possible."""
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
 
 
 def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -140,4 +146,4 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 
-__all__ = ["copied_tensors", "read_tensors", "tensor_chunks"]
+__all__ = ["copied_tensors", "read_tensors", "tensor_bytes", "tensor_chunks"]

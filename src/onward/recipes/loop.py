@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, get_scheduler
 
 from onward.checkpoint import StagedFiles
+from onward.checkpoint.tensor_file import tensor_bytes
 from onward.data import ResumableDataLoader
 from onward.errors import OnwardError
 from onward.recipes.causal_lm import build_model
@@ -357,12 +358,12 @@ def reported_results(results: Mapping[str, float | int | str]) -> dict[str, floa
     }
 
 
-def weights_sha256(model: PreTrainedModel) -> str:
+def weights_sha256(model: torch.nn.Module) -> str:
     """The SHA-256 of the names and bytes of all weights and buffers."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor).numpy().data)
     return digest.hexdigest()
 
 
