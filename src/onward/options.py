@@ -458,6 +458,12 @@ class TrainerOptions:
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
                 'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
             )
+        if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
+            raise OnwardError(
+                "auto_micro_batch adds up the parts of a batch by their labels, which "
+                'gradient_accumulation_average="micro_batches" does not count; fix: leave one of '
+                "them out"
+            )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(
                 "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "

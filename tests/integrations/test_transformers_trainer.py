@@ -310,12 +310,20 @@ def test_accelerate_s_own_bf16_and_another_precision(
         )
 
 
+NOT_SPLIT = (
+    r"^options has auto_micro_batch, but transformers\.Trainer says what each micro-batch weighs, "
+    r".*fix: .*per_device_train_batch_size"
+)
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
         ({"max_grad_norm": 1.0}, "TrainingArguments\\(max_grad_norm="),
         ({"gradient_accumulation_steps": 2}, "TrainingArguments\\(gradient_accumulation_steps="),
         ({"fetch": "logits"}, "leave it out"),
+        ({"auto_micro_batch": True}, NOT_SPLIT),
+        ({"auto_micro_batch": True, "loss_spikes": "skip"}, NOT_SPLIT),
         ({"memory": 1}, "unknown option in options: 'memory'"),
     ],
 )

@@ -234,6 +234,15 @@ def test_an_input_that_is_as_long_by_chance_is_refused() -> None:
     assert trainer.train_step(batch).updated
 
 
+def test_a_mean_that_counts_no_labels_contradicts_it() -> None:
+    options = {"auto_micro_batch": True, "gradient_accumulation_average": "micro_batches"}
+    with pytest.raises(OnwardError, match=r"auto_micro_batch .*by their labels, .*; fix: leave"):
+        onward.TrainerOptions.of(options)
+    for average in ("auto", "labels"):
+        options["gradient_accumulation_average"] = average
+        assert onward.TrainerOptions.of(options).auto_micro_batch
+
+
 # ---- faults in the middle
 
 

@@ -53,9 +53,14 @@ log = logging.getLogger("onward")
 NO_CLIPPING = 3e38  # a norm above any f32 gradient's: the norm is computed, and nothing is scaled
 # options of onward.Trainer that TrainingArguments set
 _DECIDED = {  # options that would contradict what transformers' loop does
-    "gradient_accumulation_average": "says what each micro-batch weighs",
-    "max_grad_value": "clips by norm",
-    "ema_decay": "may update the weights itself, which no average would see",
+    "gradient_accumulation_average": "says what each micro-batch weighs; fix: leave it out",
+    "auto_micro_batch": (
+        "says what each micro-batch weighs, so that none can be split; fix: leave it out, and "
+        "where a batch does not fit, a smaller per_device_train_batch_size with more "
+        "gradient_accumulation_steps"
+    ),
+    "max_grad_value": "clips by norm; fix: leave it out",
+    "ema_decay": "may update the weights itself, which no average would see; fix: leave it out",
 }
 _OF_ARGUMENTS = ("gradient_accumulation_steps", "max_grad_norm")
 
@@ -403,11 +408,9 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
     for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
-    for name, who in _DECIDED.items():
+    for name, instead in _DECIDED.items():
         if getattr(found, name) != getattr(plain, name):
-            raise OnwardError(
-                f"options has {name}, but transformers.Trainer {who}; fix: leave it out"
-            )
+            raise OnwardError(f"options has {name}, but transformers.Trainer {instead}")
     if found.fetch:
         raise OnwardError(
             "options has fetch, whose outputs transformers.Trainer would not read; fix: "
