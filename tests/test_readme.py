@@ -153,6 +153,9 @@ def test_options_are_those_of_the_trainer() -> None:
         if "mesh" in options:  # needs processes; tests/train/test_ranks.py has them
             onward.TrainerOptions(**options)
             continue
+        if "zero" in options:
+            onward.TrainerOptions(mesh={"dp_shard": 2}, **options)
+            continue
         onward.Trainer(mlp(), onward.optim.AdamW(), nn.functional.cross_entropy, options=options)
 
 

@@ -54,7 +54,7 @@ def _ddp(model: nn.Module) -> Step:
 
 
 def _zero_optimizer(model: nn.Module) -> Step:
-    """The same with torch's ZeroRedundancyOptimizer: whole parameters by rank."""
+    """DistributedDataParallel with torch's ZeroRedundancyOptimizer: whole parameters by rank."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     shared = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

@@ -373,6 +373,17 @@ def test_busy(tmp_path: Path) -> None:
         assert min(*row["eager_s"], *row["onward_s"]) > 0
 
 
+@pytest.mark.slow
+def test_distributed(tmp_path: Path) -> None:
+    done = run(tmp_path, "distributed", "--quick", "--rounds", "1", "--engines", "ddp,onward-zero")
+    report = done.report("distributed-2")
+    assert report["agree"] and list(report["engines"]) == ["ddp", "onward-zero"]
+    for held in report["engines"].values():
+        [answers] = held["rounds"]
+        assert [len(one["seconds"]) for one in answers] == [2, 2]
+        assert answers[0]["losses"] == answers[1]["losses"] and answers[0]["carried_bytes"] > 0
+
+
 def test_by_hand(tmp_path: Path) -> None:
     rows = run(tmp_path, "by_hand", "--quick", "--cases", "padded").report("by_hand")["rows"]
     assert [(row["case"], row["peer"]) for row in rows] == [

@@ -44,7 +44,7 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan: a count is stored while the forward goes on", "plan/storages.py",
-        "            last = not result.uses()", "            last = True", BUFFERS,
+        "            last = not following.uses()", "            last = True", BUFFERS,
     ),
     Fault(
         "plan: an output that shows a parameter after the update", "plan/placement.py",
@@ -67,7 +67,9 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan: what a Concat copies dies before it", "plan/storages.py",
-        "        reads = self._at(node.inputs)\n", "        reads = self._at(node.outputs)\n", PLAN,
+        "self._at(node.inputs)\n        self.accesses.append(Access(node, position, reads, tuple(",
+        "self._at(node.outputs)\n        self.accesses.append(Access(node, position, reads, tuple(",
+        PLAN,
     ),
     Fault(
         "plan: an output over an input has strides of its own", "plan/placement.py",

@@ -67,7 +67,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a mean is a sum", "kernels/collective.py",
-        "            if exchange.divisor > 1:\n", "            if False:\n", GLOO,
+        "        if exchange.divisor > 1:\n", "        if False:\n", GLOO,
     ),
     Fault(
         "ranks: a decision is that of one rank", "execute/process_mesh.py",
