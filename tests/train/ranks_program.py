@@ -263,6 +263,18 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
         data = rows(CASES["bert"], 0)
         trainer.train_step(data, fetch=["nothing"] if odd else [])
 
+    def rowless() -> None:
+        trainer = trainer_of(CASES["bert"], ranks)
+        once(trainer)
+        data = rows(CASES["bert"], 0)
+        trainer.train_step({n: x[:0] if odd else x for n, x in data.items()})
+
+    def capture() -> None:
+        trainer = trainer_of(case, ranks)
+        if odd:
+            trainer.model.transformer.h[0].forward = None
+        once(trainer)
+
     def files() -> None:
         trainer = trainer_of(case, ranks)
         once(trainer)
@@ -284,7 +296,7 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
         once(trainer)
         trainer.state_dict()
 
-    for act in (weights, rate, method, later, batch, files, trees, within):
+    for act in (weights, rate, method, later, batch, rowless, capture, files, trees, within):
         said[act.__name__] = refusal(act)
     said["options"] = refusal(lambda: once(trainer_of(case, ranks, max_grad_norm=1.0 + odd)))
     said["sizes"] = refusal(lambda: trainer_of(case, ranks + 1))

@@ -91,6 +91,8 @@ EXPECTED = {
     "method": "rank 1 ends its accumulation window early, while rank 0 ",
     "later": "the value of transformer.ln_f.bias on rank 1 is not that of rank 0",
     "batch": "rank 1 has failed, while rank 0 ",
+    "rowless": "rank 1 has failed, while rank 0 ",
+    "capture": "rank 1 has failed, while rank 0 ",
     "files": "no folder",
     "trees": "rank 1 has read another checkpoint than rank 0",
     "within": "within an accumulation window would hold the gradients of one rank alone; fix",
@@ -101,6 +103,8 @@ OTHERWISE = {  # what rank 1 says, where it is not the same
     "alone": "rank 0 gathers the optimizer's state, while rank 1 ",
     "method": "while rank 1 ends its accumulation window early",
     "batch": "fetch names the output 'nothing', which the model does not have",
+    "rowless": "rank 1 has a batch of 0 rows; fix: give every rank one row at least",
+    "capture": "'NoneType' object is not callable",
     "files": "rank 0 could not write the checkpoint",
 }
 

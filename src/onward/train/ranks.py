@@ -177,6 +177,14 @@ class Ranks:
             self.mesh.fail()
             raise
 
+    def require_rows(self, batch_size: int) -> None:
+        """Raises OnwardError for a share without rows, from which no rank can make a step."""
+        if not batch_size and not self.is_one:
+            raise OnwardError(
+                f"rank {self.mesh.rank} has a batch of 0 rows; fix: give every rank one row at "
+                "least, or leave out the last batch of an epoch (drop_last=True)"
+            )
+
     def share(
         self, position: Position, batch_size: int, executable: Executable, inputs: Mapping[str, Any]
     ) -> Share:
