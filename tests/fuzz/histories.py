@@ -85,7 +85,10 @@ def _loops(m: Maker, case: Case) -> None:
         case["variants"].append({"loop": "module"})
     if dice.random() < (0.5 if case["base"] or case["collator"] else 0.08):
         case["variants"].append({"loop": "drop-in"})
-    if dice.random() < 0.04:
+    # torch.compile, whatever its backend, leaves out the path of nn.TransformerEncoder that drops
+    # hidden tokens in evaluation, so that their rows are no zeros there
+    drops = "nn.TransformerEncoder(" in repr(case)
+    if dice.random() < 0.04 and not drops:
         case["variants"].append({"loop": "compiled"})
 
 

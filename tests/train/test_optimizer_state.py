@@ -307,7 +307,9 @@ def test_optimizer_of_other_parameters_is_refused() -> None:
     assert same(model, before)
 
 
-def test_nothing_to_move_is_refused() -> None:
+@pytest.mark.parametrize("checks", ["0", "1"])
+def test_nothing_to_move_is_refused(checks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONWARD_CHECK", checks)
     model = net()
     options = TrainerOptions(max_grad_norm=1.0)
     optimizer = torch.optim.AdamW(model[0].parameters())

@@ -18,6 +18,14 @@ from onward.kernels import torch_dtype
 from onward.shards import Shard
 
 
+def nothing_to_train() -> OnwardError:
+    """The error of a step that would update no parameter."""
+    return OnwardError(
+        "the loss depends on no parameter that requires grad and is in the optimizer; fix: "
+        "requires_grad_(True) on those to train, and make the optimizer from model.parameters()"
+    )
+
+
 class GradientSums:
     """The sums that step graphs read and write, and what of a window they hold.
 
@@ -84,11 +92,7 @@ class GradientSums:
         parameters."""
         taking = self._summed(signature)
         if not taking and not signature.clocks and not signature.left_gradients:
-            raise OnwardError(
-                "the loss depends on no parameter that requires grad and is in the "
-                "optimizer; fix: requires_grad_(True) on those to train, and make the "
-                "optimizer from model.parameters()"
-            )
+            raise nothing_to_train()
         window = frozenset(self.names[p] for p in taking)
         if first:
             self.window = frozenset()
@@ -127,4 +131,4 @@ class GradientSums:
         self.window, self.done = frozenset(sums), done
 
 
-__all__ = ["GradientSums"]
+__all__ = ["GradientSums", "nothing_to_train"]

@@ -30,6 +30,7 @@ from onward.prepare.planned_amount import planned_amount
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
+from onward.train.gradient_sums import nothing_to_train
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.precision import policy_of
 from onward.train.training_mode import sets_more, training_mode
@@ -193,11 +194,13 @@ class PreparedSteps:
         training: bool,
         accumulates: bool,
     ) -> Step:
+        recipe: Recipe | None = None
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
-        graphs = Graphs(
-            compiler, captured, self.recipe(captured, accumulates) if training else None
-        )
+            recipe = self.recipe(captured, accumulates)
+            if not recipe.parameters:
+                raise nothing_to_train()
+        graphs = Graphs(compiler, captured, recipe)
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
