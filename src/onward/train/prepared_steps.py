@@ -43,13 +43,15 @@ KEPT = 8  # states, most recently used first
 @dataclass
 class _Made:
     """A step and its compiler and capture. version: `UpdateState.version` at which a training step
-    was built; None for an evaluation. accumulates: whether the step adds up gradients."""
+    was built; None for an evaluation. accumulates: whether the step adds up gradients. trains:
+    whether it updates a parameter."""
 
     step: Step
     compiler: Compiler
     captured: CapturedModule
     version: int | None
     accumulates: bool = False
+    trains: bool = True
 
 
 @dataclass
@@ -109,15 +111,18 @@ class PreparedSteps:
     ) -> Step:
         """Returns the training step for batches like this one, made if there is none. is_part: the
         batch is a part of one, so that gradients are added up. Raises CaptureError where there can
-        be no step."""
+        be no step, and OnwardError where it would train nothing."""
         state = self._now(model, loss_fn, training=True)
         accumulates = is_part or self._accumulates
         made = _find([m for m in state.train if m.accumulates == accumulates], batch)
         if made is None:
-            return self._make(state, model, loss_fn, batch, True, accumulates)
-        if made.version != self._updates.version:
+            made = self._make(state, model, loss_fn, batch, True, accumulates)
+        elif made.version != self._updates.version:
             made.step = self._step(model, batch, made.compiler, made.captured, True, accumulates)
             made.version = self._updates.version
+            made.trains = self._trains(made.captured)
+        if not made.trains:
+            raise nothing_to_train()
         return made.step
 
     def evaluation(
@@ -127,7 +132,7 @@ class PreparedSteps:
         CaptureError where there can be none."""
         state = self._now(model, loss_fn, training=False)
         made = _find(state.eval, batch)
-        return made.step if made else self._make(state, model, loss_fn, batch, False, False)
+        return (made or self._make(state, model, loss_fn, batch, False, False)).step
 
     def _now(self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool) -> _State:
         """Finds or makes the state that model and loss function are in, and moves it to the
@@ -162,7 +167,7 @@ class PreparedSteps:
         batch: Batch,
         training: bool,
         accumulates: bool,
-    ) -> Step:
+    ) -> _Made:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
         mesh = self._mesh if training else None
@@ -182,8 +187,9 @@ class PreparedSteps:
             state.eval.clear()
         version = self._updates.version if training else None
         made = _Made(step, compiler, captured, version, accumulates)
+        made.trains = not training or self._trains(captured)
         (state.train if training else state.eval).append(made)
-        return step
+        return made
 
     def _step(
         self,
@@ -194,13 +200,11 @@ class PreparedSteps:
         training: bool,
         accumulates: bool,
     ) -> Step:
-        recipe: Recipe | None = None
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
-            recipe = self.recipe(captured, accumulates)
-            if not recipe.parameters:
-                raise nothing_to_train()
-        graphs = Graphs(compiler, captured, recipe)
+        graphs = Graphs(
+            compiler, captured, self.recipe(captured, accumulates) if training else None
+        )
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
@@ -218,6 +222,9 @@ class PreparedSteps:
             regions = not self._options.strict
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
+
+    def _trains(self, captured: CapturedModule) -> bool:
+        return bool(self.recipe(captured).parameters)
 
     @property
     def _accumulates(self) -> bool:
