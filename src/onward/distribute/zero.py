@@ -24,10 +24,11 @@ from onward.distribute.data_parallel import builder, data_parallel, replaced, ta
 from onward.distribute.mesh import Mesh
 from onward.errors import OnwardError
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, attributes, type_of, where
+from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of, type_of
 from onward.graph.names import user_name
 from onward.graph.ops import OPS
 from onward.graph.ops.call import Call
+from onward.graph.ops.collective import WAIT, start_of
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import DType
 from onward.shards import Shard
@@ -61,7 +62,7 @@ def zero(
         node.replace_input_with(0, part)
         if "site" in attributes(node):  # it draws by the numbers of elements
             node.attributes["first"] = ir.AttrInt64("first", shards[name].start)
-    _retype(graph)
+    _retype(graph, updates.values())
     if "norms" in sums:
         is_first = not mesh.coordinate(axis)
         is_mine = [is_first or name in shards for name in order]
@@ -134,13 +135,18 @@ def _cut_state(graph: Graph, shards: Mapping[str, Shard], summed: Collection[str
             value.meta["type"] = kind.with_shape((stop - start,))
 
 
-def _retype(graph: Graph) -> None:
-    """Infers the types anew that the update computes from parts in the place of whole tensors."""
+def _retype(graph: Graph, updates: Collection[Node]) -> None:
+    """Infers the types anew of what is computed from parts in the place of whole tensors: from the
+    parts of gradients that arrive, and from those of state and parameters that updates read."""
+    parts: set[Value | None] = {node.inputs[0] for node in updates}
+    parts |= {v for v in graph.inputs if role_of(v) is Role.STATE}
     for node in graph:
-        if where(node) == "optimizer":
+        arrives = node.op_type == WAIT and start_of(node).op_type == "ReduceScatterStart"
+        if arrives or any(x in parts for x in node.inputs):
             call = Call(node.op_type, list(node.inputs), attributes(node))
             for y, kind in zip(node.outputs, OPS[node.op_type].types(call), strict=True):
                 y.meta["type"] = kind
+            parts.update(node.outputs)
 
 
 def _exchange_norms(
