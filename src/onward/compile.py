@@ -24,7 +24,7 @@ from typing import Any
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
-from onward.distribute import Mesh, distribute
+from onward.distribute import Mesh, distribute, gathered_ahead
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
@@ -35,6 +35,7 @@ from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
 from onward.plan import Budget, Fusible, Plan, make_plan
+from onward.shards import Shard
 
 
 class Compiler:
@@ -163,6 +164,13 @@ class Compiler:
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
 
+    def gathered(self, forward: Graph, held: Mapping[str, Shard]) -> Graph:
+        """Builds an evaluation on the ranks of a mesh, each of which holds a part of these
+        parameters."""
+        inputs = {value.name for value in forward.inputs}
+        parts = {name: shard for name, shard in held.items() if name in inputs}
+        return gathered_ahead(forward, self.mesh, parts)
+
     def update(self, parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
         """Builds the update by the sums of a window's gradients as a graph of its own, for a window
         that ends early. parameters: those of the recipe, as graph inputs."""
@@ -219,7 +227,8 @@ class Compiler:
         return replace(recipe, joint=self.mesh.ranks > 1)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
-        return distribute(graph, self.mesh, recipe.average, recipe.shards, recipe.summed_parts)
+        shards, summed, held = recipe.shards, recipe.summed_parts, recipe.held
+        return distribute(graph, self.mesh, recipe.average, shards, summed, held)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

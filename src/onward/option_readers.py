@@ -41,8 +41,8 @@ read_updates = _count_or_none("a whole number of updates, 1 or more, or None")
 
 def read_zero(name: str, value: object) -> int:
     number = whole_number(value)
-    if number not in (0, 1, 2):
-        raise refused(name, value, "stage 1 or 2 of ZeRO (not yet 3), or 0 (none)")
+    if number not in (0, 1, 2, 3):
+        raise refused(name, value, "stage 1, 2 or 3 of ZeRO, or 0 (none)")
     return number
 
 

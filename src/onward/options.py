@@ -351,15 +351,17 @@ class TrainerOptions:
         0,
         read_zero,
         "cuts the optimizer's state over the ranks along `dp_shard`, each of which updates its "
-        "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too",
+        "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too; `3`: the "
+        "weights too, which are gathered for each use",
         "1",
     )
     """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
     keeps of the sums of a window's gradients that part alone, and exchanges the gradients of every
-    micro-batch. The weights are whole on every rank. For optimizers that update each element by
-    itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop, NAdam, RAdam, Lion. 0: every rank has all
-    state."""
+    micro-batch. 3 also keeps of the weights that part alone, from the first step on, and gathers
+    each ahead of its use in forward and backward; the model shows NaN until `Trainer.gather`. For
+    optimizers that update each element by itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop,
+    NAdam, RAdam, Lion. 0: every rank has all state."""
 
     compare_ranks_every: int | None = option(
         None,
@@ -457,6 +459,11 @@ class TrainerOptions:
             raise OnwardError(
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
                 'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
+            )
+        if self.zero == 3 and self.ema_decay is not None:
+            raise OnwardError(
+                "ema_decay averages whole weights, of which each rank holds a part with zero=3; "
+                "fix: zero=2, or leave ema_decay out"
             )
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(

@@ -73,7 +73,8 @@ def recipe_of(
     block = {"bf16": 1024, "8bit": 256}.get(form, 1)
     shards = {} if mesh is None or not stage else shards_of(kind, mesh, block)
     settings: dict[str, Any] = {"max_grad_norm": 0.5, "skip_nonfinite": True, "average": "labels"}
-    settings |= {"shards": shards, "summed_parts": tuple(shards) if stage == 2 else (), **more}
+    settings |= {"shards": shards, "summed_parts": tuple(shards) if stage > 1 else (), **more}
+    settings |= {"held": shards if stage == 3 else {}}
     return Recipe((UpdateGroup(0, names, record, attributes, slots, form=form),), **settings)
 
 
@@ -142,6 +143,10 @@ def run(
         state_of(graph, recipe_of(kind, mesh, **more), kind)
         for graph, mesh in zip(graphs, meshes, strict=True)
     ]
+    for mesh, window in zip(meshes, windows, strict=True):
+        for name, shard in recipe_of(kind, mesh, **more).held.items():
+            whole = made(kind).captured.parameters[name].detach().numpy()
+            window[name] = part_of(whole, shard)
     found: list[Arrays] = []
     seen = 0
     for number, sizes in enumerate(shares, 1):

@@ -107,6 +107,15 @@ CASES = {
     ),
     "t5 zero": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=2),
     "llama zero": Case(llama, {}, "AdamW", zero=1),
+    "gpt2 zero 3": Case(gpt2, CLIPPED, "AdamW", zero=3),
+    "bert zero 3": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=3
+    ),
+    "t5 zero 3": Case(t5, {**WINDOW, "memory_budget": 0.5}, "AdamW", padding=True, early=2, zero=3),
+    "llama zero 3": Case(llama, CLIPPED, zero=3),
+    "gpt2 zero 3 bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 zero 3", zero=3
+    ),
     "llama zero bf16": Case(
         llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
@@ -157,6 +166,8 @@ def outcome(case: Case, rank: int, ranks: int) -> Tensors:
     """The weights after the run, and its losses f64[steps]."""
     trainer = trainer_of(case, ranks)
     losses = trained(trainer, case, rank, ranks, range(STEPS))
+    if case.zero == 3 and ranks > 1:
+        evaluated(trainer, case, rank, ranks)
     made = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     if case.options.get("ema_decay"):
         made |= {f"average.{n}": p for n, p in trainer.ema_state_dict().items()}
@@ -166,6 +177,19 @@ def outcome(case: Case, rank: int, ranks: int) -> Tensors:
         numbers = sum(x.numel() for slots in held.values() for x in slots.values())
         made["numbers held"] = torch.tensor([float(numbers)])
     return made | {"losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+def evaluated(trainer: Any, case: Case, rank: int, ranks: int) -> None:
+    """Evaluates while this rank has parts of the weights; then gathers them, and compares with
+    eager PyTorch."""
+    data: Any = {n: x[rank::ranks].clone() for n, x in rows(case, STEPS).items()}
+    found = float(trainer.eval_step(data).loss)
+    assert all(p.isnan().all() for p in trainer.model.parameters() if p.numel() >= 64)
+    trainer.gather()
+    assert not any(p.isnan().any() for p in trainer.model.parameters())
+    with torch.no_grad():
+        want = float(trainer.model.eval()(**data).loss)
+    assert abs(found - want) < (2e-2 if case.near else 1e-5) * abs(want), (found, want)
 
 
 # ---- what ranks may not do, and checkpoints

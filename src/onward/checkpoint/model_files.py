@@ -31,9 +31,10 @@ class ModelState:
     extra: dict[str, Any]
 
     @classmethod
-    def of(cls, model: torch.nn.Module) -> ModelState:
-        """The state of a model as it is: nothing is copied."""
-        state = model.state_dict()
+    def of(cls, model: torch.nn.Module, state: Mapping[str, Any] | None = None) -> ModelState:
+        """The state of a model as it is: nothing is copied. state: its `state_dict`, where the
+        model shows another."""
+        state = model.state_dict() if state is None else state
         dependent = _tied_keys(model)
         first: dict[Any, str] = {}
         tensors: dict[str, torch.Tensor] = {}

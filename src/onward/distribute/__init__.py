@@ -4,7 +4,8 @@ In:  the step with its updates, before it is rewritten, and the mesh of ranks th
 Out: the graph that this process's rank runs; on one rank the graph itself
 
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
-`dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`.
+`dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
+`parameter_gathers` the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
+from onward.distribute.parameter_gathers import gathered_ahead
 from onward.distribute.zero import zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
@@ -29,13 +31,15 @@ def distribute(
     average: str = "labels",
     shards: Mapping[str, Shard] | None = None,
     summed: Collection[str] = (),
+    held: Mapping[str, Shard] | None = None,
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
     average: of what the loss is the mean (`Recipe.average`). shards: by parameter, the part that
     this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
-    over a window. Raises OnwardError for an axis that no mode shares the work along, and for a step
-    that ranks cannot share.
+    over a window. held: by parameter, the part that this rank has; it has all of others. Raises
+    OnwardError for an axis that no mode shares the work along, and for a step that ranks cannot
+    share.
     """
     if mesh.ranks == 1:
         return graph
@@ -50,7 +54,11 @@ def distribute(
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
     trained = {**graph.signature.updated, **graph.signature.accumulators}
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
-    return zero(graph, mesh, here, average, summed) if here else data_parallel(graph, mesh, average)
+    inputs = {value.name for value in graph.inputs}
+    parts = {name: shard for name, shard in (held or {}).items() if name in inputs}
+    if here or parts:
+        return zero(graph, mesh, here, average, summed, parts)
+    return data_parallel(graph, mesh, average)
 
 
 def _unshared(graph: Graph) -> str | None:
@@ -77,5 +85,5 @@ def _unshared(graph: Graph) -> str | None:
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "data_parallel",
-    "distribute", "lockstep", "ranks_of", "shard_of", "zero",
+    "distribute", "gathered_ahead", "lockstep", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ class MeetingKind(Enum):
     SAVE = "saves a checkpoint"
     RESUME = "resumes from a checkpoint"
     STATE = "gathers the optimizer's state"
+    EVALUATION = "evaluates a batch"
     PROFILE = "times a step"
     FAILURE = "has failed"
 

@@ -1,5 +1,5 @@
-"""ZeRO stages 1 and 2 (arXiv 1910.02054): each rank updates a part of every large parameter, and
-holds the optimizer state of that part alone.
+"""ZeRO (arXiv 1910.02054): each rank updates a part of every large parameter, and holds the
+optimizer state of that part alone.
 
     every rank:   gradient of its share -> this rank's part of the sum    as the gradient is final
                   norms and finite flag of its parts -> of all            each as one small exchange
@@ -8,7 +8,8 @@ holds the optimizer state of that part alone.
 
 Stage 2 also exchanges the gradients of every micro-batch, and sums its parts of them over a window;
 stage 1 sums whole gradients and exchanges once. Small parameters stay whole (`shard_of`), and so do
-all parameters between steps.
+all parameters between steps, but in stage 3, where a rank holds a part of them too and gathers the
+whole for each use (`parameter_gathers`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onward.distribute.collectives import Collectives, ExchangesInFlight, StartedCollective
+from onward.distribute.collectives import (
+    Collectives,
+    ExchangesInFlight,
+    StartedCollective,
+    renumber,
+)
 from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
 from onward.distribute.mesh import Mesh
+from onward.distribute.parameter_gathers import gathered_ahead
 from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of, type_of
@@ -40,26 +47,30 @@ def zero(
     shards: Mapping[str, Shard],
     average: str = "labels",
     summed: Collection[str] = (),
+    held: Mapping[str, Shard] | None = None,
 ) -> Graph:
     """Returns a copy of a step's graph for one rank, which updates its parts of these parameters.
 
     shards: by parameter. average: as of `data_parallel`, which exchanges what is not cut. summed:
-    parameters whose accumulators hold a part. Raises OnwardError for an update that is not
-    elementwise.
+    parameters whose accumulators hold a part. held: parameters, trained or not, of which this rank
+    has its part alone. Raises OnwardError for an update that is not elementwise.
     """
+    held = held or {}
+    graph = gathered_ahead(graph, mesh, held)
     order = _order_of_norms(graph)
     graph = data_parallel(graph, mesh, average, shards=shards)
     exchange = Collectives(graph, mesh)
-    axis = next(iter(shards.values())).axis
+    axis = next(iter([*shards.values(), *held.values()])).axis
     sums = {n: taken(graph, out) for n, out in graph.signature.local_sums.items()}
     graph.signature = replace(graph.signature, local_sums={})
     updates = _updates(graph, shards)
     _cut_state(graph, shards, summed)
     for name, node in updates.items():
-        b = Builder.at(graph, node)
-        row = b.reshape(graph.find_input(name), (shards[name].elements,))
-        part = b.Slice(row, b.ints([shards[name].start]), b.ints([shards[name].stop]))
-        node.replace_input_with(0, part)
+        if name not in held:
+            b = Builder.at(graph, node)
+            row = b.reshape(graph.find_input(name), (shards[name].elements,))
+            part = b.Slice(row, b.ints([shards[name].start]), b.ints([shards[name].stop]))
+            node.replace_input_with(0, part)
         if "site" in attributes(node):  # it draws by the numbers of elements
             node.attributes["first"] = ir.AttrInt64("first", shards[name].start)
     _retype(graph, updates.values())
@@ -72,6 +83,8 @@ def zero(
     started: dict[str, StartedCollective] = {}
     flying = ExchangesInFlight()
     for name, node in updates.items():
+        if name in held:
+            continue
         b = _behind(graph, node)
         started[name] = _start_gather(exchange, b, name, node, shards[name])
         for other in flying.add(name, type_of(graph.find_input(name)).nbytes):
@@ -79,6 +92,7 @@ def zero(
     b = builder(graph, None)
     for name in flying.rest():
         _end_gather(b, name, started[name], shards[name])
+    renumber(graph)
     return graph
 
 
@@ -139,6 +153,7 @@ def _retype(graph: Graph, updates: Collection[Node]) -> None:
     """Infers the types anew of what is computed from parts in the place of whole tensors: from the
     parts of gradients that arrive, and from those of state and parameters that updates read."""
     parts: set[Value | None] = {node.inputs[0] for node in updates}
+    parts -= set(graph.inputs)  # a part that is an input has its type
     parts |= {v for v in graph.inputs if role_of(v) is Role.STATE}
     for node in graph:
         arrives = node.op_type == WAIT and start_of(node).op_type == "ReduceScatterStart"

@@ -10,8 +10,9 @@ layer's input, runs as soon as its operands are ready.
 In a graph that runs in two halves, launches that its outputs need come before all others.
 
 Collectives start in the order of their numbers, which all ranks share, and as soon as their
-operands are ready; they are waited for where the graph has the wait. Nothing that differs from rank
-to rank, such as bytes, decides which collective starts first.
+operands are ready, but for those that are `placed`, such as the gathering of a parameter, which is
+ready from the beginning; they are waited for where the graph has the wait. Nothing that differs
+from rank to rank, such as bytes, decides which collective starts first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from onward.graph.graph import Graph, Node, Role, Value, needed, type_of
+from onward.graph.graph import Graph, Node, Role, Value, attributes, needed, type_of
 from onward.graph.ops.collective import STARTS, WAIT, sequence_of, start_of
 from onward.plan.views import VIEWS
 
@@ -189,8 +190,8 @@ class _Order:
             return self._ready(node)
         if node in self._late and not self._ready(node):
             return False
-        if node.op_type in STARTS or node.op_type == WAIT:
-            return node.op_type != WAIT  # starts run early, waits late
+        if node.op_type in STARTS or node.op_type == WAIT:  # starts run early, waits late
+            return node.op_type != WAIT and not attributes(node).get("placed")
         if not node.meta.get("backward") or node.meta.get("again"):
             return False  # recomputed nodes already stand where they are first read
         if node.outputs[0] in self._memory:  # a view is free; but a view of a forward value waits,

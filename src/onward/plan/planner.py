@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from onward.graph.graph import Graph, Node, Role, role_of, type_of
+from onward.graph.graph import Graph, Node, Role, Value, role_of, type_of
 from onward.kernels import Kernel, Target
 from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
@@ -71,7 +71,7 @@ class Planner:
         given = {
             v.name or "": self.buffers.layout(v)
             for v in self.graph.inputs
-            if role_of(v) is not Role.SIZE
+            if role_of(v) is not Role.SIZE and not self._is_unread(v)
         }
         return Plan(
             self.dims,
@@ -121,6 +121,11 @@ class Planner:
             source, text = self.buffers.layout(value), f"{name} before the update"
             found[name] = copy(source, kept, text, "", False), kept
         return dict(reversed(found.items()))
+
+    def _is_unread(self, value: Value) -> bool:
+        """Whether an input is a parameter that no launch reads, as in a graph of row numbers."""
+        unread = role_of(value) is Role.PARAM and not value.uses()
+        return unread and value not in self.graph.output_values()
 
     def _left_gradients(self, outputs: dict[str, Layout]) -> list[PlannedLaunch]:
         """Gives each gradient that the step leaves memory that no other value shares, since its

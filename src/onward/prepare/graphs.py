@@ -3,23 +3,29 @@ for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from onward.capture import Captured
 from onward.compile import Compiler
 from onward.differentiate import Recipe, settled
 from onward.graph.graph import Graph
+from onward.shards import Shard
 
 
 class Graphs:
     """The graphs of a captured call: of a training step if there is a recipe, else of an
-    evaluation."""
+    evaluation. held: by parameter, the part of it that this rank has, of an evaluation."""
 
     def __init__(
-        self, compiler: Compiler, captured: Captured, recipe: Recipe | None = None
+        self,
+        compiler: Compiler,
+        captured: Captured,
+        recipe: Recipe | None = None,
+        held: Mapping[str, Shard] | None = None,
     ) -> None:
         self.compiler, self.captured, self.recipe = compiler, captured, recipe
+        self._held = held or {}
         self._packed: dict[tuple[str, ...], Graph | None] = {}
 
     @cached_property
@@ -42,9 +48,12 @@ class Graphs:
         return self.completed(self.forward)
 
     def completed(self, forward: Graph) -> Graph:
-        """Adds gradients and updates to a forward graph, as the recipe says."""
+        """Adds gradients and updates to a forward graph, as the recipe says; to that of an
+        evaluation, the gathering of parameters."""
         recipe = self._settled
-        return forward if recipe is None else self.compiler.step(forward, recipe)
+        if recipe is None:
+            return self.compiler.gathered(forward, self._held) if self._held else forward
+        return self.compiler.step(forward, recipe)
 
     @cached_property
     def _settled(self) -> Recipe | None:

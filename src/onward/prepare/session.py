@@ -33,12 +33,13 @@ class StateTensors(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """The memory that steps share, the optimizer's state if any, and the memory budget of a
-    step."""
+    """The memory that steps share, the optimizer's state if any, the memory budget of a step, and
+    the tensor in which this process keeps one of the model's (`stored`), the same by default."""
 
     memory: Memory
     state: StateTensors | None = None
     memory_budget: int | float | str | None = None
+    stored: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         follow_quota()  # before anything is planned for a number of threads
@@ -48,6 +49,8 @@ class Session:
         session."""
         state = {} if self.state is None else self.state.owned(plan.signature)
         owned = {**graphs.captured.owned, **state}
+        if self.stored is not None:
+            owned = {name: self.stored(tensor) for name, tensor in owned.items()}
         return compiler.bind(plan, self.memory, owned, graphs.captured.regions)
 
     def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:

@@ -58,7 +58,7 @@ def take_checkpoint(
     of one run share. mesh: the ranks of the run, which take a checkpoint together; None: one.
     """
     state = live(parts)
-    del state["model"]
+    weights = ModelState.of(model, state.pop("model"))
     if mesh is not None and mesh.ranks > 1:
         state = _of_all_ranks(state, mesh)
     facts = {
@@ -72,7 +72,7 @@ def take_checkpoint(
             "onward": version("onward"),
         },
     }
-    return Checkpoint(ModelState.of(model), state, facts, config_files(model))
+    return Checkpoint(weights, state, facts, config_files(model))
 
 
 def read_newest(folder: Path, strict: bool) -> tuple[Path, Checkpoint]:

@@ -32,6 +32,7 @@ from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
 from onward.train.gradient_sums import nothing_to_train
 from onward.train.held_optimizer import HeldOptimizer
+from onward.train.parameter_parts import ParameterParts
 from onward.train.precision import policy_of
 from onward.train.training_mode import sets_more, training_mode
 
@@ -69,7 +70,7 @@ class PreparedSteps:
     Each lookup compares the model and the loss function as they are now. Captures of earlier states
     are kept as long as the parameters are the same tensors. A training step whose updates have
     changed is rebuilt from its capture. mesh: the ranks that make a training step together; each
-    evaluates by itself.
+    evaluates by itself, unless it holds parts of parameters. parts: these.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class PreparedSteps:
         optimizer: HeldOptimizer[Any],
         options: TrainerOptions,
         mesh: Mesh | None = None,
+        parts: ParameterParts | None = None,
     ) -> None:
         self._mesh = mesh
+        self._parts = ParameterParts(Mesh()) if parts is None else parts
         self._optimizer, self._updates = optimizer, optimizer.updates
         self._session, self._options = session, options
         self._states: list[_State] = []
@@ -170,7 +173,7 @@ class PreparedSteps:
     ) -> _Made:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
-        mesh = self._mesh if training else None
+        mesh = self._mesh if training or self._parts.is_cut else None
         compiler = Compiler(target, self._options.disable, policy=policy, mesh=mesh)
         known = None if not training and sets_more(model) else _find(state.train, batch)
         captured = None
@@ -202,9 +205,8 @@ class PreparedSteps:
     ) -> Step:
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
-        graphs = Graphs(
-            compiler, captured, self.recipe(captured, accumulates) if training else None
-        )
+        recipe = self.recipe(captured, accumulates) if training else None
+        graphs = Graphs(compiler, captured, recipe, self._parts.shards(captured.parameters))
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
@@ -218,7 +220,7 @@ class PreparedSteps:
         training: bool,
     ) -> CapturedModule:
         """Captures the call of the model, in training or evaluation mode."""
-        with training_mode(model, training):
+        with training_mode(model, training), self._parts.lent():
             regions = not self._options.strict
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
@@ -257,7 +259,8 @@ class PreparedSteps:
             types = {name: to_type(parameters[name]) for name in recipe.parameters}
             graph = compiler.update(types, recipe)
             plan = compiler.plan(graph, graph.signature.requested((), update=True), {})
-            owned = {**parameters, **self._updates.owned(plan.signature)}
+            owned = {n: self._parts.stored(p) for n, p in parameters.items()}
+            owned |= self._updates.owned(plan.signature)
             made = compiler.bind(plan, self._session.memory, owned)
             self._alone = key, made
         return self._alone[1]
@@ -283,6 +286,7 @@ class PreparedSteps:
             self._options.max_grad_value,
             shards=self._updates.shards(updated),
             summed_parts=self._updates.summed_parts(updated) if accumulates else (),
+            held=self._parts.shards(parameters),
         )
 
 

@@ -8,7 +8,7 @@ that does something else. On one rank nothing is exchanged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -145,16 +145,17 @@ class Ranks:
         optimizer: torch.optim.Optimizer,
         options: TrainerOptions,
         updates: int,
+        is_whole: Callable[[torch.Tensor], bool],
     ) -> None:
         """Compares model, options and optimizer with those of the other ranks: before the first
-        step, after a state was loaded, and where the option `compare_ranks_every` says so. Raises
-        OnwardError where they differ."""
+        step, after a state was loaded, and where the option `compare_ranks_every` says so.
+        is_whole: whether this rank has all of a parameter. Raises OnwardError where they differ."""
         if self.is_one:
             return
         done, every = self._compared, self._every
         if done is not None and (every is None or updates < done + every):
             return
-        told = self.mesh.gathered_facts(_facts(model, optimizer, options))
+        told = self.mesh.gathered_facts(_facts(model, optimizer, options, is_whole))
         for rank, facts in enumerate(told):
             different = next((k for k, v in told[0].items() if facts.get(k) != v), None)
             more = next((k for k in facts if k not in told[0]), None)
@@ -208,6 +209,17 @@ class Ranks:
             alike = self._alike(position, executable, inputs)
             self._require_alike(self.mesh.gathered(MeetingKind.WINDOW_END, alike))
 
+    def meet_to_evaluate(self, executable: Executable) -> None:
+        """Waits until all ranks evaluate a batch. Raises OnwardError where the exchanges of a rank
+        are others."""
+        found = self._hash(executable)
+        for rank, [other] in enumerate(self.mesh.gathered(MeetingKind.EVALUATION, [found])):
+            if other != found:
+                raise OnwardError(
+                    f"the evaluation of rank {rank} exchanges other tensors than that of rank "
+                    f"{self.mesh.rank}; fix: batches of one kind on every rank"
+                )
+
     def meet_to_profile(self) -> None:
         """Waits until all ranks time their step, which takes all of them."""
         self.mesh.gathered(MeetingKind.PROFILE)
@@ -232,11 +244,15 @@ class Ranks:
     def _alike(
         self, position: Position, executable: Executable, inputs: Mapping[str, Any]
     ) -> list[int]:
+        settings = _number(repr(sorted(inputs.items())).encode())
+        return [*position, self._hash(executable), settings]
+
+    def _hash(self, executable: Executable) -> int:
+        """The number that tells apart what a plan exchanges."""
         found = self._hashes.get(executable)
         if found is None:
             found = self._hashes[executable] = _number(sequence_hash(executable.plan).encode())
-        settings = _number(repr(sorted(inputs.items())).encode())
-        return [*position, found, settings]
+        return found
 
     def _require_alike(self, rows: Sequence[list[int]]) -> None:
         for rank, row in enumerate(rows):
@@ -250,9 +266,13 @@ class Ranks:
 
 
 def _facts(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, options: TrainerOptions
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: TrainerOptions,
+    is_whole: Callable[[torch.Tensor], bool],
 ) -> dict[str, str]:
-    """What has to be equal on all ranks, by words for it."""
+    """What has to be equal on all ranks, by words for it; not parameters that ranks have parts
+    of."""
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     facts = {
         "the version of onward": version("onward"),
@@ -261,7 +281,8 @@ def _facts(
         "the class of the model": type(model).__qualname__,
         "the optimizer": f"{type(optimizer).__qualname__} {groups}",
     }
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    held = {name: p for name, p in model.named_parameters() if is_whole(p)}
+    held |= dict(model.named_buffers())
     for name, tensor in held.items():
         facts[f"the value of {name}"] = f"{tensor.requires_grad} {digest(tensor)}"
     return facts

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.train.optim import hyperparameters, rules
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
+from onward.train.parameter_parts import ParameterParts
 from onward.train.state_form import found_form, tensors_of
 from onward.train.state_part import (
     State,
@@ -28,20 +30,28 @@ from onward.train.torch_optimizer import TorchOptimizer
 # ---- the model
 
 
-def model_part(model: torch.nn.Module) -> StatePart:
-    """The model's weights and buffers, by the model's own keys."""
+def model_part(
+    model: torch.nn.Module, parts: ParameterParts | None = None, to_first: bool = False
+) -> StatePart:
+    """The model's weights and buffers, by the model's own keys. parts: those of its parameters that
+    this rank holds; None: it has all. to_first: of these rank 0 alone saves the whole."""
+    held = ParameterParts(Mesh()) if parts is None else parts
 
     def save() -> dict[str, Any]:
-        return {"model": dict(model.state_dict())}
+        return {"model": held.state_of(model, to_first)}
 
     def restore(state: State) -> Callable[[], None]:
-        before = {k: copied(v) for k, v in model.state_dict().items()}
+        shown = held.shown_state(model)
+        hidden = {k for k, v in shown.items() if isinstance(v, torch.Tensor) and held.hides(v)}
+        before = {k: copied(v) for k, v in shown.items() if k not in hidden}
+        close = held.open()
 
         def back() -> None:
             with torch.no_grad():
                 for k, v in model.state_dict().items():
-                    if isinstance(v, torch.Tensor):
+                    if isinstance(v, torch.Tensor) and k not in hidden:
                         v.copy_(before[k])
+            close()
 
         try:
             model.load_state_dict(state["model"])
@@ -50,13 +60,13 @@ def model_part(model: torch.nn.Module) -> StatePart:
             raise
         return back
 
-    return StatePart(save, lambda state: _check_model(state, model), restore)
+    return StatePart(save, lambda state: _check_model(state, held.shown_state(model)), restore)
 
 
-def _check_model(state: State, model: torch.nn.Module) -> None:
+def _check_model(state: State, own: Mapping[str, Any]) -> None:
     require(state, "model")
     _check_kind(state, "model", Mapping)
-    given, own = state["model"], model.state_dict()
+    given = state["model"]
     odd = sorted(map(str, set(given) ^ set(own)))
     if odd:
         raise unfit(f"{', '.join(odd[:4])} of the model: in one of the two only")

@@ -16,7 +16,7 @@ AXIS = "dp_shard"
 class StateShards:
     """The parts of all parameters that this rank updates, and their exchange with other ranks.
 
-    stage: of ZeRO; 0 cuts nothing, and 2 cuts the sums of a window's gradients too. Raises
+    stage: of ZeRO; 0 cuts nothing, and 2 or 3 cut the sums of a window's gradients too. Raises
     OnwardError for an optimizer that does not update each element by itself.
     """
 
@@ -52,7 +52,7 @@ class StateShards:
 
     def of_sums(self, parameter: torch.Tensor) -> Shard | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
-        return self.of(parameter) if self._stage == 2 else None
+        return self.of(parameter) if self._stage >= 2 else None
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of the part; the parameter itself where it is not cut."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ from onward.train.loss_spikes import LossSpikes
 from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
+from onward.train.parameter_parts import STAGE, parts_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.ranks import Position, Ranks
 from onward.train.result import StepResult
@@ -113,6 +114,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._ranks = Ranks(self.options, self.device)
+        self._weights = parts_of(model, self._ranks.mesh, self.options.zero)
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -166,8 +168,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._follow_optimizer()
             self._optimizer.sync()
             self._verify_first(batch)
-            self._ranks.compare(self.model, self.optimizer, self.options, self.updates)
+            is_whole = self._weights.is_whole
+            self._ranks.compare(self.model, self.optimizer, self.options, self.updates, is_whole)
             names = names_to_fetch(self.options, fetch)
+            self._cut_weights()
             step = self._steps.training(self.model, self.loss_fn, batch)
         if not self.options.auto_micro_batch:
             return self._micro_step(step, batch, names)
@@ -293,14 +297,19 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
-        update. Raises OnwardError while an update or a load is half made."""
+        update. With `zero=3` all ranks of a mesh call it, each with a batch of its own. Raises
+        OnwardError while an update or a load is half made."""
         self._check_idle()
         self._check_not_torn()
-        batch = self._bind(args, kwargs)
-        check_batch(self.model_desc, batch.named())
-        names = read_names("fetch", fetch)
-        step = self._steps.evaluation(self.model, self.loss_fn, batch)
-        prepared = step.prepare(batch, OutputRequest(names))
+        with self._ranks.preparing() if self.options.zero == STAGE else nullcontext():
+            batch = self._bind(args, kwargs)
+            check_batch(self.model_desc, batch.named())
+            names = read_names("fetch", fetch)
+            self._cut_weights()
+            step = self._steps.evaluation(self.model, self.loss_fn, batch)
+            prepared = step.prepare(batch, OutputRequest(names))
+        if self._weights.is_cut:
+            self._ranks.meet_to_evaluate(prepared.executable)
         self._remember(batch)
         seed = self._window.evaluation_seed(self.updates)
         drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
@@ -315,6 +324,18 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         )
 
     # ---- state
+
+    @exclusive
+    def gather(self) -> None:
+        """Gives the model its whole weights again, where each rank holds a part of them (`zero=3`):
+        to use it outside of the Trainer, to save or to change it. The next step cuts them anew.
+        All ranks of a mesh call it. Does nothing where the weights are whole. Raises OnwardError
+        while an update or a load is half made."""
+        self._check_idle()
+        self._check_not_torn()
+        if self._weights.is_cut:
+            self._ranks.meet_for_state(self.options.zero)
+            self._weights.gather()
 
     @exclusive
     def state_dict(self) -> dict[str, Any]:
@@ -370,7 +391,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._scaling.part(),
             self._average.part(),
             self._spikes.part(),
-            model_part(self.model),
+            model_part(self.model, self._weights, to_first),
             part_of(self._optimizer, to_first),
         )
 
@@ -389,8 +410,13 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         mesh = self._ranks.mesh
         held = held_optimizer(self.model, self.optimizer, self.options, self.memory, why, mesh)
         self._optimizer, self._updates = held, held.updates
-        session = Session(self.memory, self._updates)
-        self._steps = PreparedSteps(session, held, self.options, mesh)
+        session = Session(self.memory, self._updates, stored=self._weights.stored)
+        self._steps = PreparedSteps(session, held, self.options, mesh, self._weights)
+
+    def _cut_weights(self) -> None:
+        """Has this rank hold its part of the weights alone, where `zero=3` asks for it."""
+        if self.options.zero == STAGE:
+            self._weights.cut(self.model, self._updates.state.shards.of)
 
     def _follow_optimizer(self) -> None:
         """Changes who makes the updates, where the optimizer has changed since the last step.

@@ -26,6 +26,7 @@ from onward.train.checkpointing import (
 )
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
+from onward.train.parameter_parts import ParameterParts
 from onward.train.ranks import Ranks
 from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
@@ -51,6 +52,7 @@ class TrainerCheckpoints:
     _skipped: SkippedUpdates
     _way_back: WayBack
     _ranks: Ranks
+    _weights: ParameterParts
 
     @property
     def updates(self) -> int:
@@ -187,7 +189,8 @@ class TrainerCheckpoints:
         self._writer.wait()
         self._average.require_own()
         path, found = read_newest(Path(folder), strict=True)
-        restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
+        part = model_part(self.model, self._weights)
+        restore((part,), {**found.state, "model": found.model.state_dict()})
         self._ranks.forget()
         return path
 

@@ -28,6 +28,7 @@ from onward.train.held_optimizer import HeldOptimizer
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
+from onward.train.parameter_parts import ParameterParts
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.ranks import Ranks
@@ -58,6 +59,7 @@ class TrainerViews:
     _window: AccumulationWindow
     _scaling: Scaling
     _ranks: Ranks
+    _weights: ParameterParts
 
     @property
     def updates(self) -> int:
@@ -202,6 +204,7 @@ class TrainerViews:
         """
         kind, version = read_dtype(dtype), read_opset(opset)
         self._check_not_torn()
+        self._weights.require_whole("export_onnx")
         example = self._example_or("export_onnx", batch)
         with training_mode(self.model, training=False):
             return export_onnx(self.model, example, Path(path), kind, version)
@@ -224,6 +227,7 @@ class TrainerViews:
         """
         version = read_opset(opset)
         self._check_whole()
+        self._weights.require_whole("export_training")
         example = self._example_or("export_training", batch)
         if not isinstance(self._optimizer, TorchOptimizer):
             raise OnwardError(
@@ -257,6 +261,7 @@ class TrainerViews:
         return bind_batch(args, kwargs, self.loss_fn is not None)
 
     def _compare(self, batch: Batch, bisect: bool) -> Verification:
+        self._weights.require_whole("verify")
         groups = self.optimizer.param_groups
         trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
         disable, regions = tuple(self.options.disable), not self.options.strict

@@ -48,7 +48,8 @@ class Recipe:
     whether several ranks share each batch, so that the step records what is summed over the samples
     of one rank (`Signature.local_gradients`). shards: by parameter, the part that this rank
     updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
-    sums a part over a window, so that ranks exchange those of every micro-batch.
+    sums a part over a window, so that ranks exchange those of every micro-batch. held: by
+    parameter, trained or not, the part that this rank has in the place of the whole.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -63,6 +64,7 @@ class Recipe:
     joint: bool = False
     shards: Mapping[str, Shard] = field(default_factory=dict, hash=False)
     summed_parts: tuple[str, ...] = ()
+    held: Mapping[str, Shard] = field(default_factory=dict, hash=False)
 
     @property
     def parameters(self) -> list[str]:

@@ -195,7 +195,8 @@ OPS = (
         body=_refuse,
         opaque=True,
         doc="y = x of all ranks, one behind the other; with a second input `into`, in the shape of "
-        f"that and, where nothing reads it later, in its memory. {_ATTRIBUTES}",
+        "that and, where nothing reads it later, in its memory. `placed`: 1 where it starts no "
+        f"earlier than the graph has it. {_ATTRIBUTES}",
     ),
     Op(
         name="AllToAllStart",

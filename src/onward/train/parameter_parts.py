@@ -1,0 +1,257 @@
+"""Parameter parts: the part of each large parameter that this rank holds under ZeRO stage 3.
+
+While the parameters are cut, the model's own show NaN: one number in the place of all, so that they
+have their shapes and take no memory, and nobody mistakes them for weights. `gather` gives the model
+its weights back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from onward.distribute import Mesh
+from onward.errors import OnwardError
+from onward.shards import Shard
+from onward.signals import signals_wait
+
+STAGE = 3  # of ZeRO, at which parameters are cut
+ShardOf: TypeAlias = Callable[[torch.Tensor], Shard | None]
+
+
+@dataclass
+class HeldPart:
+    """The part of one parameter. name: its path in the model. row: this rank's elements. stand_in:
+    what the model shows while the parameter is cut. stride: of the whole parameter."""
+
+    name: str
+    parameter: torch.Tensor
+    shard: Shard
+    row: torch.Tensor
+    stand_in: torch.Tensor
+    stride: tuple[int, ...]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model shows the stand-in."""
+        return self.parameter.data_ptr() == self.stand_in.data_ptr()
+
+    @classmethod
+    def of(cls, name: str, p: torch.Tensor, shard: Shard) -> HeldPart:
+        """The part of a parameter that is to be cut; its row is empty so far."""
+        row = torch.empty(shard.size, dtype=p.dtype, device=p.device)
+        number = torch.full((), torch.nan, dtype=p.dtype, device=p.device)
+        return cls(name, p, shard, row, number.expand(p.shape), p.stride())
+
+    def empty(self) -> torch.Tensor:
+        """Memory for the whole parameter."""
+        like = self.stand_in
+        return torch.empty_strided(like.shape, self.stride, dtype=like.dtype, device=like.device)
+
+
+class ParameterParts:
+    """The parts of a model's parameters that this rank holds. mesh: the ranks that hold the others.
+
+    The parts outlive the Trainer: they are kept as long as the model is, and refer to its
+    parameters alone.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._held: dict[torch.Tensor, HeldPart] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._is_open = False  # whether the model may show its own state
+
+    def __deepcopy__(self, memo: Any) -> ParameterParts:
+        return self  # a copy of a model shows NaN as well, and is refused its state
+
+    def take(self, mesh: Mesh, stage: int) -> None:
+        """Goes on with the ranks of another Trainer. Raises OnwardError where the parameters are
+        cut, and over other ranks. stage: of ZeRO of that Trainer."""
+        if stage != STAGE:
+            self.require_whole(f"zero={stage}")
+        elif mesh != self._mesh:
+            self.require_whole("another mesh")
+        if not self.is_cut:
+            self._held.clear()
+        self._mesh = mesh
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model's parameters are cut at present."""
+        return any(part.is_cut for part in self._held.values())
+
+    # ---- cutting, and the way back
+
+    def cut(self, model: torch.nn.Module, shard_of: ShardOf) -> None:
+        """Keeps of each large parameter this rank's part, and has the model show NaN in its place.
+        Does nothing for those that are cut already. shard_of: the part of a parameter; None: it
+        stays whole. Raises OnwardError for parameters that are cut otherwise."""
+        if self._hooks and self.is_cut:
+            self.require_parts()
+            return
+        with signals_wait(), torch.no_grad():
+            for name, p in model.named_parameters():
+                shard = shard_of(p) if _is_alone(p) or p in self._held else None
+                if p in self._held and shard != self._held[p].shard:
+                    self.require_whole("an optimizer that cuts parameters in another way")
+                elif shard is not None and p not in self._held:
+                    self._held[p] = HeldPart.of(name, p, shard)
+            for part in self._held.values():
+                if not part.is_cut:
+                    whole = part.parameter.detach().reshape(-1)
+                    part.row.copy_(whole[part.shard.start : part.shard.stop])
+                    part.parameter.data = part.stand_in
+            for module in model.modules():
+                if any(p in self._held for p in module.parameters(recurse=False)):
+                    self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
+
+    def gather(self) -> None:
+        """Gives the model its whole parameters. All ranks call it at the same points."""
+        with torch.no_grad():
+            for part in self._held.values():
+                if part.is_cut:
+                    row = self._mesh.gathered_row(part.row, part.shard, to_first=False)
+                    part.parameter.data = part.empty().copy_(row.view(part.stand_in.shape))
+        self._forget_hooks()
+
+    def _forget_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # ---- what a step reads
+
+    def stored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that holds a parameter's numbers on this rank: its part, or the parameter."""
+        part = self._held.get(tensor)
+        return part.row if part is not None and part.is_cut else tensor
+
+    def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+        """The parts of these parameters, by the same names; none for whole ones."""
+        found = {name: self._held.get(p) for name, p in parameters.items()}
+        return {n: part.shard for n, part in found.items() if part is not None and part.is_cut}
+
+    def is_whole(self, parameter: torch.Tensor) -> bool:
+        """Whether this rank has all of a parameter."""
+        return parameter not in self._held or not self._held[parameter].is_cut
+
+    def require_parts(self) -> None:
+        """Raises OnwardError where something else than a stand-in is in a parameter's place."""
+        other = next((part.name for part in self._held.values() if not part.is_cut), None)
+        if other is not None:
+            raise OnwardError(
+                f"the weights of {other} were replaced while each rank holds a part of the model "
+                "(zero=3); fix: call trainer.gather() on every rank before the model is changed"
+            )
+
+    def require_whole(self, what: str) -> None:
+        """Raises OnwardError while parameters are cut. what: is asked for."""
+        if self.is_cut:
+            raise OnwardError(
+                f"{what} needs whole weights, and each rank holds a part of them (zero=3); fix: "
+                "call trainer.gather() on every rank first; the next step cuts them again"
+            )
+
+    @contextmanager
+    def lent(self) -> Generator[None]:
+        """A context in which the model has zeros of its own shapes and strides, to be captured."""
+        cut = [part for part in self._held.values() if part.is_cut]
+        try:
+            for part in cut:
+                part.parameter.data = part.empty().zero_()
+            yield
+        finally:
+            for part in cut:
+                part.parameter.data = part.stand_in
+
+    # ---- state
+
+    def state_of(self, model: torch.nn.Module, to_first: bool) -> dict[str, Any]:
+        """The model's `state_dict` with whole parameters, each gathered once. to_first: rank 0
+        alone gets them, and others get NaN. All ranks call it at the same points."""
+        if not self.is_cut:
+            return dict(model.state_dict())
+        with self._opened():
+            state: dict[str, Any] = model.state_dict(keep_vars=True)
+        gathered: dict[torch.Tensor, torch.Tensor] = {}
+        found: dict[str, Any] = {}
+        for key, value in state.items():
+            part = self._held.get(value) if isinstance(value, torch.Tensor) else None
+            if part is None or not part.is_cut:
+                found[key] = value.detach() if isinstance(value, torch.Tensor) else value
+                continue
+            if value not in gathered:
+                row = self._mesh.gathered_row(part.row, part.shard, to_first)
+                shown = part.stand_in if row is None else row.view(part.stand_in.shape)
+                gathered[value] = shown
+            found[key] = gathered[value]
+        return found
+
+    def shown_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        """The model's `state_dict`, in which cut parameters are NaN in their own shapes."""
+        with self._opened():
+            return dict(model.state_dict())
+
+    def hides(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the model's state is the stand-in of a parameter."""
+        at = tensor.data_ptr()
+        return any(at == part.stand_in.data_ptr() for part in self._held.values())
+
+    def open(self) -> Callable[[], None]:
+        """Gives cut parameters memory for the whole, to be written next; returns what takes it away
+        again. The parts stay as they are until the parameters are cut anew."""
+        cut, hooks = [part for part in self._held.values() if part.is_cut], self._hooks
+
+        def close() -> None:
+            for part in cut:
+                part.parameter.data = part.stand_in
+            self._hooks = hooks
+
+        for part in cut:
+            part.parameter.data = part.empty()
+        self._hooks = []
+        return close
+
+    @contextmanager
+    def _opened(self) -> Generator[None]:
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+    def _refuse_state(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Raises OnwardError where a model is asked for weights that it does not have; torch calls
+        this hook ahead of `state_dict`."""
+        if not self._is_open:
+            self.require_whole("state_dict of a model")
+
+
+_HELD: WeakKeyDictionary[torch.nn.Module, ParameterParts] = WeakKeyDictionary()
+
+
+def parts_of(model: torch.nn.Module, mesh: Mesh, stage: int) -> ParameterParts:
+    """The parts of a model that this rank holds already, or none so far. stage: of ZeRO. Raises
+    OnwardError where parameters are cut, and the stage or the mesh is another."""
+    found = _HELD.get(model)
+    if found is None:
+        found = _HELD[model] = ParameterParts(mesh)
+    found.take(mesh, stage)
+    return found
+
+
+def _is_alone(p: torch.Tensor) -> bool:
+    """Whether a parameter is a plain dense tensor with memory of its own."""
+    if p.layout is not torch.strided or not p.is_floating_point() or p.is_meta:
+        return False
+    return p.untyped_storage().nbytes() == p.numel() * p.element_size()
+
+
+__all__ = ["HeldPart", "ParameterParts", "parts_of"]
