@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from shared_steps import Arrays, close, made, part_of, recipe_of, run, shards_of, step_of
 
 from onward.distribute import Mesh, gathered_ahead, parameter_gathers, ranks_of
-from onward.graph.graph import Graph, attributes, type_of
+from onward.graph.graph import Graph, attributes
 from onward.graph.ops.collective import STARTS, sequence_of, wait_of
 from onward.plan.order import order
 from onward.rewrite import specialize

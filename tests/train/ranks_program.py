@@ -140,13 +140,17 @@ def rows(case: Case, step: int) -> Tensors:
     return data
 
 
-def trainer_of(case: Case, ranks: int, **more: Any) -> Any:
+def trainer_of(
+    case: Case, ranks: int, model: torch.nn.Module | None = None, **more: Any
+) -> Any:
+    """A Trainer of a case's model, or of another one, with more options."""
     import onward
 
     torch.manual_seed(0)
     sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
     made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB()}[case.optimizer]
-    return onward.Trainer(case.model(), made, options={**case.options_of(ranks), **more})
+    options = {**case.options_of(ranks), **more}
+    return onward.Trainer(case.model() if model is None else model, made, options=options)
 
 
 def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int]) -> list[float]:
@@ -224,6 +228,7 @@ def resumed(folder: Path, rank: int, ranks: int, case: Case) -> str:
     trained(trainer, case, rank, ranks, [5])
     path = trainer.save(folder / "run", save_total_limit=2)
     want = trained(trainer, case, rank, ranks, range(6, 11)), torch.rand(3)
+    trainer.gather()
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     other, found = made()
     torch.manual_seed(99)
@@ -231,6 +236,7 @@ def resumed(folder: Path, rank: int, ranks: int, case: Case) -> str:
     assert found.count == draws.count == 10 * rank + 1
     have = trained(other, case, rank, ranks, range(6, 11)), torch.rand(3)
     assert have[0] == want[0] and torch.equal(have[1], want[1]), (have, want)
+    other.gather()
     assert all(map(torch.equal, weights, other.model.parameters()))
     path = other.save(folder / "later", background=True)
     other.finish_saves()

@@ -1,0 +1,246 @@
+"""One of two processes that hold a part of each weight (ZeRO stage 3), over Gloo: what they may do
+with a model whose weights are cut, what is refused, and that nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rank_processes import run_ranks
+from ranks_program import CASES, Case, gpt2, refusal, resumed, rows, trained, trainer_of
+from torch import nn
+
+CASE = CASES["gpt2 zero 3"]
+RANKS = 2
+Said = dict[str, Any]
+
+
+def weights_of(trainer: Any) -> list[torch.Tensor]:
+    trainer.gather()
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def steps(trainer: Any, rank: int, *numbers: int, case: Case = CASE) -> list[float]:
+    return trained(trainer, case, rank, RANKS, numbers)
+
+
+def refused(folder: Path, rank: int) -> Said:
+    """What is said where whole weights are asked for, and where the model is changed."""
+    trainer = trainer_of(CASE, RANKS)
+    steps(trainer, rank, 0)
+    data, model = rows(CASE, 0), trainer.model
+    said: Said = {
+        "state_dict": refusal(model.state_dict),
+        "part of the model": refusal(model.transformer.h[0].state_dict),
+        "save_pretrained": refusal(lambda: model.save_pretrained(folder / "whole")),
+        "a copy": refusal(copy.deepcopy(model).state_dict),
+        "verify": refusal(lambda: trainer.verify(data)),
+        "export_onnx": refusal(lambda: trainer.export_onnx(folder / "m.onnx")),
+        "export_training": refusal(lambda: trainer.export_training(folder / "t")),
+        "zero": refusal(lambda: trainer_of(replace(CASE, zero=1), RANKS, model=model)),
+    }
+    p = model.transformer.wte.weight
+    try:
+        with torch.no_grad():
+            p.mul_(2)
+    except RuntimeError as error:
+        said["in place"] = str(error)
+    shown = p.data
+    p.data = torch.ones_like(p)
+    said["replaced"] = refusal(lambda: steps(trainer, rank, 1))
+    p.data = shown
+    steps(trainer, rank, 1)
+    assert not list(folder.glob("*.onnx")) and not (folder / "t").exists()
+    return said
+
+
+def captured_again(rank: int) -> int:
+    """The number of captures of a run that gathers its weights between steps; its numbers are those
+    of a run that does not."""
+    from onward.compile import Compiler
+
+    want = trainer_of(CASE, RANKS)
+    losses = steps(want, rank, 0, 1, 2, 3)
+    captures: list[Any] = []
+    before = Compiler.capture
+
+    def counted(compiler: Compiler, request: Any) -> Any:
+        captures.append(request)
+        return before(compiler, request)
+
+    Compiler.capture = counted  # type: ignore[method-assign]
+    try:
+        trainer = trainer_of(CASE, RANKS)
+        found = steps(trainer, rank, 0, 1)
+        trainer.gather()
+        trainer.model.state_dict()
+        found += steps(trainer, rank, 2)
+        trainer.gather()
+        trainer.gather()
+        found += steps(trainer, rank, 3)
+    finally:
+        Compiler.capture = before  # type: ignore[method-assign]
+    assert found == losses
+    assert all(map(torch.equal, weights_of(trainer), weights_of(want)))
+    return len(captures)
+
+
+def changed_between(rank: int) -> None:
+    """A change of whole weights counts, as it does for one process."""
+    trainer, other = trainer_of(CASE, RANKS), trainer_of(replace(CASE, zero=1), RANKS)
+    for each in (trainer, other):
+        steps(each, rank, 0)
+        each.gather()
+        with torch.no_grad():
+            for p in each.model.parameters():
+                p.mul_(0.5)
+    found, want = steps(trainer, rank, 1, 2), steps(other, rank, 1, 2)
+    assert max(abs(a - b) for a, b in zip(found, want, strict=True)) < 1e-6
+
+
+def outlived(rank: int) -> None:
+    """Weights that are cut outlive their Trainer: another one gathers them, or goes on."""
+    trainer = trainer_of(CASE, RANKS)
+    steps(trainer, rank, 0)
+    model, state = trainer.model, trainer.state_dict()
+    del trainer
+    gc.collect()
+    trainer = trainer_of(CASE, RANKS, model=model)
+    trainer.gather()
+    assert all(torch.equal(model.state_dict()[n], x) for n, x in state["model"].items())
+    steps(trainer, rank, 1)
+    copied = copy.deepcopy(model)
+    assert all(p.isnan().all() for p in copied.parameters() if p.numel() >= 64)
+
+
+def states(rank: int) -> None:
+    """State goes from parts to whole weights and back, before the first step too; what does not fit
+    leaves the parts as they were."""
+    trainer, whole = trainer_of(CASE, RANKS), trainer_of(replace(CASE, zero=0), RANKS)
+    steps(trainer, rank, 0, 1)
+    state = trainer.state_dict()
+    assert not any(x.isnan().any() for x in state["model"].values())
+    again = trainer_of(CASE, RANKS)
+    for other in (whole, again):
+        other.load_state_dict(state)
+    wrong = {**state, "optimizer": {**state["optimizer"], "exp_avg.nothing": torch.zeros(1)}}
+    refusal(lambda: trainer.load_state_dict(wrong))
+    hook = trainer.model.register_load_state_dict_post_hook(_fails)
+    try:
+        trainer.load_state_dict(state)
+    except ZeroDivisionError:
+        pass
+    else:
+        raise AssertionError("the hook did not run")
+    hook.remove()
+    losses = [steps(each, rank, 2, 3) for each in (trainer, again, whole)]
+    assert losses[0] == losses[1], losses
+    assert max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True)) < 1e-6, losses
+    again.load_state_dict(state)  # while its weights are cut
+    assert steps(again, rank, 2, 3) == losses[0]
+    assert all(map(torch.equal, weights_of(again), weights_of(trainer)))
+
+
+def _fails(module: nn.Module, keys: Any) -> None:
+    raise ZeroDivisionError
+
+
+def other_kinds(rank: int) -> None:
+    """A batch of another kind is captured while the weights are cut; frozen weights are cut too,
+    and may be trained later; weights in another layout come back in it."""
+
+    def model() -> nn.Module:
+        made = gpt2()
+        attention = made.transformer.h[0].attn.c_attn.weight  # type: ignore[union-attr,index]
+        attention.data = attention.data.t().contiguous().t()
+        for p in made.transformer.h[0].mlp.parameters():  # type: ignore[union-attr,index]
+            p.requires_grad_(False)
+        return made
+
+    found: list[list[float]] = []
+    kept: list[list[torch.Tensor]] = []
+    for zero in (3, 0):
+        case = replace(CASE, model=model, zero=zero)
+        trainer = trainer_of(case, RANKS)
+        losses = steps(trainer, rank, 0, case=case)
+        data = {n: x[rank::RANKS].clone() for n, x in rows(case, 1).items()}
+        places = torch.arange(data["input_ids"].shape[1]).expand_as(data["input_ids"])
+        losses.append(float(trainer.train_step({**data, "position_ids": places.clone()}).loss))
+        frozen = trainer.model.transformer.h[0].mlp.c_fc.weight
+        assert bool(frozen.isnan().all()) == (zero == 3)
+        for p in trainer.model.parameters():
+            p.requires_grad_(True)
+        trainer.gather()
+        group = trainer.optimizer.param_groups[0]
+        trained_before = {id(p) for p in group["params"]}
+        more = [p for p in trainer.model.parameters() if id(p) not in trained_before]
+        if more:
+            trainer.optimizer.add_param_group({"params": more})
+        losses += steps(trainer, rank, 2, 3, case=case)
+        trainer.gather()
+        weight = trainer.model.transformer.h[0].attn.c_attn.weight
+        assert weight.stride() == (1, weight.shape[0])
+        found.append(losses)
+        kept.append(weights_of(trainer))
+    assert max(abs(a - b) for a, b in zip(*found, strict=True)) < 1e-6, found
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(*kept, strict=True))
+
+
+def alone(rank: int) -> str:
+    """What is said where one rank evaluates and the other trains."""
+    trainer = trainer_of(CASE, RANKS)
+    steps(trainer, rank, 0)
+    if rank:
+        return refusal(lambda: trainer.eval_step(rows(CASE, 1)))
+    return refusal(lambda: steps(trainer, rank, 1))
+
+
+def said_by(folder: Path, rank: int) -> Said:
+    checks: list[Callable[[int], Any]] = [changed_between, outlived, states, other_kinds]
+    for check in checks:
+        check(rank)
+    said = refused(folder / str(rank), rank)
+    said["captures"] = captured_again(rank)
+    said["alone"] = alone(rank)
+    window = replace(CASE, options={**CASE.options, "gradient_accumulation_steps": 2}, early=4)
+    said["resumed"] = resumed(folder / "run", rank, RANKS, window)
+    return said
+
+
+# ---- processes
+
+
+def run(folder: Path) -> list[Said]:
+    """What each rank has said."""
+    run_ranks(__file__, [str(folder)], RANKS)
+    return [
+        torch.load(folder / f"{rank}.pt", weights_only=True)  # noqa: TID251  # written above, texts
+        for rank in range(RANKS)
+    ]
+
+
+def main(folder: Path, rank: int) -> None:
+    from torch import distributed
+
+    from onward import shards
+
+    torch.set_num_threads(1)
+    shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
+    place = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    (folder / str(rank)).mkdir()
+    made = said_by(folder, rank)
+    distributed.barrier()
+    torch.save(made, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

@@ -1,0 +1,92 @@
+"""A Trainer with `zero=3`: weights that ranks hold parts of are never shown as if they were whole,
+come back whole, and go into and come from any state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import parts_program
+import pytest
+import torch
+
+from onward.distribute import Mesh
+from onward.errors import OnwardError
+from onward.options import TrainerOptions
+from onward.shards import Shard, shard_of
+from onward.train.parameter_parts import ParameterParts
+
+NEEDS_WHOLE = (
+    "state_dict", "part of the model", "save_pretrained", "a copy", "verify", "export_onnx",
+    "export_training", "zero",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_weights_in_parts(tmp_path: Path) -> None:
+    first, second = parts_program.run(tmp_path)
+    for said in (first, second):
+        for name in NEEDS_WHOLE:
+            assert "each rank holds a part of them (zero=3); fix: call trainer.gather()" in said[name]
+        assert "single memory location" in said["in place"]
+        assert "the weights of transformer.wte.weight were replaced while each" in said["replaced"]
+        assert said["captures"] == 1
+        assert said["resumed"] == "checkpoint-5"
+    assert "rank 1 evaluates a batch, while rank 0 trains a micro-batch" in first["alone"]
+    assert "rank 0 trains a micro-batch, while rank 1 evaluates a batch" in second["alone"]
+
+
+class TwoRanks(Mesh):
+    """Two ranks in one process: the other one's rows are those that it has put here."""
+
+    rows: dict[int, torch.Tensor]
+
+    def gathered_row(self, part: torch.Tensor, shard: Shard, to_first: bool) -> torch.Tensor:
+        return torch.cat([part, self.rows[shard.elements]])
+
+
+def cut(model: torch.nn.Module, mesh: Mesh) -> ParameterParts:
+    parts = ParameterParts(mesh)
+    parts.cut(model, lambda p: shard_of(p.numel(), "dp_shard", 2, mesh.rank))
+    return parts
+
+
+def test_what_is_cut_and_what_stays_whole() -> None:
+    """Small parameters, and those that share memory, stay whole; buffers do; tied ones are one."""
+    mesh = TwoRanks(("dp_shard",), (2,), (0,))
+    model = torch.nn.Module()
+    flat = torch.randn(2, 100, 50)
+    named = {
+        "small": torch.randn(5), "wide": torch.randn(100, 60), "odd": torch.randn(4099),
+        "turned": torch.randn(70, 90).t(), "one": flat[0], "two": flat[1],
+        "low": torch.randn(90, 80, dtype=torch.bfloat16),
+    }  # fmt: skip
+    for name, x in named.items():
+        model.register_parameter(name, torch.nn.Parameter(x))
+    model.register_parameter("tied", model.wide)
+    model.register_buffer("table", torch.randn(9000))
+    parts = cut(model, mesh)
+    for name, x in named.items():
+        p = model.get_parameter(name)
+        is_cut = name in ("wide", "odd", "turned", "low")
+        assert (p.shape, p.dtype) == (x.shape, x.dtype)
+        assert bool(p.isnan().all()) == is_cut == (not parts.is_whole(p))
+        if is_cut:
+            assert p.untyped_storage().nbytes() == p.element_size()
+            assert torch.equal(parts.stored(p), x.reshape(-1)[: -(-x.numel() // 2)])
+    assert model.tied is model.wide and not model.table.isnan().any()
+    with pytest.raises(OnwardError, match="state_dict of a model needs whole weights"):
+        model.state_dict()
+    mesh = parts._mesh
+    assert isinstance(mesh, TwoRanks)
+    rest = {x.numel(): x.reshape(-1)[-(-x.numel() // 2) :] for x in named.values()}
+    object.__setattr__(mesh, "rows", rest)
+    parts.gather()
+    for name, x in named.items():
+        p = model.get_parameter(name)
+        assert torch.equal(p, x) and p.stride() == x.stride(), name
+    assert set(model.state_dict()) == {*named, "tied", "table"}
+
+
+def test_an_average_of_the_weights_is_refused() -> None:
+    with pytest.raises(OnwardError, match="ema_decay averages whole weights"):
+        TrainerOptions(mesh={"dp_shard": 2}, zero=3, ema_decay=0.9)
