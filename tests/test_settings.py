@@ -66,7 +66,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         2, "2", (), {}, [("dp_replicate", 2)], {"data": 2}, {"dp_replicate": 0}, {"pp": 2},
         {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {2: 2},
     ),
-    "zero": (*NO_NUMBERS, None, -1, 3, 1.0, 0.5, math.nan, 1, 2),  # 1 and 2 need ranks
+    "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "optimizer_state": (
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import onward
 from suite.memory import Memory
 from suite.question import answer
 
@@ -24,8 +26,6 @@ RATE = 1e-3
 
 
 def _gpt2(size: Mapping[str, int]) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
     dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = GPT2Config(**size, **dropout, use_cache=False)
@@ -74,8 +74,6 @@ def _fsdp2(model: nn.Module) -> Step:
 
 
 def _onward(model: nn.Module, **options: Any) -> Step:
-    import onward
-
     optimizer = onward.optim.AdamW(lr=RATE)
     trainer = onward.Trainer(model, optimizer, options=options)
     return lambda batch: trainer.train_step(batch).loss
@@ -91,6 +89,7 @@ ENGINES: dict[str, Callable[[nn.Module], Step]] = {
     "ddp-zero": _zero_optimizer,
     "fsdp2": _fsdp2,
     "onward-zero": lambda model: _onward(model, mesh=_mesh("dp_shard"), zero=1),
+    "onward-zero3": lambda model: _onward(model, mesh=_mesh("dp_shard"), zero=3),
 }
 
 
@@ -106,7 +105,9 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
     place = f"file://{request['folder']}/store"
     distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
-    model, memory = _gpt2(request["size"]), Memory("cpu")
+    memory = Memory("cpu")
+    before = memory.now()
+    model = _gpt2(request["size"])
     generator = torch.Generator().manual_seed(1)
     vocabulary, length = request["size"]["vocab_size"], request["length"]
 
@@ -116,7 +117,6 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"input_ids": own, "labels": own}
 
     step = ENGINES[request["engine"]](model)
-    before = memory.now()
     losses = [step(batch()) for _ in range(request["warmup"])]
     memory.reset_peak()
     distributed.barrier()

@@ -8,6 +8,8 @@ ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
 ZERO = ("distribute/test_zero.py",)
+GATHERS = ("distribute/test_parameter_gathers.py",)
+PARTS = ("train/test_parameter_parts.py",)
 GLOO = ("execute/test_exchanges.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
 
@@ -22,8 +24,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a wait runs as early as it can", "plan/order.py",
-        "            return node.op_type != WAIT  # starts run early, waits late\n",
-        "            return True\n", ORDER,
+        "return node.op_type != WAIT and not attributes", "return not attributes", ORDER,
     ),
     Fault(
         "ranks: a smaller plan runs a collective again", "plan/estimate.py",
@@ -127,5 +128,39 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: whole state is taken as a part", "train/optimizer_state.py",
         "                    tensor = self.shards.cut(p, tensor)\n", "", TRAINERS,
+    ),
+    Fault(
+        "ranks: a gathered weight stays for all readers", "distribute/parameter_gathers.py",
+        "        while len(alive) > 1 and sum(map(sources.nbytes, alive)) > kept:\n",
+        "        while False:\n", GATHERS,
+    ),
+    Fault(
+        "ranks: weights start to be gathered as early as they can", "plan/order.py",
+        'return node.op_type != WAIT and not attributes(node).get("placed")',
+        "return node.op_type != WAIT", GATHERS,
+    ),
+    Fault(
+        "ranks: the padding of a weight is not cut off", "distribute/parameter_gathers.py",
+        "    if shard.padding:\n", "    if False:\n", GATHERS,
+    ),
+    Fault(
+        "ranks: collectives keep the numbers that they were made with", "distribute/zero.py",
+        "    renumber(graph)\n", "", (*GATHERS, *TRAINERS),
+    ),
+    Fault(
+        "ranks: a rank keeps the part of the first", "train/parameter_parts.py",
+        "whole[part.shard.start : part.shard.stop]", "whole[: part.shard.size]", PARTS,
+    ),
+    Fault(
+        "ranks: a model shows its state without its weights", "train/parameter_parts.py",
+        "        if not self._is_open:\n", "        if False:\n", PARTS,
+    ),
+    Fault(
+        "ranks: weights that were replaced are not missed", "train/parameter_parts.py",
+        "            self.require_parts()\n            return\n", "            return\n", PARTS,
+    ),
+    Fault(
+        "ranks: a load that fails leaves empty weights", "train/state.py",
+        "            close()\n", "", PARTS,
     ),
 )  # fmt: skip

@@ -61,7 +61,11 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         (_ONE, None), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
-    "FSDP, ZeRO-3, tensor and pipeline parallelism": (
+    "ZeRO-3": (
+        ("`zero=3`", "tests/train/test_parameter_parts.py::test_weights_in_parts"),
+        (_ONE, None), (_SHARDS, None), (_SHARDS, None),
+    ),
+    "FSDP, tensor and pipeline parallelism": (
         ("not yet", None), (_ONE, None), (_SHARDS, None), (_SHARDS, None),
     ),
     "peft": (

@@ -140,9 +140,7 @@ def rows(case: Case, step: int) -> Tensors:
     return data
 
 
-def trainer_of(
-    case: Case, ranks: int, model: torch.nn.Module | None = None, **more: Any
-) -> Any:
+def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **more: Any) -> Any:
     """A Trainer of a case's model, or of another one, with more options."""
     import onward
 

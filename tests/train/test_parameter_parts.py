@@ -26,7 +26,9 @@ def test_weights_in_parts(tmp_path: Path) -> None:
     first, second = parts_program.run(tmp_path)
     for said in (first, second):
         for name in NEEDS_WHOLE:
-            assert "each rank holds a part of them (zero=3); fix: call trainer.gather()" in said[name]
+            assert (
+                "each rank holds a part of them (zero=3); fix: call trainer.gather()" in said[name]
+            )
         assert "single memory location" in said["in place"]
         assert "the weights of transformer.wte.weight were replaced while each" in said["replaced"]
         assert said["captures"] == 1

@@ -39,7 +39,7 @@ class HeldPart:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model shows the stand-in."""
+        """Says whether the model shows the stand-in."""
         return self.parameter.data_ptr() == self.stand_in.data_ptr()
 
     @classmethod
@@ -139,7 +139,7 @@ class ParameterParts:
         return {n: part.shard for n, part in found.items() if part is not None and part.is_cut}
 
     def is_whole(self, parameter: torch.Tensor) -> bool:
-        """Whether this rank has all of a parameter."""
+        """Says whether this rank has all of a parameter."""
         return parameter not in self._held or not self._held[parameter].is_cut
 
     def require_parts(self) -> None:
@@ -200,7 +200,7 @@ class ParameterParts:
             return dict(model.state_dict())
 
     def hides(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the model's state is the stand-in of a parameter."""
+        """Says whether a tensor of the model's state is the stand-in of a parameter."""
         at = tensor.data_ptr()
         return any(at == part.stand_in.data_ptr() for part in self._held.values())
 
