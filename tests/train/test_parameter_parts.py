@@ -63,7 +63,7 @@ def test_what_is_cut_and_what_stays_whole() -> None:
         "low": torch.randn(90, 80, dtype=torch.bfloat16),
     }  # fmt: skip
     for name, x in named.items():
-        model.register_parameter(name, torch.nn.Parameter(x))
+        model.register_parameter(name, nn.Parameter(x))
     model.register_parameter("tied", model.wide)
     model.register_buffer("table", torch.randn(9000))
     parts = cut(model, mesh)
