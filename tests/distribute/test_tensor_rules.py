@@ -51,7 +51,7 @@ def test_every_rule_has_ways_that_are_tried() -> None:
 
 def test_an_op_without_a_rule_is_whole() -> None:
     for op in ("CumSum", "TopK", "GatherElements", "Conv", "GroupedMatMul", "RandomUniform"):
-        assert op in OPS and not [r for r in table.RULES.get(op, ())], op
+        assert op in OPS and op not in table.RULES, op
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Calls of every op that tensor parallelism has rules for, with sizes that ranks divide; and a way
 of each run on ranks in lockstep, as the rule says it can be.
 
-Most are the calls of `op_cases` with every size that is not 1 made eight times as large; the others,
+Most are the calls of `op_cases` with every size that is not 1 made eight times as large; others,
 whose sizes stand among their inputs, are written here.
 """
 
@@ -114,7 +114,8 @@ def _others() -> Iterator[OpCase]:
         yield OpCase("Split", (r(*shape), ints(*sizes)), {"axis": axis})
     for shape, starts, ends, axes in (
         ((3, 24), (0,), (8,), (1,)), ((3, 24), (8,), (24,), (1,)), ((3, 24), (12,), (24,), (1,)),
-        ((8, 24), (1,), (5,), (1,)), ((8, 24), (0, 12), (8, 24), (0, 1)), ((24, 3), (-8,), (99,), (0,)),
+        ((8, 24), (1,), (5,), (1,)), ((8, 24), (0, 12), (8, 24), (0, 1)),
+        ((24, 3), (-8,), (99,), (0,)),
     ):  # fmt: skip
         yield OpCase("Slice", (r(*shape), ints(*starts), ints(*ends), ints(*axes)))
     wraps = Given(np.array([[0, 7, -1], [3, 4, -8]]))
@@ -172,11 +173,12 @@ def ways(node: Node, ranks: int) -> list[Way]:
     whole = tuple(None if x is None else REPLICATED for x in node.inputs)
     givens: list[Shardings] = []
     for i, type in enumerate(types):
-        for s in () if type is None else shardings(type, ranks):
-            givens.append((*whole[:i], s, *whole[i + 1 :]))
-            both = [s if t is not None and t.rank == type.rank and s.fits(t, ranks) else w
-                    for t, w in zip(types, whole, strict=True)]  # fmt: skip
-            givens.append(tuple(both))
+        if type is None:
+            continue
+        for s in shardings(type, ranks):
+            alike = [t is not None and t.rank == type.rank and s.fits(t, ranks) for t in types]
+            every = [s if same else w for same, w in zip(alike, whole, strict=True)]
+            givens += [(*whole[:i], s, *whole[i + 1 :]), tuple(every)]
     for given in dict.fromkeys(givens):
         found += [w for w in ways_of(node, ranks, given) if not w.is_whole]
     kept: dict[tuple[Any, ...], Way] = {}

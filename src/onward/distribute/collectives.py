@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir as ir
+
 from onward.distribute.mesh import Mesh
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value
-from onward.graph.ops.collective import STARTS, WAIT, held_inputs, sequence_of
+from onward.graph.ops.collective import STARTS, WAIT, held_inputs, sequence_of, wait_of
 
 IN_FLIGHT = 25 << 20  # bytes: a bucket of gradients, as `data_parallel` makes them
 
@@ -91,4 +93,14 @@ class Collectives:
         return self.start(b, op, xs, axis, record, **attrs).wait(b)
 
 
-__all__ = ["Collectives", "ExchangesInFlight", "StartedCollective"]
+def number_in_order(graph: Graph) -> None:
+    """Numbers the collectives of a graph anew from 1, in the order of their starts: where one way
+    of sharing the work was written into what another has made, the numbers that it gave are
+    higher than those of collectives that need its results."""
+    starts = [node for node in graph if node.op_type in STARTS]
+    for number, start in enumerate(starts, 1):
+        for node in (start, wait_of(start)):
+            node.attributes["sequence"] = ir.AttrInt64("sequence", number)
+
+
+__all__ = ["Collectives", "ExchangesInFlight", "StartedCollective", "number_in_order"]

@@ -102,6 +102,10 @@ def start_conversion(
     result is read. whole: the type of the value. what: the value, for the collective's record."""
     if have == want:
         return lambda _: x
+    if type_of(x).dtype == DType.BOOL and have.dim is not None and not want.terms:
+        bits, kind = b.cast(x, DType.UINT8), whole.with_dtype(DType.UINT8)
+        end = start_conversion(b, bits, kind, have, want, place, what)
+        return lambda late: late.cast(end(late), DType.BOOL)
     if have == PARTIAL and want.dim is not None:
         return _scattered(b, x, whole, want, place, what)
     if have.dim is not None and want.dim not in (None, have.dim):

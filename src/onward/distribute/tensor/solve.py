@@ -81,9 +81,9 @@ class StepSharding:
         self._counted = needed(graph, outputs)
         self._priced: dict[tuple[int, Shardings], list[_Priced]] = {}
         self._converted: dict[tuple[Value, Sharding, Sharding], float] = {}
-        self._readers: dict[Value, set[str]] = {}
+        self._readers: dict[Value, list[str]] = {}
         for name, value in graph.outputs.items():
-            self._readers.setdefault(value, set()).add(name)
+            self._readers.setdefault(value, []).append(name)
 
     # ---- the search
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onward.distribute.tensor.sharding import NORM, PARTIAL, REPLICATED, SUM, Sharding, split
-from onward.distribute.tensor.ways import ShardedCall, Way, way_rule
+from onward.distribute.tensor.ways import Place, ShardedCall, Way, same_op, way_rule
+from onward.graph.build import Builder
+from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.types import Type
 
 
@@ -34,6 +36,25 @@ def _parts(call: ShardedCall) -> Iterator[Way]:
 def _linear_in_first(call: ShardedCall) -> Iterator[Way]:
     if SUM in call.terms:
         yield Way(call.inputs({0: PARTIAL}), (PARTIAL,))
+
+
+@way_rule("Dropout")
+def _features(call: ShardedCall) -> Iterator[Way]:
+    """Parts of the features, the last dim, each with the number of its first one, by which the mask
+    is drawn. Along other dims, whose first number is always 0, it stays whole."""
+    x = call.type()
+    found = split(x.rank - 1)
+    if found.fits(x, call.ranks):
+        yield Way(call.inputs({0: found}), (found,), _at_its_features)
+
+
+def _at_its_features(
+    b: Builder, node: Node, inputs: list[Value | None], place: Place
+) -> Sequence[Value]:
+    size = type_of(inputs[0]).shape[-1]
+    assert isinstance(size, int)
+    before = int(attributes(node).get("first_feature", 0))
+    return same_op(b, node, inputs, first_feature=before + size * place.at)
 
 
 @way_rule("Cast")
