@@ -145,7 +145,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: collectives keep the numbers that they were made with", "distribute/zero.py",
-        "    renumber(graph)\n", "", (*GATHERS, *TRAINERS),
+        "        number_in_order(graph)\n", "        pass\n", (*GATHERS, *TRAINERS),
     ),
     Fault(
         "ranks: a rank keeps the part of the first", "train/parameter_parts.py",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onward.distribute.collectives import Collectives, StartedCollective
+from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
@@ -85,5 +85,5 @@ def _unshared(graph: Graph) -> str | None:
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "data_parallel",
-    "distribute", "gathered_ahead", "lockstep", "ranks_of", "shard_of", "zero",
+    "distribute", "gathered_ahead", "lockstep", "number_in_order", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

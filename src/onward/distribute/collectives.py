@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.distribute.mesh import Mesh
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, attributes
+from onward.graph.graph import Graph, Node, Value
 from onward.graph.ops.collective import STARTS, WAIT, held_inputs, sequence_of, wait_of
 
 IN_FLIGHT = 25 << 20  # bytes: a bucket of gradients, as `data_parallel` makes them
@@ -93,18 +93,14 @@ class Collectives:
         return self.start(b, op, xs, axis, record, **attrs).wait(b)
 
 
-def renumber(graph: Graph) -> None:
-    """Numbers the collectives of a graph anew: those that start where the graph has them
-    (`placed`) by their place among the others, which keep their order."""
-    place = {node: i for i, node in enumerate(graph) if node.op_type in STARTS}
-    held_back = {node for node in place if attributes(node).get("placed")}
-    latest, when = 0, {node: place[node] for node in held_back}
-    for node in sorted(place, key=sequence_of):
-        if node not in held_back:  # none starts before one with a smaller number
-            latest = when[node] = max(latest, place[node])
-    for number, start in enumerate(sorted(when, key=lambda n: (when[n], sequence_of(n))), 1):
+def number_in_order(graph: Graph) -> None:
+    """Numbers the collectives of a graph anew from 1, in the order of their starts: where one way
+    of sharing the work was written into what another has made, the numbers that it gave are
+    higher than those of collectives that need its results."""
+    starts = [node for node in graph if node.op_type in STARTS]
+    for number, start in enumerate(starts, 1):
         for node in (start, wait_of(start)):
             node.attributes["sequence"] = ir.AttrInt64("sequence", number)
 
 
-__all__ = ["Collectives", "ExchangesInFlight", "StartedCollective", "renumber"]
+__all__ = ["Collectives", "ExchangesInFlight", "StartedCollective", "number_in_order"]

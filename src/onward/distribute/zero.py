@@ -24,7 +24,7 @@ from onward.distribute.collectives import (
     Collectives,
     ExchangesInFlight,
     StartedCollective,
-    renumber,
+    number_in_order,
 )
 from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
 from onward.distribute.mesh import Mesh
@@ -92,7 +92,8 @@ def zero(
     b = builder(graph, None)
     for name in flying.rest():
         _end_gather(b, name, started[name], shards[name])
-    renumber(graph)
+    if held:
+        number_in_order(graph)
     return graph
 
 

@@ -83,6 +83,8 @@ def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
         x = dropout.inputs[0]
         if x is None or len(term.uses()) != 1 or term in outputs:
             continue
+        if attributes(dropout).get("first_feature", 0):  # a part of the features
+            continue
         if 0.0 < attributes(dropout)["ratio"] < 1.0:
             return x, other, dropout
     # x is the term without other readers: y may reuse its memory

@@ -149,11 +149,20 @@ def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any
     """
     seed, offset, q_at, k_at = draw
     ratio = float(attrs.get("ratio", 0.0))
-    if q_at is None or k_at is None or ratio in (0.0, 1.0):
+    first = int(attrs.get("first_head", 0))
+    packed = q_at is not None and k_at is not None
+    if ratio in (0.0, 1.0) or not (packed or first):
         return random.dropped(b, p, [seed, offset], attrs)
     assert seed is not None
-    sequence, place = (b.unsqueeze(column, [1]) for column in columns(b, q_at))  # i64[N,1]
     head = b.unsqueeze(b.arange(type_of(p).shape[1]), [1, 2])  # i64[H,1,1]
+    if first:
+        head = b.Add(head, np.array(first, dtype=np.int64))
+    if q_at is None or k_at is None:
+        sample, _, query = random.row_indices(b, p, None)
+        features = b.arange(type_of(p).shape[3])
+        keep = kept(b, [sample, head, query], features, seed, offset, attrs)
+        return masked(b, p, keep, ratio)
+    sequence, place = (b.unsqueeze(column, [1]) for column in columns(b, q_at))  # i64[N,1]
     features = columns(b, k_at)[1]
     return masked(b, p, kept(b, [sequence, head, place], features, seed, offset, attrs), ratio)
 
@@ -251,6 +260,15 @@ BIASED = (
     ({"scale": 0.5, **_BIAS}, (*_GROUPS, "b[2,1,1,6]", *[None] * 4, "f32[1,4,5,6]")),
 )  # fmt: skip
 
+AT_HEADS = (
+    ({**_DROP, "is_causal": 1, "first_head": 3}, (*_SELF, None, "i64[2]", "i64[]")),
+    ({**_DROP, "is_causal": 0, "first_head": 8, "sample_dim": 1},
+     (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    ({**_DROP, "is_causal": 0, "first_head": 2},
+     ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None, "i64[2]", "i64[]", "i64[5,2]",
+      "i64[6,2]")),
+)  # fmt: skip
+
 _PACKED = ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None)
 PACKED = (
     ({"scale": 0.5, "is_causal": 0}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
@@ -295,7 +313,8 @@ OPS = (
         "place of hidden scores, so that a query to which all is hidden sees all keys alike; "
         "without it such a query's result is 0. Last, a bias f[1 or B,H,Q,S], added to scores "
         "before masks; of packed rows f[1,H,P,R], by the positions of queries and keys. "
-        "bias_gradient: 1 where it is trained.",
+        "bias_gradient: 1 where it is trained. first_head: the number in the model of q's first "
+        "head, which dropout draws by, where a rank has some of the heads; 0 without it.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),
@@ -304,6 +323,7 @@ OPS = (
             ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
             ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
             ({**_DROP, "is_causal": 0}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+            *AT_HEADS,
             *GROUPED,
             *FORMS,
             *BIASED,

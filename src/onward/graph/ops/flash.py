@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.attention import (
+    AT_HEADS,
     BIASED,
     FORMS,
     GROUPED,
@@ -185,6 +186,7 @@ _CASES = (
     ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
     ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
     ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    *AT_HEADS,
     *GROUPED,
     *FORMS,
     *BIASED,

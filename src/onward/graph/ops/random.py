@@ -139,7 +139,9 @@ def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> l
     ratio = float(attrs["ratio"])
     if ratio >= 1.0:
         return [b.Mul(x, b.scalar(0.0, type_of(x).dtype))]
-    features = b.arange(type_of(x).shape[-1])
+    features, first = b.arange(type_of(x).shape[-1]), int(attrs.get("first_feature", 0))
+    if first:
+        features = b.Add(features, _word(first))
     keep = kept(b, row_indices(b, x, coordinates), features, seed, offset, attrs)
     return [masked(b, x, keep, ratio)]
 
@@ -214,7 +216,8 @@ OPS = (
         doc="y = x / (1 - ratio) where the mask keeps x, else 0. Linear in x with a mask that is a "
         "function of (seed, site, indices): its gradient is itself applied to dy. Inputs: x, seed, "
         "offset?, coordinates i64[N,R]?: the logical indices that dim 0 of a packed x stands for "
-        "(sample_dim counts them, then the other dims).",
+        "(sample_dim counts them, then the other dims). first_feature: the number of the last "
+        "dim's first index, where a rank has some of the features; 0 without it.",
         cases=(
             ({"ratio": 0.1, "site": 3, "sample_dim": 0}, ("f32[2,5,16]", "i64[2]", "i64[]")),
             ({"ratio": 0.5, "site": 1, "sample_dim": -1}, ("f32[7,9]", "i64[2]", None)),
@@ -230,6 +233,14 @@ OPS = (
                 ("f32[5,2,9]", "i64[2]", "i64[]", "i64[5,3]"),
             ),
             ({"ratio": 0.3, "site": 4, "sample_dim": -1}, ("f32[4,8]", "i64[2]", None, "i64[4,1]")),
+            (
+                {"ratio": 0.4, "site": 5, "sample_dim": 0, "first_feature": 7},
+                ("f32[2,3,9]", "i64[2]", "i64[]"),
+            ),
+            (
+                {"ratio": 0.4, "site": 5, "sample_dim": 0, "first_feature": 4096},
+                ("f32[6,40]", "i64[2]", "i64[]", "i64[6,2]"),
+            ),
         ),
     ),
 )

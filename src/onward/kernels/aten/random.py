@@ -67,7 +67,9 @@ def _bind_dropout(args: KernelArguments) -> Launch:
     if coordinates is not None:  # coordinates replace the indices of dim 0
         columns = [c.reshape([-1] + [1] * (len(outer) - 1)) for c in coordinates.unbind(1)]
         indices = [*columns, *indices[1:]]
-    spread = (torch.arange(features, device=y.device) * SPREAD) & WORD
+    first_feature = int(args.attrs.get("first_feature", 0))
+    numbers = torch.arange(first_feature, first_feature + features, device=y.device)
+    spread = (numbers * SPREAD) & WORD
     spread32 = _signed(spread)[None, :]
     bound = threshold(ratio) - (1 << 31)
     wide = torch.promote_types(y.dtype, torch.float32)

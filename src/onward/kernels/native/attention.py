@@ -150,6 +150,7 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
         "seed": seed if ratio > 0.0 else None, "offset": offset, "site": site, "threshold": bound,
         "sample_dim": int(args.attrs.get("sample_dim", -1)), "keep_scale": keep,
         "scale": float(args.attrs["scale"]), "softcap": float(args.attrs.get("softcap", 0.0)),
+        "first_head": int(args.attrs.get("first_head", 0)),
         "filled": [float(args.attrs["fill"])] if "fill" in args.attrs else None,
     }  # fmt: skip
 

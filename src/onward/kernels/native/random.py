@@ -47,7 +47,8 @@ def _bind(args: KernelArguments) -> Launch:
     site, bound, scale = mask_arguments(args, ratio)
     return c.launch(
         "onward_dropout", x=x, y=y, rows=rows, features=features, seed=args.x(1), site=site,
-        threshold=bound, scale=scale, **row_arguments(args, outer, args.inputs[2:]),
+        threshold=bound, scale=scale, first_feature=int(args.attrs.get("first_feature", 0)),
+        **row_arguments(args, outer, args.inputs[2:]),
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
         tuple(q if x is None else x for x in tensors),
         (
             *_strides(spread), *(shared_bias or _strides(bias)), int(args.attrs.get("site", 0)),
-            1.0 / (1.0 - ratio), float(args.attrs["scale"]),
+            int(args.attrs.get("first_head", 0)), 1.0 / (1.0 - ratio), float(args.attrs["scale"]),
             float(args.attrs.get("softcap", 0.0)) or 1.0, float(args.attrs.get("fill", 0.0)),
         ),
         flags, q_at is not None, (q.shape[1], q.shape[1] // k.shape[1]), (q.shape[2], k.shape[2]),

@@ -111,14 +111,14 @@ def _forward_blocks(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "site"])
+@triton.jit(do_not_specialize=["queries", "keys", "site", "first_head"])
 def attention(
     q, k, v, y, peaks, totals, mask, bias, seed, offset, q_at, k_at, ranges,
     heads, shared, queries, keys,
     q_sample, q_head, q_row, q_col, k_sample, k_head, k_row, k_col,
     v_sample, v_head, v_row, v_col, y_sample, y_head, y_row, y_col,
     mask_sample, mask_head, mask_row, mask_col, bias_sample, bias_head, bias_row, bias_col,
-    site, keep_scale, scale, softcap, fill,
+    site, first_head, keep_scale, scale, softcap, fill,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -143,7 +143,9 @@ def attention(
     first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
     if DROPS:
         counted = q_sequence if PACKED else sample + q_place * 0
-        first, second = row_keys(seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET)
+        first, second = row_keys(
+            seed, offset, site, counted, first_head + head, q_place, SAMPLE_DIM, HAS_OFFSET
+        )
     asked = rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
     acc = tl.zeros([ROWS, E], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -241,7 +243,7 @@ def _query_blocks(
     return dq
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "site"])
+@triton.jit(do_not_specialize=["queries", "keys", "site", "first_head"])
 def query_gradient(
     dy, q, k, v, dq, peaks, totals, delta, mask, bias, seed, offset, q_at, k_at, ranges,
     heads, shared, queries, keys,
@@ -249,7 +251,7 @@ def query_gradient(
     k_sample, k_head, k_row, k_col, v_sample, v_head, v_row, v_col,
     dq_sample, dq_head, dq_row, dq_col,
     mask_sample, mask_head, mask_row, mask_col, bias_sample, bias_head, bias_row, bias_col,
-    site, keep_scale, scale, softcap, fill,
+    site, first_head, keep_scale, scale, softcap, fill,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -275,7 +277,9 @@ def query_gradient(
     first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
     if DROPS:
         counted = q_sequence if PACKED else sample + q_place * 0
-        first, second = row_keys(seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET)
+        first, second = row_keys(
+            seed, offset, site, counted, first_head + head, q_place, SAMPLE_DIM, HAS_OFFSET
+        )
     asked = rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
     given = rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
     peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0)
@@ -314,7 +318,7 @@ def query_gradient(
 def _key_blocks(
     dk, dv, keyed_rows, values, low, high, ki, k_sequence, k_place, sample, head,
     q, q_row, q_col, dy, dy_row, dy_col, peaks, totals, delta, q_at, queries, keys,
-    seed, offset, site,
+    seed, offset, site, first_head,
     mask, mask_row, mask_col, bias, bias_row, bias_col, keep_scale, scale, softcap, fill,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr,
@@ -337,7 +341,7 @@ def _key_blocks(
         if DROPS:
             counted = q_sequence if PACKED else sample + q_place * 0
             first, second = row_keys(
-                seed, offset, site, counted, head, q_place, SAMPLE_DIM, HAS_OFFSET
+                seed, offset, site, counted, first_head + head, q_place, SAMPLE_DIM, HAS_OFFSET
             )
         s = tl.dot(keyed_rows, turned, input_precision=PRECISION) * scale
         dp = tl.dot(values, tl.trans(given), input_precision=PRECISION)
@@ -354,7 +358,7 @@ def _key_blocks(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "site"])
+@triton.jit(do_not_specialize=["queries", "keys", "site", "first_head"])
 def key_gradient(
     dy, q, k, v, dk, dv, peaks, totals, delta, mask, bias, seed, offset, q_at, k_at, ranges,
     heads, shared, queries, keys,
@@ -362,7 +366,7 @@ def key_gradient(
     k_sample, k_head, k_row, k_col, v_sample, v_head, v_row, v_col,
     dk_sample, dk_head, dk_row, dk_col, dv_sample, dv_head, dv_row, dv_col,
     mask_sample, mask_head, mask_row, mask_col, bias_sample, bias_head, bias_row, bias_col,
-    site, keep_scale, scale, softcap, fill,
+    site, first_head, keep_scale, scale, softcap, fill,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -403,7 +407,7 @@ def key_gradient(
             q + sample * q_sample + head * q_head, q_row, q_col,
             dy + sample * dy_sample + head * dy_head, dy_row, dy_col,
             peaks + numbers, totals + numbers, delta + numbers, q_at, queries, keys,
-            seed, offset, site,
+            seed, offset, site, first_head,
             mask + sample * mask_sample + head * mask_head, mask_row, mask_col,
             bias + sample * bias_sample + head * bias_head, bias_row, bias_col,
             keep_scale, scale, softcap, fill, WIDTH, VALUES, W, E, ROWS, CAUSAL, PACKED, MASK,
@@ -415,7 +419,7 @@ def key_gradient(
                 head, q + sample * q_sample + head * q_head, q_row, q_col,
                 dy + sample * dy_sample + head * dy_head, dy_row, dy_col,
                 peaks + numbers, totals + numbers, delta + numbers, q_at, queries, keys,
-                seed, offset, site,
+                seed, offset, site, first_head,
                 mask + sample * mask_sample + head * mask_head, mask_row, mask_col,
                 bias + sample * bias_sample + head * bias_head, bias_row, bias_col,
                 keep_scale, scale, softcap, fill, WIDTH, VALUES, W, E, ROWS, CAUSAL, PACKED, MASK,
@@ -430,14 +434,14 @@ def key_gradient(
     tl.store(at_v, dv_sum.to(dv.dtype.element_ty), mask=inside & (e < VALUES)[None, :])
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "site"])
+@triton.jit(do_not_specialize=["queries", "keys", "site", "first_head"])
 def bias_gradient(
     dy, q, k, v, dbias, peaks, totals, delta, mask, bias, seed, offset,
     samples, heads, shared, queries, keys,
     dy_sample, dy_head, dy_row, dy_col, q_sample, q_head, q_row, q_col,
     k_sample, k_head, k_row, k_col, v_sample, v_head, v_row, v_col,
     mask_sample, mask_head, mask_row, mask_col, bias_sample, bias_head, bias_row, bias_col,
-    site, keep_scale, scale, softcap, fill,
+    site, first_head, keep_scale, scale, softcap, fill,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILL: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -471,7 +475,7 @@ def bias_gradient(
         first, second = qi.to(tl.uint32), qi.to(tl.uint32)
         if DROPS:
             first, second = row_keys(
-                seed, offset, site, sample + qi * 0, head, qi, SAMPLE_DIM, HAS_OFFSET
+                seed, offset, site, sample + qi * 0, first_head + head, qi, SAMPLE_DIM, HAS_OFFSET
             )
         s = tl.dot(asked, turned, input_precision=PRECISION) * scale
         dp = tl.dot(given, values, input_precision=PRECISION)

@@ -79,7 +79,8 @@ def _bind(args: KernelArguments) -> Launch:
     tensors = (x, y, seed, *(seed if t is None else t for t in (offset, coordinates)))
     kernel: Any = device.dropout
     return partial(
-        kernel[grid], *tensors, rows, features, *outer_sizes(outer), args.attrs["site"], scale,
+        kernel[grid], *tensors, rows, features, *outer_sizes(outer), args.attrs["site"],
+        int(args.attrs.get("first_feature", 0)), scale,
         ROWS=_TILE // width, WIDTH=width, **flags,
     )  # fmt: skip
 

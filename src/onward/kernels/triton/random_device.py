@@ -100,21 +100,23 @@ def drops(first, second, feature, BOUND: tl.constexpr):
     return (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
 
 
-@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site"])
+@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site", "first_feature"])
 def dropout(
-    x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, scale,
+    x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, first_feature, scale,
     BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
     SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Computes y[rows, features] = x * scale where the mask keeps it, else 0. n0..n3: sizes of the
-    RANK dims before the last; the other arguments are those of `row_words`."""
+    RANK dims before the last; first_feature: the number of the first feature; the other arguments
+    are those of `row_words`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first, second = row_words(
         row, rows, n1, n2, n3, seed, offset, coordinates, site, RANK, COLUMNS, SAMPLE_COLUMN,
         SAMPLE_DIM, HAS_OFFSET,
     )  # fmt: skip
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    dropped = drops(first[:, None], second[:, None], feature[None, :], BOUND)
+    counted = (first_feature + feature)[None, :]
+    dropped = drops(first[:, None], second[:, None], counted, BOUND)
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]
     content = tl.load(x + place, mask=inside)

@@ -220,15 +220,16 @@ template <class E> constexpr bool LOW = !std::is_same_v<E, float>;
 // is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two
 // kinds of mask, of which one is null, or both; `filled`: what the first one puts in the place of
 // hidden scores, null: they are left out. `bias`, or null, is added before: of each position of
-// queries and keys, a row's numbers one after the other. `seed` null: no dropout. scratch:
-// f32[threads, room], and the table of the segments.
+// queries and keys, a row's numbers one after the other. `seed` null: no dropout; first_head: the
+// number of head 0 in the model, by which it draws. scratch: f32[threads, room], and the table of
+// the segments.
 extern "C" void onward_attention(
     const T* q, const int64_t* OF(4) q_strides, const T* k, const int64_t* OF(4) k_strides,
     const T* v, const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed,
     const T* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    float softcap, const float* OPTIONAL OF(1) filled, const T* OPTIONAL bias,
+    float softcap, int64_t first_head, const float* OPTIONAL OF(1) filled, const T* OPTIONAL bias,
     const int64_t* OF(4) bias_strides,
     const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     T* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
@@ -245,7 +246,7 @@ extern "C" void onward_attention(
         const Strided<E> Y{of<E>(y), y_strides};
         const Filter<E> filter{{allowed, mask_strides}, {of<E>(added), mask_strides},
                                {of<E>(bias), bias_strides}, seed, offset, site, threshold,
-                               sample_dim, keep_scale, softcap, filled};
+                               sample_dim, keep_scale, softcap, first_head, filled};
         const int64_t ldo = padded(n.values), most = std::min(QUERIES, n.queries);
         const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
         Table table(n, q_at, k_at, segments);
@@ -357,7 +358,8 @@ extern "C" void onward_attention_grad(
     const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed, const T* OPTIONAL added,
     const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
     const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
-    float keep_scale, float scale, float softcap, const float* OPTIONAL OF(1) filled,
+    float keep_scale, float scale, float softcap, int64_t first_head,
+    const float* OPTIONAL OF(1) filled,
     const T* OPTIONAL bias, const int64_t* OF(4) bias_strides,
     const int64_t* OF(3) bias_sizes,
     float* OPTIONAL OF(bias_sizes[0] * sizes[1] * bias_sizes[1] * bias_sizes[2]) dbias,
@@ -382,7 +384,7 @@ extern "C" void onward_attention_grad(
         const Strided<E> DV{of<E>(dv), dv_strides};
         const Filter<E> filter{{allowed, mask_strides}, {of<E>(added), mask_strides},
                                {of<E>(bias), bias_strides}, seed, offset, site, threshold,
-                               sample_dim, keep_scale, softcap, filled};
+                               sample_dim, keep_scale, softcap, first_head, filled};
         const int64_t ldk = padded(n.width), ldv = padded(n.values);
         const int64_t most = std::min(QUERIES, n.queries);
         const int used = int(std::min(threads, int64_t(omp_get_max_threads())));

@@ -26,6 +26,7 @@ template <class E> struct Filter {
     int64_t site, threshold, sample_dim;
     float scale;  // 1 / (1 - ratio); 1 without dropout
     float softcap;  // 0: scores stay
+    int64_t first_head;   // the number of head 0 in the model, by which dropout draws
     const float* filled;  // what `allowed` puts in the place of hidden scores; null: it hides them
 
     bool drops() const { return seed != nullptr; }
@@ -36,7 +37,7 @@ template <class E> struct Filter {
         const uint32_t start = offset ? uint32_t(*offset) : 0u;
         const RowKey row = RowKey::start(seed, site)
             .at(uint32_t(g.sequence) + (sample_dim == 0 ? start : 0u))
-            .at(uint32_t(h) + (sample_dim == 1 ? start : 0u))
+            .at(uint32_t(h + first_head) + (sample_dim == 1 ? start : 0u))
             .at(uint32_t(g.position(q)) + (sample_dim == 2 ? start : 0u));
         return g.places ? row : row.behind(uint32_t(g.first + k));
     }

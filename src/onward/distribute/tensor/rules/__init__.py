@@ -1,0 +1,1 @@
+"""Rules of tensor parallelism by family of ops: the ways to run a call on parts (`way_rule`)."""

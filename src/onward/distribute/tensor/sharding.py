@@ -1,0 +1,104 @@
+"""Shardings: what the ranks along one axis of a mesh have of a value, and of a parameter.
+
+Terms as in GSPMD (arXiv 2105.04663) and PyTorch's DTensor: a value is replicated, split along a
+dim, or partial, which means that the ranks hold terms of it. A split may be in groups: a dim of
+size `groups * ranks * inner` is viewed as `[groups, ranks, inner]`, and each rank has its index of
+the middle one. So a weight that holds queries, keys and values one behind the other is split along
+the heads of all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.graph.types import Type
+
+SUM, NORM, MAX, ALL = "sum", "norm", "max", "all"
+TERMS = (SUM, NORM, MAX, ALL)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What a rank has of a value. dim: along which the value is split, and groups: how, as the
+    module says; None: the rank has a tensor of the whole shape. terms: by which the value follows
+    from what the ranks have: "sum"; "norm", the root of the sum of squares; "max"; "all", the
+    conjunction of bools; "" where each rank has the value itself, or its part."""
+
+    dim: int | None = None
+    groups: int = 1
+    terms: str = ""
+
+    def __str__(self) -> str:
+        if self.dim is None:
+            return f"partial by {self.terms}" if self.terms else "replicated"
+        return f"split along {self.dim}" + (f" in {self.groups}" if self.groups > 1 else "")
+
+    def fits(self, type: Type, ranks: int) -> bool:
+        """Whether a value of this type can be split so: the dim's size is a known number, which
+        groups and ranks divide."""
+        if self.dim is None:
+            return True
+        if not 0 <= self.dim < type.rank:
+            return False
+        size = type.shape[self.dim]
+        return isinstance(size, int) and size > 0 and size % (self.groups * ranks) == 0
+
+    def local(self, type: Type, ranks: int) -> Type:
+        """The type of what a rank has of a value that `fits`."""
+        if self.dim is None:
+            return type
+        shape = list(type.shape)
+        size = shape[self.dim]
+        assert isinstance(size, int), f"{type} is split along an open dim"
+        shape[self.dim] = size // ranks
+        return type.with_shape(shape)
+
+
+REPLICATED = Sharding()
+PARTIAL = Sharding(terms=SUM)
+
+
+def split(dim: int, groups: int = 1) -> Sharding:
+    """The sharding of a value that is split along a dim."""
+    return Sharding(dim, groups)
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """How a parameter is cut along an axis of a mesh: `sharding` of the ranks along it. place: the
+    coordinate of this process. A replicated parameter is no cut at all, and has none."""
+
+    axis: str
+    ranks: int
+    place: int
+    sharding: Sharding
+
+    def ranges(self, size: int, place: int | None = None) -> list[tuple[int, int]]:
+        """Start and stop of each run of indices that a rank has of the dim, whose whole size is
+        given, in their order. place: of the rank; None: this one."""
+        at = self.place if place is None else place
+        groups = self.sharding.groups
+        inner = size // (groups * self.ranks)
+        starts = [(group * self.ranks + at) * inner for group in range(groups)]
+        return [(start, start + inner) for start in starts]
+
+    def part(self, whole: np.ndarray, place: int | None = None) -> np.ndarray:
+        """The part of a tensor that a rank has. place: of the rank; None: this one."""
+        dim = self.sharding.dim
+        assert dim is not None, "a cut is along a dim"
+        pieces = [np.arange(*ends) for ends in self.ranges(whole.shape[dim], place)]
+        return np.take(whole, np.concatenate(pieces), dim)
+
+    def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The tensor whose parts the ranks have, in the order of their coordinates."""
+        dim = self.sharding.dim
+        assert dim is not None, "a cut is along a dim"
+        pieces = [np.split(part, self.sharding.groups, dim) for part in parts]
+        return np.concatenate([each for group in zip(*pieces, strict=True) for each in group], dim)
+
+
+__all__ = ["ALL", "MAX", "NORM", "PARTIAL", "REPLICATED", "SUM", "TERMS", "Sharding", "TensorCut",
+           "split"]  # fmt: skip

@@ -1,0 +1,139 @@
+"""Writes the graph of one rank, once the way of every call is chosen."""
+
+from __future__ import annotations
+
+from onward.distribute.tensor.conversions import Finish, from_whole, start_conversion
+from onward.distribute.tensor.sharding import REPLICATED, Sharding
+from onward.distribute.tensor.solve import Solution
+from onward.distribute.tensor.ways import Place, Way, same_op
+from onward.graph.build import Builder
+from onward.graph.graph import (
+    Graph,
+    Node,
+    Value,
+    array_of,
+    precision_said,
+    role_of,
+    type_of,
+    where,
+)
+
+
+def write_rank(source: Graph, solution: Solution, graph: Graph, place: Place) -> Graph:
+    """Fills `graph`, which is empty, with what the rank at this place runs, and returns it.
+
+    source: the graph of one rank alone, to which the solution belongs.
+    """
+    return _RankGraph(source, solution, graph, place).write()
+
+
+class _RankGraph:
+    """The graph of one rank under construction.
+
+    here: what the rank has of a value of the source, by sharding. started: exchanges that end where
+    their result is read.
+    """
+
+    def __init__(self, source: Graph, solution: Solution, graph: Graph, place: Place) -> None:
+        self._source, self._solution = source, solution
+        self._graph, self._place = graph, place
+        self._here: dict[tuple[Value, Sharding], Value] = {}
+        self._started: dict[tuple[Value, Sharding], Finish] = {}
+        self._early: dict[Value, list[Sharding]] = {}
+        for (value, want), have in solution.conversions.items():
+            if have == solution.made[value] != REPLICATED and value.producer() is not None:
+                self._early.setdefault(value, []).append(want)
+
+    def write(self) -> Graph:
+        source, graph, made = self._source, self._graph, self._solution.made
+        graph.settle(source.names_made)
+        graph.counts, graph.signature = set(source.counts), source.signature
+        for value in source.inputs:
+            role = role_of(value)
+            assert role is not None and value.name is not None
+            local = made[value].local(type_of(value), self._place.ranks)
+            twin = graph.input(value.name, local, role)
+            if "content" in value.meta and local == type_of(value):
+                twin.meta["content"] = value.meta["content"]
+            self._here[value, made[value]] = twin
+        for value in source.ir.initializers.values():
+            array = array_of(value)
+            assert array is not None
+            self._here[value, REPLICATED] = graph.constant(array)
+        for node in source:
+            self._write_node(node)
+        b = Builder(graph, module="optimizer", backward=True)
+        for name, value in source.outputs.items():
+            graph.outputs[name] = self._read(b, value, self._solution.wanted[name])
+        inputs = {v: self._here[v, made[v]] for v in source.inputs}
+        graph.state = {name: inputs[v] for name, v in source.state.items()}
+        graph.sweep()
+        return graph
+
+    def _write_node(self, node: Node) -> None:
+        graph, way = self._graph, self._solution.ways[node]
+        b = Builder(graph, None, where(node), bool(node.meta.get("backward")), precision_said(node))
+        inputs = [None if x is None or s is None else self._read(b, x, s)
+                  for x, s in zip(node.inputs, way.inputs, strict=True)]  # fmt: skip
+        if way.program is None and not way.shares_work:  # no size changes
+            outputs = self._copied(node, inputs)
+        else:
+            program = way.program
+            made = same_op(b, node, inputs) if program is None else program(
+                b, node, inputs, self._place
+            )  # fmt: skip
+            outputs = self._checked(node, way, list(made))
+        for y, s, local in zip(node.outputs, way.outputs, outputs, strict=True):
+            self._here[y, s] = local
+            for want in self._early.get(y, ()):
+                self._start(b, y, s, want)
+
+    def _copied(self, node: Node, inputs: list[Value | None]) -> list[Value]:
+        """The node as it is, on what the rank has."""
+        outputs = [Value(name=y.name) for y in node.outputs]
+        for y, twin in zip(node.outputs, outputs, strict=True):
+            twin.meta.update(y.meta)
+        made = Node(
+            node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs,
+            name=node.name, metadata_props=dict(node.metadata_props),
+        )  # fmt: skip
+        made.meta.update(node.meta)
+        self._graph.ir.append(made)
+        return outputs
+
+    def _checked(self, node: Node, way: Way, made: list[Value]) -> list[Value]:
+        """What the rank has made, which has the types that the way says."""
+        for y, s, local in zip(node.outputs, way.outputs, made, strict=True):
+            want = s.local(type_of(y), self._place.ranks)
+            assert type_of(local) == want, (
+                f"{node.op_type} of {where(node)} makes {type_of(local)} on a rank, not {want}, by "
+                f"the way {way}"
+            )
+        return made
+
+    def _read(self, b: Builder, value: Value, want: Sharding) -> Value:
+        """What the rank has of a value in this sharding; ends the exchange that makes it."""
+        key = (value, want)
+        if key not in self._here:
+            if key not in self._started:
+                have = self._solution.conversions[key]
+                if have == REPLICATED:
+                    whole = self._read(b, value, have)
+                    self._here[key] = from_whole(b, whole, want, self._place)
+                    return self._here[key]
+                self._start(b, value, have, want)
+            self._here[key] = self._started[key](b)
+        return self._here[key]
+
+    def _start(self, b: Builder, value: Value, have: Sharding, want: Sharding) -> None:
+        """Starts an exchange where its operand is there."""
+        maker = value.producer()
+        said = value.name if maker is None else f"{maker.op_type} of {where(maker) or 'the step'}"
+        record = f"{said}: {have} to {want}"
+        x = self._read(b, value, have)
+        self._started[value, want] = start_conversion(
+            b, x, type_of(value), have, want, self._place, record
+        )
+
+
+__all__ = ["write_rank"]
