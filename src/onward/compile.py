@@ -24,7 +24,8 @@ from typing import Any
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
-from onward.distribute import Mesh, distribute, gathered_ahead
+from onward.distribute import Mesh, cut_along, distribute, gathered_ahead
+from onward.distribute.tensor import chosen_cuts, link_rates
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
@@ -164,9 +165,26 @@ class Compiler:
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
 
-    def gathered(self, forward: Graph, held: Mapping[str, Shard]) -> Graph:
-        """Builds an evaluation on the ranks of a mesh, each of which holds a part of these
-        parameters."""
+    def tensor_cuts(
+        self, forward: Graph, recipe: Recipe, mesh: Mesh, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
+        groups. sizes: of a batch, by symbol."""
+        start = summed(forward) if recipe.average == "labels" else forward
+        graph = self._differentiate(start, recipe.parameters, recipe.parameters)
+        target = self.target
+        rates = link_rates(
+            target.device, target.rates.flops_per_second, target.rates.bytes_per_second
+        )
+        return chosen_cuts(add_updates(graph, recipe), mesh, rates, sizes)
+
+    def evaluated(
+        self, forward: Graph, held: Mapping[str, Shard], cuts: Mapping[str, tuple[int, int]]
+    ) -> Graph:
+        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters:
+        as one row (`held`), or along a dim (`cuts`)."""
+        if cuts:
+            return cut_along(forward, self.mesh, cuts)
         inputs = {value.name for value in forward.inputs}
         parts = {name: shard for name, shard in held.items() if name in inputs}
         return gathered_ahead(forward, self.mesh, parts)
@@ -224,11 +242,11 @@ class Compiler:
 
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
-        return replace(recipe, joint=self.mesh.ranks > 1)
+        return replace(recipe, joint=self.mesh.batches > 1)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         shards, summed, held = recipe.shards, recipe.summed_parts, recipe.held
-        return distribute(graph, self.mesh, recipe.average, shards, summed, held)
+        return distribute(graph, self.mesh, recipe.average, shards, summed, held, recipe.cuts)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

@@ -11,6 +11,7 @@ from onward.errors import refused
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
+SHARED_AXES = (*DATA_AXES, "tp")  # along which a Trainer shares its work
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
 
 
@@ -26,9 +27,9 @@ def read_mesh(name: str, value: object) -> dict[str, int] | None:
         if axis not in AXES or isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise refused(name, value, f"1 or more ranks along axes of {', '.join(AXES)}")
         found[axis] = int(size)
-    other = [axis for axis, size in found.items() if size > 1 and axis not in DATA_AXES]
+    other = [axis for axis, size in found.items() if size > 1 and axis not in SHARED_AXES]
     if other:
-        raise refused(name, value, f"ranks along {' and '.join(DATA_AXES)}, not yet {other[0]}")
+        raise refused(name, value, f"ranks along {', '.join(SHARED_AXES)}, not yet {other[0]}")
     return found
 
 

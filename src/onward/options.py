@@ -343,7 +343,9 @@ class TrainerOptions:
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
     processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
-    neighbours, so that gradients are summed along it first, and `zero` cuts state along it. Loss,
+    neighbours, so that gradients are summed along it first, and `zero` cuts state along it. Ranks
+    along `tp` take the same micro-batch, and each holds a part of large weights and computes with
+    it (Megatron-LM, arXiv 1909.08053); how weights are cut follows from the graph. Loss,
     gradients, updates and dropout masks are those of one process with the batches of all ranks in
     the order of their numbers. None: one process."""
 
@@ -460,10 +462,19 @@ class TrainerOptions:
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
                 'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
             )
-        if self.zero == 3 and self.ema_decay is not None:
+        tp = (self.mesh or {}).get("tp", 1)
+        if (self.zero == 3 or tp > 1) and self.ema_decay is not None:
             raise OnwardError(
-                "ema_decay averages whole weights, of which each rank holds a part with zero=3; "
-                "fix: zero=2, or leave ema_decay out"
+                "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "
+                "with tp; fix: zero=2 without tp, or leave ema_decay out"
+            )
+        if tp > 1 and (self.zero or self.optimizer_state != "fp32"):
+            other = (
+                f"zero={self.zero}" if self.zero else f'optimizer_state="{self.optimizer_state}"'
+            )
+            raise OnwardError(
+                f"{other} and a mesh with tp cut the same state in two ways, which is not there "
+                "yet; fix: leave one of them out"
             )
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(

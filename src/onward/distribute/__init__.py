@@ -5,13 +5,14 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
-`parameter_gathers` the weights.
+`parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from onward.distribute import tensor
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
@@ -21,7 +22,7 @@ from onward.distribute.zero import zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
-from onward.mesh_sizes import DATA_AXES
+from onward.mesh_sizes import DATA_AXES, SHARED_AXES
 from onward.shards import LEAST, Shard, shard_of
 
 
@@ -32,26 +33,35 @@ def distribute(
     shards: Mapping[str, Shard] | None = None,
     summed: Collection[str] = (),
     held: Mapping[str, Shard] | None = None,
+    cuts: Mapping[str, tuple[int, int]] | None = None,
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
     average: of what the loss is the mean (`Recipe.average`). shards: by parameter, the part that
     this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
-    over a window. held: by parameter, the part that this rank has; it has all of others. Raises
-    OnwardError for an axis that no mode shares the work along, and for a step that ranks cannot
-    share.
+    over a window. held: by parameter, the part that this rank has; it has all of others. cuts: by
+    parameter, the dim along which ranks of `tp` have a part each, and the number of groups of it.
+    Raises OnwardError for an axis that no mode shares the work along, and for a step that ranks
+    cannot share.
     """
     if mesh.ranks == 1:
         return graph
-    other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in DATA_AXES]
+    other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in SHARED_AXES]
     if other:
         raise OnwardError(
-            f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: axes of data "
-            f"alone, {' and '.join(DATA_AXES)}"
+            f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: other axes, of "
+            f"{', '.join(SHARED_AXES)}"
         )
     why = _unshared(graph)
     if why is not None:
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+    if mesh.size(tensor.AXIS) > 1:
+        graph = cut_along(graph, mesh, cuts or {})
+        if mesh.batches == 1:
+            return graph
+        graph = data_parallel(graph, mesh, average)
+        number_in_order(graph)
+        return graph
     trained = {**graph.signature.updated, **graph.signature.accumulators}
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
     inputs = {value.name for value in graph.inputs}
@@ -59,6 +69,13 @@ def distribute(
     if here or parts:
         return zero(graph, mesh, here, average, summed, parts)
     return data_parallel(graph, mesh, average)
+
+
+def cut_along(graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]) -> Graph:
+    """Returns the graph of this rank along `tp`. cuts: of parameters, as of `distribute`."""
+    inputs = {value.name for value in graph.inputs}
+    here = {name: tensor.Sharding(*cut) for name, cut in cuts.items() if name in inputs}
+    return tensor.tensor_parallel(graph, mesh, cuts=here)[0]
 
 
 def _unshared(graph: Graph) -> str | None:
@@ -84,6 +101,6 @@ def _unshared(graph: Graph) -> str | None:
 
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
-    "RanksApartError", "Shard", "StartedCollective", "data_parallel",
+    "RanksApartError", "Shard", "StartedCollective", "cut_along", "data_parallel",
     "distribute", "gathered_ahead", "lockstep", "number_in_order", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

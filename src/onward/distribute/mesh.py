@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from onward.errors import OnwardError
-from onward.mesh_sizes import AXES
+from onward.mesh_sizes import AXES, DATA_AXES
 from onward.shards import Shard
 
 
@@ -67,6 +67,19 @@ class Mesh:
             number = number * size + at
         return number
 
+    @property
+    def batches(self) -> int:
+        """The number of shares that a batch has: ranks along other axes take the same one."""
+        return prod(self.size(axis) for axis in DATA_AXES)
+
+    @property
+    def share(self) -> int:
+        """The number of this process's share of a batch, from 0, in the order of the ranks."""
+        number = 0
+        for axis in (a for a in self.axes if a in DATA_AXES):
+            number = number * self.size(axis) + self.coordinate(axis)
+        return number
+
     def size(self, axis: str) -> int:
         """The number of ranks along an axis; 1 where the mesh does not have it."""
         return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
@@ -111,6 +124,14 @@ class Mesh:
         to_first: rank 0 alone gets it, the others None. All ranks call it at the same points.
         """
         return part
+
+    def gathered_parts(self, part: Any, axis: str, to_first: bool) -> list[Any] | None:
+        """The parts of all ranks along an axis, in the order of their coordinates, all of one
+        shape.
+
+        to_first: rank 0 alone gets them, the others None. All ranks call it at the same points.
+        """
+        return [part]
 
     def fail(self) -> None:
         """Tells the other ranks, at the meeting that they come to next, that this one has

@@ -121,6 +121,19 @@ class ProcessMesh(Mesh):
         dist.gather(own, rows, group=group, group_dst=0)
         return None if rows is None or self.rank else torch.cat(rows)[:elements]
 
+    def gathered_parts(
+        self, part: torch.Tensor, axis: str, to_first: bool
+    ) -> list[torch.Tensor] | None:
+        """The parts of all ranks along an axis. Waits for the other ranks."""
+        group, own = self.groups[axis], part.contiguous()
+        is_root = not to_first or dist.get_rank(group) == 0
+        parts = [torch.empty_like(own) for _ in range(self.size(axis))] if is_root else None
+        if to_first:
+            dist.gather(own, parts, group=group, group_dst=0)
+            return None if self.rank else parts
+        dist.all_gather(parts, own, group=group)
+        return parts
+
     def fail(self) -> None:
         """Tells the other ranks that this one has failed; it waits for them, unless they have
         ended."""

@@ -15,7 +15,8 @@ from onward.shards import Shard
 
 class Graphs:
     """The graphs of a captured call: of a training step if there is a recipe, else of an
-    evaluation. held: by parameter, the part of it that this rank has, of an evaluation."""
+    evaluation. held, cuts: by parameter, the part of it that this rank has, for an evaluation
+    (`Compiler.evaluated`)."""
 
     def __init__(
         self,
@@ -23,9 +24,10 @@ class Graphs:
         captured: Captured,
         recipe: Recipe | None = None,
         held: Mapping[str, Shard] | None = None,
+        cuts: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.compiler, self.captured, self.recipe = compiler, captured, recipe
-        self._held = held or {}
+        self._held, self._cuts = held or {}, cuts or {}
         self._packed: dict[tuple[str, ...], Graph | None] = {}
 
     @cached_property
@@ -49,11 +51,13 @@ class Graphs:
 
     def completed(self, forward: Graph) -> Graph:
         """Adds gradients and updates to a forward graph, as the recipe says; to that of an
-        evaluation, the gathering of parameters."""
+        evaluation, what ranks with parts of parameters exchange."""
         recipe = self._settled
-        if recipe is None:
-            return self.compiler.gathered(forward, self._held) if self._held else forward
-        return self.compiler.step(forward, recipe)
+        if recipe is not None:
+            return self.compiler.step(forward, recipe)
+        if self._held or self._cuts:
+            return self.compiler.evaluated(forward, self._held, self._cuts)
+        return forward
 
     @cached_property
     def _settled(self) -> Recipe | None:

@@ -1,4 +1,5 @@
-"""Parameter parts: the part of each large parameter that this rank holds under ZeRO stage 3.
+"""Parameter parts: the part of each large parameter that this rank holds, under ZeRO stage 3 or
+with tensor parallelism.
 
 While the parameters are cut, the model's own show NaN: one number in the place of all, so that they
 have their shapes and take no memory, and nobody mistakes them for weights. `gather` gives the model
@@ -17,23 +18,25 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from onward.distribute import Mesh
+from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.shards import Shard
 from onward.signals import signals_wait
+from onward.train.cut_tensors import Cut, joined, part_of, shape_of
 
-STAGE = 3  # of ZeRO, at which parameters are cut
-ShardOf: TypeAlias = Callable[[torch.Tensor], Shard | None]
+CutOf: TypeAlias = Callable[[torch.Tensor], Cut | None]
 
 
 @dataclass
 class HeldPart:
-    """The part of one parameter. name: its path in the model. row: this rank's elements. stand_in:
-    what the model shows while the parameter is cut. stride: of the whole parameter."""
+    """The part of one parameter. name: its path in the model. cut: which part it is. part: this
+    rank's elements. stand_in: what the model shows while the parameter is cut. stride: of the whole
+    parameter."""
 
     name: str
     parameter: torch.Tensor
-    shard: Shard
-    row: torch.Tensor
+    cut: Cut
+    part: torch.Tensor
     stand_in: torch.Tensor
     stride: tuple[int, ...]
 
@@ -43,11 +46,11 @@ class HeldPart:
         return self.parameter.data_ptr() == self.stand_in.data_ptr()
 
     @classmethod
-    def of(cls, name: str, p: torch.Tensor, shard: Shard) -> HeldPart:
-        """The part of a parameter that is to be cut; its row is empty so far."""
-        row = torch.empty(shard.size, dtype=p.dtype, device=p.device)
+    def of(cls, name: str, p: torch.Tensor, cut: Cut) -> HeldPart:
+        """The part of a parameter that is to be cut; it is empty so far."""
+        part = torch.empty(shape_of(cut, p.shape), dtype=p.dtype, device=p.device)
         number = torch.full((), torch.nan, dtype=p.dtype, device=p.device)
-        return cls(name, p, shard, row, number.expand(p.shape), p.stride())
+        return cls(name, p, cut, part, number.expand(p.shape), p.stride())
 
     def empty(self) -> torch.Tensor:
         """Memory for the whole parameter."""
@@ -71,11 +74,11 @@ class ParameterParts:
     def __deepcopy__(self, memo: Any) -> ParameterParts:
         return self  # a copy of a model shows NaN as well, and is refused its state
 
-    def take(self, mesh: Mesh, stage: int) -> None:
-        """Goes on with the ranks of another Trainer. Raises OnwardError where the parameters are
-        cut, and over other ranks. stage: of ZeRO of that Trainer."""
-        if stage != STAGE:
-            self.require_whole(f"zero={stage}")
+    def take(self, mesh: Mesh, cuts: bool) -> None:
+        """Goes on with the ranks of another Trainer. cuts: whether that one cuts parameters. Raises
+        OnwardError where the parameters are cut already, and by other ranks."""
+        if not cuts:
+            self.require_whole("a Trainer of whole weights")
         elif mesh != self._mesh:
             self.require_whole("another mesh")
         if not self.is_cut:
@@ -89,25 +92,24 @@ class ParameterParts:
 
     # ---- cutting, and the way back
 
-    def cut(self, model: torch.nn.Module, shard_of: ShardOf) -> None:
+    def cut(self, model: torch.nn.Module, cut_of: CutOf) -> None:
         """Keeps of each large parameter this rank's part, and has the model show NaN in its place.
-        Does nothing for those that are cut already. shard_of: the part of a parameter; None: it
+        Does nothing for those that are cut already. cut_of: the part of a parameter; None: it
         stays whole. Raises OnwardError for parameters that are cut otherwise."""
         if self._hooks and self.is_cut:
             self.require_parts()
             return
         with signals_wait(), torch.no_grad():
             for name, p in model.named_parameters():
-                shard = shard_of(p) if _is_alone(p) or p in self._held else None
-                if p in self._held and shard != self._held[p].shard:
+                cut = cut_of(p) if _is_alone(p) or p in self._held else None
+                if p in self._held and cut != self._held[p].cut:
                     self.require_whole("an optimizer that cuts parameters in another way")
-                elif shard is not None and p not in self._held:
-                    self._held[p] = HeldPart.of(name, p, shard)
-            for part in self._held.values():
-                if not part.is_cut:
-                    whole = part.parameter.detach().reshape(-1)
-                    part.row.copy_(whole[part.shard.start : part.shard.stop])
-                    part.parameter.data = part.stand_in
+                elif cut is not None and p not in self._held:
+                    self._held[p] = HeldPart.of(name, p, cut)
+            for held in self._held.values():
+                if not held.is_cut:
+                    held.part.copy_(part_of(held.cut, held.parameter.detach()))
+                    held.parameter.data = held.stand_in
             for module in model.modules():
                 if any(p in self._held for p in module.parameters(recurse=False)):
                     self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
@@ -117,8 +119,9 @@ class ParameterParts:
         with torch.no_grad():
             for part in self._held.values():
                 if part.is_cut:
-                    row = self._mesh.gathered_row(part.row, part.shard, to_first=False)
-                    part.parameter.data = part.empty().copy_(row.view(part.stand_in.shape))
+                    whole = joined(part.cut, part.part, part.stand_in.shape, self._mesh, False)
+                    assert whole is not None, "every rank gets it"
+                    part.parameter.data = part.empty().copy_(whole)
         self._forget_hooks()
 
     def _forget_hooks(self) -> None:
@@ -131,12 +134,21 @@ class ParameterParts:
     def stored(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that holds a parameter's numbers on this rank: its part, or the parameter."""
         part = self._held.get(tensor)
-        return part.row if part is not None and part.is_cut else tensor
+        return part.part if part is not None and part.is_cut else tensor
 
     def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
-        """The parts of these parameters, by the same names; none for whole ones."""
+        """The parts that are elements of a row, of these parameters, by the same names."""
+        return {n: cut for n, cut in self._cuts(parameters).items() if isinstance(cut, Shard)}
+
+    def tensor_cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+        """The parts along a dim, of these parameters: by the same names, the dim and the groups."""
+        found = self._cuts(parameters).items()
+        cuts = {n: cut.sharding for n, cut in found if isinstance(cut, TensorCut)}
+        return {n: (s.dim, s.groups) for n, s in cuts.items() if s.dim is not None}
+
+    def _cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
         found = {name: self._held.get(p) for name, p in parameters.items()}
-        return {n: part.shard for n, part in found.items() if part is not None and part.is_cut}
+        return {n: held.cut for n, held in found.items() if held is not None and held.is_cut}
 
     def is_whole(self, parameter: torch.Tensor) -> bool:
         """Says whether this rank has all of a parameter."""
@@ -148,15 +160,16 @@ class ParameterParts:
         if other is not None:
             raise OnwardError(
                 f"the weights of {other} were replaced while each rank holds a part of the model "
-                "(zero=3); fix: call trainer.gather() on every rank before the model is changed"
+                "(zero=3, or tp); fix: call trainer.gather() on every rank before the model is "
+                "changed"
             )
 
     def require_whole(self, what: str) -> None:
         """Raises OnwardError while parameters are cut. what: is asked for."""
         if self.is_cut:
             raise OnwardError(
-                f"{what} needs whole weights, and each rank holds a part of them (zero=3); fix: "
-                "call trainer.gather() on every rank first; the next step cuts them again"
+                f"{what} needs whole weights, and each rank holds a part of them (zero=3, or tp); "
+                "fix: call trainer.gather() on every rank first; the next step cuts them again"
             )
 
     @contextmanager
@@ -188,9 +201,8 @@ class ParameterParts:
                 found[key] = value.detach() if isinstance(value, torch.Tensor) else value
                 continue
             if value not in gathered:
-                row = self._mesh.gathered_row(part.row, part.shard, to_first)
-                shown = part.stand_in if row is None else row.view(part.stand_in.shape)
-                gathered[value] = shown
+                whole = joined(part.cut, part.part, part.stand_in.shape, self._mesh, to_first)
+                gathered[value] = part.stand_in if whole is None else whole
             found[key] = gathered[value]
         return found
 
@@ -237,13 +249,13 @@ class ParameterParts:
 _HELD: WeakKeyDictionary[torch.nn.Module, ParameterParts] = WeakKeyDictionary()
 
 
-def parts_of(model: torch.nn.Module, mesh: Mesh, stage: int) -> ParameterParts:
-    """The parts of a model that this rank holds already, or none so far. stage: of ZeRO. Raises
-    OnwardError where parameters are cut, and the stage or the mesh is another."""
+def parts_of(model: torch.nn.Module, mesh: Mesh, cuts: bool) -> ParameterParts:
+    """The parts of a model that this rank holds already, or none so far. cuts: whether parameters
+    are to be cut. Raises OnwardError where they are, and should not be, or by another mesh."""
     found = _HELD.get(model)
     if found is None:
         found = _HELD[model] = ParameterParts(mesh)
-    found.take(mesh, stage)
+    found.take(mesh, cuts)
     return found
 
 

@@ -20,7 +20,8 @@ from onward.compile import Compiler
 from onward.differentiate import Recipe
 from onward.distribute import Mesh
 from onward.execute import Executable
-from onward.graph.names import parameter_name
+from onward.graph.names import parameter_name, user_name
+from onward.journal import Journal
 from onward.kernels import host
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
@@ -206,7 +207,9 @@ class PreparedSteps:
         if training:
             self._optimizer.join(captured.parameters, captured.reached)
         recipe = self.recipe(captured, accumulates) if training else None
-        graphs = Graphs(compiler, captured, recipe, self._parts.shards(captured.parameters))
+        held = self._parts.shards(captured.parameters)
+        cuts = self._parts.tensor_cuts(captured.parameters)
+        graphs = Graphs(compiler, captured, recipe, held, cuts)
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
@@ -224,6 +227,21 @@ class PreparedSteps:
             regions = not self._options.strict
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
+
+    def tensor_cuts(
+        self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, mesh: Mesh
+    ) -> dict[str, tuple[int, int]]:
+        """Chooses how ranks along `tp` cut the model's parameters, for batches like this one: by
+        path, the dim and its groups. The weights are whole at this moment."""
+        target = host(self._session.memory.device.type)
+        policy = policy_of(self._options, target)
+        compiler = Compiler(target, self._options.disable, Journal(quiet=True), policy)
+        captured = self.capture(compiler, model, loss_fn, batch, training=True)
+        forward, recipe = compiler.forward(captured), self.recipe(captured)
+        recipe = dataclasses.replace(recipe, average="micro_batches")
+        sizes = captured.dims(batch.tensors) or {}
+        found = compiler.tensor_cuts(forward, recipe, mesh, sizes)
+        return {user_name(name): cut for name, cut in found.items()}
 
     def _trains(self, captured: CapturedModule) -> bool:
         return bool(self.recipe(captured).parameters)
@@ -287,6 +305,7 @@ class PreparedSteps:
             shards=self._updates.shards(updated),
             summed_parts=self._updates.summed_parts(updated) if accumulates else (),
             held=self._parts.shards(parameters),
+            cuts=self._parts.tensor_cuts(parameters),
         )
 
 

@@ -187,18 +187,27 @@ class Ranks:
             )
 
     def share(
-        self, position: Position, batch_size: int, executable: Executable, inputs: Mapping[str, Any]
+        self,
+        position: Position,
+        batch_size: int,
+        executable: Executable,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, Any],
     ) -> Share:
         """Tells the other ranks where this one stands and how many samples it has, and returns its
-        share. executable: what it is about to run. inputs: the settings of the update. Raises
-        OnwardError where a rank stands elsewhere."""
+        share. executable: what it is about to run. settings: of the update. inputs: of the batch.
+        Raises OnwardError where a rank stands elsewhere, and where ranks along `tp` have other
+        batches."""
         if self.is_one:
             return Share(0, batch_size)
-        alike = self._alike(position, executable, inputs)
-        rows = self.mesh.gathered(MeetingKind.MICRO_BATCH, [batch_size, *alike])
-        self._require_alike([row[1:] for row in rows])
-        sizes = [row[0] for row in rows]
-        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))
+        alike = self._alike(position, executable, settings)
+        own = [batch_size, self.mesh.share, self._batch_digest(inputs)]
+        rows = self.mesh.gathered(MeetingKind.MICRO_BATCH, [*own, *alike])
+        self._require_alike([row[3:] for row in rows])
+        self._require_one_batch([row[1:3] for row in rows])
+        sizes = {row[1]: row[0] for row in rows}  # by share
+        before = sum(size for share, size in sizes.items() if share < self.mesh.share)
+        return Share(before, sum(sizes.values()))
 
     def end_window(
         self, position: Position, executable: Executable, inputs: Mapping[str, Any]
@@ -209,16 +218,25 @@ class Ranks:
             alike = self._alike(position, executable, inputs)
             self._require_alike(self.mesh.gathered(MeetingKind.WINDOW_END, alike))
 
-    def meet_to_evaluate(self, executable: Executable) -> None:
-        """Waits until all ranks evaluate a batch. Raises OnwardError where the exchanges of a rank
-        are others."""
-        found = self._hash(executable)
-        for rank, [other] in enumerate(self.mesh.gathered(MeetingKind.EVALUATION, [found])):
-            if other != found:
+    def meet_to_evaluate(self, executable: Executable, inputs: Mapping[str, Any]) -> None:
+        """Waits until all ranks evaluate a batch. inputs: of it. Raises OnwardError where the
+        exchanges of a rank are others, and where ranks along `tp` have other batches."""
+        found = [self._hash(executable), self.mesh.share, self._batch_digest(inputs)]
+        rows = self.mesh.gathered(MeetingKind.EVALUATION, found)
+        for rank, (other, *_) in enumerate(rows):
+            if other != found[0]:
                 raise OnwardError(
                     f"the evaluation of rank {rank} exchanges other tensors than that of rank "
                     f"{self.mesh.rank}; fix: batches of one kind on every rank"
                 )
+        self._require_one_batch([row[1:] for row in rows])
+
+    def cuts_of_first(self, cuts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """How rank 0 has chosen to cut parameters: by path, the dim and its groups. Other ranks
+        have chosen by other batches."""
+        told = self.mesh.gathered_facts({name: f"{d} {g}" for name, (d, g) in cuts.items()})[0]
+        pairs = {name: tuple(map(int, said.split())) for name, said in told.items()}
+        return {name: (dim, groups) for name, (dim, groups) in pairs.items()}
 
     def meet_to_profile(self) -> None:
         """Waits until all ranks time their step, which takes all of them."""
@@ -240,6 +258,26 @@ class Ranks:
         except BaseException:
             self._lost = not self.is_one
             raise
+
+    def _batch_digest(self, inputs: Mapping[str, Any]) -> int:
+        """The number that tells batches apart, where several ranks have to take the same one."""
+        if self.mesh.batches == self.mesh.ranks:
+            return 0
+        tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
+        return _number("".join(f"{n} {digest(tensors[n])}" for n in sorted(tensors)).encode())
+
+    def _require_one_batch(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raises OnwardError where ranks with one share have other batches. rows: share and digest
+        of each rank."""
+        found: dict[int, tuple[int, int]] = {}
+        for rank, (share, batch) in enumerate(rows):
+            first, other = found.setdefault(share, (rank, batch))
+            if batch != other:
+                raise OnwardError(
+                    f"rank {rank} has another batch than rank {first}, with which it shares the "
+                    "weights (tp); fix: give ranks along tp the same batch, such as by a sampler "
+                    "of num_replicas=the ranks along dp_replicate and dp_shard"
+                )
 
     def _alike(
         self, position: Position, executable: Executable, inputs: Mapping[str, Any]

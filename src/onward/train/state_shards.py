@@ -1,13 +1,18 @@
-"""StateShards: which part of each parameter's optimizer state this rank holds, under ZeRO."""
+"""StateShards: which part of each parameter's optimizer state this rank holds, under ZeRO and
+with tensor parallelism."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from onward.distribute import Mesh
+from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.shards import Shard, shard_of
+from onward.train.cut_tensors import Cut, joined, part_of, shape_of
 from onward.train.state_form import StateForms
 
 AXIS = "dp_shard"
@@ -16,6 +21,7 @@ AXIS = "dp_shard"
 class StateShards:
     """The parts of all parameters that this rank updates, and their exchange with other ranks.
 
+    tensor_cuts: of parameters of which this rank has a part along a dim, in the place of shards.
     stage: of ZeRO; 0 cuts nothing, and 2 or 3 cut the sums of a window's gradients too. Raises
     OnwardError for an optimizer that does not update each element by itself.
     """
@@ -28,15 +34,18 @@ class StateShards:
             )
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
+        self.tensor_cuts: Mapping[torch.Tensor, TensorCut] = {}
 
     def in_forms(self, forms: StateForms) -> StateShards:
         """The parts for state in other forms, whose blocks may be larger."""
-        return StateShards(self._mesh, self._stage, self._record, forms)
+        made = StateShards(self._mesh, self._stage, self._record, forms)
+        made.tensor_cuts = self.tensor_cuts
+        return made
 
     @property
     def are_whole(self) -> bool:
         """True where this rank holds the state of whole parameters."""
-        return not self._stage
+        return not self._stage and not self.tensor_cuts
 
     def of(self, parameter: torch.Tensor) -> Shard | None:
         """The part of a parameter whose state this rank holds; None: all of it."""
@@ -50,35 +59,34 @@ class StateShards:
             )
         return self._found[parameter]
 
-    def of_sums(self, parameter: torch.Tensor) -> Shard | None:
+    def cut_of(self, parameter: torch.Tensor) -> Cut | None:
+        """The part of a parameter whose state this rank holds, of either kind; None: all."""
+        return self.tensor_cuts.get(parameter) or self.of(parameter)
+
+    def of_sums(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
-        return self.of(parameter) if self._stage >= 2 else None
+        return self.cut_of(parameter) if self._stage != 1 else None
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of the part; the parameter itself where it is not cut."""
-        shard = self.of(parameter)
-        if shard is None:
+        cut = self.cut_of(parameter)
+        if cut is None:
             return parameter
-        return torch.empty(shard.size, dtype=parameter.dtype, device="meta")
+        shape = shape_of(cut, parameter.shape)
+        return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
     def cut(self, parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of state; all of one that holds a single number."""
-        shard = self.of(parameter)
-        if shard is None or not tensor.dim():
-            return tensor
-        start, stop = shard.within(tensor.numel())
-        return tensor.reshape(-1)[start:stop]
+        cut = self.cut_of(parameter)
+        return tensor if cut is None else part_of(cut, tensor)
 
     def whole(
         self, parameter: torch.Tensor, part: torch.Tensor, like: torch.Tensor, to_first: bool
     ) -> torch.Tensor | None:
         """The whole tensor of state of which this rank has a part. like: of its shape. to_first:
         only rank 0 gets it, others None. All ranks call it for the same tensors, in one order."""
-        shard = self.of(parameter)
-        if shard is None or not part.dim():
-            return part
-        row = self._mesh.gathered_row(part, shard, to_first)
-        return None if row is None else row.view(like.shape)
+        cut = self.cut_of(parameter)
+        return part if cut is None else joined(cut, part, like.shape, self._mesh, to_first)
 
 
 def whole_state(record: Record, forms: StateForms) -> StateShards:

@@ -78,7 +78,7 @@ class TorchState:
         own, ours = self._own, self._low.get(p) is entry
         if ours and not any(slot in entry for slot in own.slots(p)):  # as it was shared
             return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
-        given = {**own.shown(p), **entry} if ours and own.shards.of(p) is None else entry
+        given = {**own.shown(p), **entry} if ours and own.shards.cut_of(p) is None else entry
         required, types = own.required(p), tensors_of(self._record, "", p)
         # a slot that the settings have made idle is kept all the same, as torch keeps it
         slots = [s for s in types if s in required or isinstance(given.get(s), torch.Tensor)]
@@ -104,7 +104,7 @@ class TorchState:
                 entry = state[p] = {}
             if p in self._places:  # one element for each parameter, since torch adds 1 to each
                 entry["step"] = self._steps[self._places[p]]
-            low = bool(self._own.form(p)) or self._own.shards.of(p) is not None
+            low = bool(self._own.form(p)) or self._own.shards.cut_of(p) is not None
             if low:
                 self._low[p] = entry
             for slot in self._own.slots(p):
@@ -150,7 +150,7 @@ class TorchState:
                 saved["state"][i] = {**self._own.shown(p), **entry}
 
     def _require_whole(self) -> None:
-        if not self._own.shards.are_whole and any(self._own.shards.of(p) for p in self._low):
+        if not self._own.shards.are_whole and any(self._own.shards.cut_of(p) for p in self._low):
             raise OnwardError(
                 "each rank has a part of the optimizer's state (zero), so that the optimizer has "
                 "none to save or to go on from by itself; fix: call state_dict of the Trainer on "

@@ -18,6 +18,7 @@ import torch
 
 from onward.capture import LossFunction, unwrapped
 from onward.checkpoint import BackgroundWriter
+from onward.distribute.tensor import Sharding, TensorCut
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
@@ -48,7 +49,7 @@ from onward.train.loss_spikes import LossSpikes
 from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
-from onward.train.parameter_parts import STAGE, parts_of
+from onward.train.parameter_parts import parts_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.ranks import Position, Ranks
 from onward.train.result import StepResult
@@ -114,7 +115,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._ranks = Ranks(self.options, self.device)
-        self._weights = parts_of(model, self._ranks.mesh, self.options.zero)
+        self._cuts = self.options.zero == 3 or self._ranks.mesh.size("tp") > 1
+        self._weights = parts_of(model, self._ranks.mesh, self._cuts)
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -171,7 +173,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             is_whole = self._weights.is_whole
             self._ranks.compare(self.model, self.optimizer, self.options, self.updates, is_whole)
             names = names_to_fetch(self.options, fetch)
-            self._cut_weights()
+            self._cut_weights(batch)
             step = self._steps.training(self.model, self.loss_fn, batch)
         if not self.options.auto_micro_batch:
             return self._micro_step(step, batch, names)
@@ -297,19 +299,20 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
-        update. With `zero=3` all ranks of a mesh call it, each with a batch of its own. Raises
-        OnwardError while an update or a load is half made."""
+        update. Where ranks have parts of the weights (`zero=3`, `tp`), all of them call it: those
+        along `tp` with one batch, others with their own. Raises OnwardError while an update or a
+        load is half made."""
         self._check_idle()
         self._check_not_torn()
-        with self._ranks.preparing() if self.options.zero == STAGE else nullcontext():
+        with self._ranks.preparing() if self._cuts else nullcontext():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
             names = read_names("fetch", fetch)
-            self._cut_weights()
+            self._cut_weights(batch)
             step = self._steps.evaluation(self.model, self.loss_fn, batch)
             prepared = step.prepare(batch, OutputRequest(names))
         if self._weights.is_cut:
-            self._ranks.meet_to_evaluate(prepared.executable)
+            self._ranks.meet_to_evaluate(prepared.executable, prepared.inputs)
         self._remember(batch)
         seed = self._window.evaluation_seed(self.updates)
         drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
@@ -327,10 +330,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
     @exclusive
     def gather(self) -> None:
-        """Gives the model its whole weights again, where each rank holds a part of them (`zero=3`):
-        to use it outside of the Trainer, to save or to change it. The next step cuts them anew.
-        All ranks of a mesh call it. Does nothing where the weights are whole. Raises OnwardError
-        while an update or a load is half made."""
+        """Gives the model its whole weights again, where each rank holds a part of them (`zero=3`,
+        `tp`): to use it outside of the Trainer, to save or to change it. The next step cuts them
+        anew. All ranks of a mesh call it. Does nothing where the weights are whole. Raises
+        OnwardError while an update or a load is half made."""
         self._check_idle()
         self._check_not_torn()
         if self._weights.is_cut:
@@ -413,10 +416,29 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         session = Session(self.memory, self._updates, stored=self._weights.stored)
         self._steps = PreparedSteps(session, held, self.options, mesh, self._weights)
 
-    def _cut_weights(self) -> None:
-        """Has this rank hold its part of the weights alone, where `zero=3` asks for it."""
-        if self.options.zero == STAGE:
-            self._weights.cut(self.model, self._updates.state.shards.of)
+    def _cut_weights(self, batch: Batch) -> None:
+        """Has this rank hold its part of the weights alone, where the options ask for it. batch:
+        for which the cuts along `tp` are chosen, unless they are."""
+        if not self._cuts:
+            return
+        shards = self._updates.state.shards
+        if self._ranks.mesh.size("tp") > 1 and not self._weights.is_cut:
+            self._choose_cuts(batch)
+        self._weights.cut(self.model, shards.cut_of)
+
+    def _choose_cuts(self, batch: Batch) -> None:
+        """Chooses how ranks cut the weights along `tp`, once: all of them as rank 0 does."""
+        shards, mesh = self._updates.state.shards, self._ranks.mesh
+        if shards.tensor_cuts:
+            return
+        found = self._steps.tensor_cuts(self.model, self.loss_fn, batch, mesh)
+        agreed = self._ranks.cuts_of_first(found)
+        parameters = dict(self.model.named_parameters())
+        place, size = mesh.coordinate("tp"), mesh.size("tp")
+        shards.tensor_cuts = {
+            parameters[name]: TensorCut("tp", size, place, Sharding(*cut))
+            for name, cut in agreed.items()
+        }
 
     def _follow_optimizer(self) -> None:
         """Changes who makes the updates, where the optimizer has changed since the last step.
@@ -488,7 +510,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         window, signature = self._window, prepared.signature
         settings = self._optimizer.inputs(signature)
-        share = self._ranks.share(self._position(), batch_size, prepared.executable, settings)
+        executable, given = prepared.executable, prepared.inputs
+        share = self._ranks.share(self._position(), batch_size, executable, settings, given)
 
         def done(wrote: bool) -> None:
             window.add(prepared.executable, prepared.loss)

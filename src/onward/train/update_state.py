@@ -131,7 +131,7 @@ class UpdateState(GradientSums):
     def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """The names of the parameters of whose gradients a rank sums a part alone over a window."""
         of_sums = self.state.shards.of_sums
-        return tuple(name for name, p in parameters.items() if of_sums(p) is not None)
+        return tuple(name for name, p in parameters.items() if isinstance(of_sums(p), Shard))
 
     # ---- taken over and restored
 

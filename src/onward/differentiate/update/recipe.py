@@ -49,7 +49,8 @@ class Recipe:
     of one rank (`Signature.local_gradients`). shards: by parameter, the part that this rank
     updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
     sums a part over a window, so that ranks exchange those of every micro-batch. held: by
-    parameter, trained or not, the part that this rank has in the place of the whole.
+    parameter, trained or not, the part that this rank has in the place of the whole. cuts: by
+    parameter, the dim along which ranks have a part each, and the number of groups of it.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -65,6 +66,7 @@ class Recipe:
     shards: Mapping[str, Shard] = field(default_factory=dict, hash=False)
     summed_parts: tuple[str, ...] = ()
     held: Mapping[str, Shard] = field(default_factory=dict, hash=False)
+    cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     @property
     def parameters(self) -> list[str]:

@@ -67,6 +67,27 @@ def tensor_parallel(
     }
 
 
+def chosen_cuts(
+    graph: Graph, mesh: Mesh, rates: DeviceRates, sizes: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """Chooses how parameters are cut along `tp`: by name, the dim and its groups. Arguments as of
+    `tensor_parallel`."""
+    costs = Costs(rates, mesh.size(AXIS), dict(sizes))
+    solution = StepSharding(graph, costs).solve()
+    return {
+        value.name or "": (sharding.dim, sharding.groups)
+        for value, sharding in solution.inputs.items()
+        if role_of(value) is Role.PARAM and sharding.dim is not None
+    }
+
+
+def link_rates(device: str, flops_per_second: float, bytes_per_second: float) -> DeviceRates:
+    """The rates of a device with links that are usual for it."""
+    if device == "cuda":
+        return DeviceRates(flops_per_second, bytes_per_second)
+    return DeviceRates(flops_per_second, bytes_per_second, 2e-6, 2e9, 1e-4)
+
+
 def _given(graph: Graph, cuts: Mapping[str, Sharding], ranks: int) -> dict[Value, Sharding]:
     """The shardings by graph input, which fit."""
     found: dict[Value, Sharding] = {}
@@ -81,4 +102,5 @@ def _given(graph: Graph, cuts: Mapping[str, Sharding], ranks: int) -> dict[Value
     return found
 
 
-__all__ = ["AXIS", "DeviceRates", "Sharding", "TensorCut", "tensor_parallel"]
+__all__ = ["AXIS", "DeviceRates", "Sharding", "TensorCut", "chosen_cuts", "link_rates",
+           "tensor_parallel"]  # fmt: skip
