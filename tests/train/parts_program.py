@@ -1,5 +1,6 @@
-"""One of two processes that hold a part of each weight (ZeRO stage 3), over Gloo: what they may do
-with a model whose weights are cut, what is refused, and that nothing is lost."""
+"""One of two processes that hold a part of each large weight, over Gloo (ZeRO stage 3, tensor
+parallelism): what they may do with a model whose weights are cut, what is refused, and that nothing
+is lost."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 
 import torch
 from rank_processes import run_ranks
-from ranks_program import CASES, Case, gpt2, refusal, resumed, rows, trained, trainer_of
+from ranks_program import CASES, Case, gpt2, join, refusal, resumed, rows, trained, trainer_of
 from torch import nn
 
-CASE = CASES["gpt2 zero 3"]
+CASE = CASES["gpt2 zero 3"]  # or another, by the program's argument
 RANKS = 2
 Said = dict[str, Any]
 
@@ -27,8 +28,13 @@ def weights_of(trainer: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in trainer.model.parameters()]
 
 
-def steps(trainer: Any, rank: int, *numbers: int, case: Case = CASE) -> list[float]:
-    return trained(trainer, case, rank, RANKS, numbers)
+def steps(trainer: Any, rank: int, *numbers: int, case: Case | None = None) -> list[float]:
+    return trained(trainer, CASE if case is None else case, rank, RANKS, numbers)
+
+
+def uncut(zero: int = 0) -> Case:
+    """The case with whole weights on every rank."""
+    return replace(CASE, zero=zero, tp=False)
 
 
 def refused(folder: Path, rank: int) -> Said:
@@ -44,9 +50,9 @@ def refused(folder: Path, rank: int) -> Said:
         "verify": refusal(lambda: trainer.verify(data)),
         "export_onnx": refusal(lambda: trainer.export_onnx(folder / "m.onnx")),
         "export_training": refusal(lambda: trainer.export_training(folder / "t")),
-        "zero": refusal(lambda: trainer_of(replace(CASE, zero=1), RANKS, model=model)),
+        "whole": refusal(lambda: trainer_of(uncut(1), RANKS, model=model)),
     }
-    p = model.transformer.wte.weight
+    p = model.transformer.h[0].attn.c_attn.weight
     try:
         with torch.no_grad():
             p.mul_(2)
@@ -94,14 +100,14 @@ def captured_again(rank: int) -> int:
 
 def changed_between(rank: int) -> None:
     """A change of whole weights counts, as it does for one process."""
-    trainer, other = trainer_of(CASE, RANKS), trainer_of(replace(CASE, zero=1), RANKS)
-    for each in (trainer, other):
-        steps(each, rank, 0)
+    trainer, other = trainer_of(CASE, RANKS), trainer_of(uncut(1), RANKS)
+    for each, case in ((trainer, CASE), (other, uncut(1))):
+        steps(each, rank, 0, case=case)
         each.gather()
         with torch.no_grad():
             for p in each.model.parameters():
                 p.mul_(0.5)
-    found, want = steps(trainer, rank, 1, 2), steps(other, rank, 1, 2)
+    found, want = steps(trainer, rank, 1, 2), steps(other, rank, 1, 2, case=uncut(1))
     assert max(abs(a - b) for a, b in zip(found, want, strict=True)) < 1e-6
 
 
@@ -117,13 +123,14 @@ def outlived(rank: int) -> None:
     assert all(torch.equal(model.state_dict()[n], x) for n, x in state["model"].items())
     steps(trainer, rank, 1)
     copied = copy.deepcopy(model)
-    assert all(p.isnan().all() for p in copied.parameters() if p.numel() >= 64)
+    shown = [[bool(p.isnan().all()) for p in m.parameters()] for m in (copied, model)]
+    assert shown[0] == shown[1] and any(shown[0])
 
 
 def states(rank: int) -> None:
     """State goes from parts to whole weights and back, before the first step too; what does not fit
     leaves the parts as they were."""
-    trainer, whole = trainer_of(CASE, RANKS), trainer_of(replace(CASE, zero=0), RANKS)
+    trainer, whole = trainer_of(CASE, RANKS), trainer_of(uncut(), RANKS)
     steps(trainer, rank, 0, 1)
     state = trainer.state_dict()
     assert not any(x.isnan().any() for x in state["model"].values())
@@ -140,7 +147,8 @@ def states(rank: int) -> None:
     else:
         raise AssertionError("the hook did not run")
     hook.remove()
-    losses = [steps(each, rank, 2, 3) for each in (trainer, again, whole)]
+    cases = [(trainer, CASE), (again, CASE), (whole, uncut())]
+    losses = [steps(each, rank, 2, 3, case=case) for each, case in cases]
     assert losses[0] == losses[1], losses
     assert max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True)) < 1e-6, losses
     again.load_state_dict(state)  # while its weights are cut
@@ -166,15 +174,16 @@ def other_kinds(rank: int) -> None:
 
     found: list[list[float]] = []
     kept: list[list[torch.Tensor]] = []
-    for zero in (3, 0):
-        case = replace(CASE, model=model, zero=zero)
+    for kind in (CASE, uncut()):
+        case = replace(kind, model=model)
         trainer = trainer_of(case, RANKS)
         losses = steps(trainer, rank, 0, case=case)
-        data = {n: x[rank::RANKS].clone() for n, x in rows(case, 1).items()}
+        number, count = case.share(rank, RANKS)
+        data = {n: x[number::count].clone() for n, x in rows(case, 1).items()}
         places = torch.arange(data["input_ids"].shape[1]).expand_as(data["input_ids"])
         losses.append(float(trainer.train_step({**data, "position_ids": places.clone()}).loss))
         frozen = trainer.model.transformer.h[0].mlp.c_fc.weight
-        assert bool(frozen.isnan().all()) == (zero == 3)
+        assert bool(frozen.isnan().all()) == case.has_parts
         for p in trainer.model.parameters():
             p.requires_grad_(True)
         trainer.gather()
@@ -193,6 +202,17 @@ def other_kinds(rank: int) -> None:
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(*kept, strict=True))
 
 
+def batches(rank: int) -> str:
+    """What is said where ranks that share weights have other batches."""
+    trainer = trainer_of(CASE, RANKS)
+    steps(trainer, rank, 0)
+    data = rows(CASE, 0)
+    data["labels"][0, rank] = -100
+    said = refusal(lambda: trainer.eval_step(data))
+    assert said == refusal(lambda: trainer.train_step(data))
+    return said
+
+
 def alone(rank: int) -> str:
     """What is said where one rank evaluates and the other trains."""
     trainer = trainer_of(CASE, RANKS)
@@ -209,6 +229,8 @@ def said_by(folder: Path, rank: int) -> Said:
     said = refused(folder / str(rank), rank)
     said["captures"] = captured_again(rank)
     said["alone"] = alone(rank)
+    if CASE.tp:
+        said["batches"] = batches(rank)
     window = replace(CASE, options={**CASE.options, "gradient_accumulation_steps": 2}, early=4)
     said["resumed"] = resumed(folder / "run", rank, RANKS, window)
     return said
@@ -217,24 +239,21 @@ def said_by(folder: Path, rank: int) -> Said:
 # ---- processes
 
 
-def run(folder: Path) -> list[Said]:
-    """What each rank has said."""
-    run_ranks(__file__, [str(folder)], RANKS)
+def run(folder: Path, case: str) -> list[Said]:
+    """What each rank has said of a case."""
+    run_ranks(__file__, [str(folder), case], RANKS)
     return [
         torch.load(folder / f"{rank}.pt", weights_only=True)  # noqa: TID251  # written above, texts
         for rank in range(RANKS)
     ]
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, case: str, rank: int) -> None:
     from torch import distributed
 
-    from onward import shards
-
-    torch.set_num_threads(1)
-    shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
-    place = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    global CASE
+    CASE = CASES[case]
+    join(folder, rank, RANKS)
     (folder / str(rank)).mkdir()
     made = said_by(folder, rank)
     distributed.barrier()
@@ -242,5 +261,5 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

@@ -438,15 +438,25 @@ def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
     ]
 
 
+def join(folder: Path, rank: int, ranks: int) -> None:
+    """Makes this process a rank, for which weights of tiny models are worth cutting."""
+    from torch import distributed
+
+    from onward import compile, shards
+    from onward.distribute.tensor import DeviceRates
+
+    torch.set_num_threads(1)
+    shards.LEAST = 8  # elements of a part
+    slow = DeviceRates(1e8, 1e9, 1e-7, 1e8, 1e-6)
+    compile.link_rates = lambda *_: slow  # type: ignore[attr-defined]
+    place = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
+
+
 def main(folder: Path, ranks: int, what: str, rank: int) -> None:
     from torch import distributed
 
-    from onward import shards
-
-    torch.set_num_threads(1)
-    shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
-    place = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
+    join(folder, rank, ranks)
     made: dict[str, Any] = {}
     if what == "cases":
         made = {name: outcome(case, rank, ranks) for name, case in CASES.items()}

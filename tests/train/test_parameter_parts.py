@@ -17,24 +17,26 @@ from onward.train.parameter_parts import ParameterParts
 
 NEEDS_WHOLE = (
     "state_dict", "part of the model", "save_pretrained", "a copy", "verify", "export_onnx",
-    "export_training", "zero",
+    "export_training", "whole",
 )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_weights_in_parts(tmp_path: Path) -> None:
-    first, second = parts_program.run(tmp_path)
+@pytest.mark.parametrize("case", ["gpt2 zero 3", "gpt2 tp"])
+def test_weights_in_parts(case: str, tmp_path: Path) -> None:
+    first, second = parts_program.run(tmp_path, case)
     for said in (first, second):
         for name in NEEDS_WHOLE:
-            assert (
-                "each rank holds a part of them (zero=3); fix: call trainer.gather()" in said[name]
-            )
+            assert "holds a part of them (zero=3, or tp); fix: call trainer.gather()" in said[name]
         assert "single memory location" in said["in place"]
-        assert "the weights of transformer.wte.weight were replaced while each" in said["replaced"]
-        assert said["captures"] == 1
+        assert "the weights of transformer.h.0.attn.c_attn.weight were replaced" in said["replaced"]
+        assert said["captures"] == (1 if "zero" in case else 2)  # one to choose the cuts
         assert said["resumed"] == "checkpoint-5"
     assert "rank 1 evaluates a batch, while rank 0 trains a micro-batch" in first["alone"]
     assert "rank 0 trains a micro-batch, while rank 1 evaluates a batch" in second["alone"]
+    if "tp" in case:
+        for said in (first, second):
+            assert "rank 1 has another batch than rank 0, with which it shares" in said["batches"]
 
 
 class TwoRanks(Mesh):

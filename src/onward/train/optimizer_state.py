@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from onward.distribute.tensor import TensorCut
 from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
+from onward.train.cut_tensors import part_of
 from onward.train.state_form import StateForms, converted, shown, tensors_of
 from onward.train.state_shards import StateShards, whole_state
 
@@ -150,6 +152,15 @@ class OptimizerState:
             for own, tensor in elsewhere:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}
+
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, TensorCut]) -> None:
+        """Has this rank hold its part of these parameters' state, of which it has had all so far:
+        moments, and sums of gradients. cuts: of parameters, along a dim."""
+        self.shards.tensor_cuts = cuts
+        for p, cut in cuts.items():
+            held = self.tensors.get(p, {})
+            for slot, tensor in held.items():
+                held[slot] = part_of(cut, tensor).clone()
 
     def _slots_in(self, form: str) -> list[str]:
         """The slots of a form in fewer bytes."""

@@ -146,6 +146,11 @@ class ParameterParts:
         cuts = {n: cut.sharding for n, cut in found if isinstance(cut, TensorCut)}
         return {n: (s.dim, s.groups) for n, s in cuts.items() if s.dim is not None}
 
+    def cut_along_dims(self) -> dict[torch.Tensor, TensorCut]:
+        """The parts along a dim, by parameter, while they are cut."""
+        held = [part for part in self._held.values() if part.is_cut]
+        return {part.parameter: part.cut for part in held if isinstance(part.cut, TensorCut)}
+
     def _cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
         found = {name: self._held.get(p) for name, p in parameters.items()}
         return {n: held.cut for n, held in found.items() if held is not None and held.is_cut}

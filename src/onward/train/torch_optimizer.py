@@ -17,6 +17,7 @@ from torch import nn
 
 from onward.differentiate import UpdateGroup
 from onward.distribute import Mesh
+from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
@@ -204,6 +205,11 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         that only the optimizer still holds keep their names."""
         if self.updates.restart(self.names_kept()):
             self._shared.share()  # share the counts of the remaining parameters
+
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, TensorCut]) -> None:
+        """Has this rank hold its part of these parameters' state."""
+        self.updates.state.cut_tensors(cuts)
+        self._shared.share()
 
     # ---- saved and restored
 

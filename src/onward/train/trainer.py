@@ -18,7 +18,6 @@ import torch
 
 from onward.capture import LossFunction, unwrapped
 from onward.checkpoint import BackgroundWriter
-from onward.distribute.tensor import Sharding, TensorCut
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
@@ -49,7 +48,6 @@ from onward.train.loss_spikes import LossSpikes
 from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
-from onward.train.parameter_parts import parts_of
 from onward.train.prepared_steps import PreparedSteps
 from onward.train.ranks import Position, Ranks
 from onward.train.result import StepResult
@@ -61,6 +59,7 @@ from onward.train.trainer_views import TrainerViews
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
 from onward.train.way_back import WayBack
 from onward.train.ways_out import naming_ways_out
+from onward.train.weight_cuts import WeightCuts
 from onward.train.window import AccumulationWindow
 
 FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
@@ -115,8 +114,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
         self._ranks = Ranks(self.options, self.device)
-        self._cuts = self.options.zero == 3 or self._ranks.mesh.size("tp") > 1
-        self._weights = parts_of(model, self._ranks.mesh, self._cuts)
+        self._cuts = WeightCuts(model, self._ranks, self.options)
+        self._weights = self._cuts.parts
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -304,7 +303,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         load is half made."""
         self._check_idle()
         self._check_not_torn()
-        with self._ranks.preparing() if self._cuts else nullcontext():
+        with self._ranks.preparing() if self._cuts.are_asked_for else nullcontext():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
             names = read_names("fetch", fetch)
@@ -362,6 +361,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         hook of the model."""
         self._follow_for_state()
         self._optimizer.require_owner()
+        self._cuts.take(state, self._optimizer)
         with signals_wait():
             restore(self._state_parts(), state)
             self._note_restored()
@@ -394,6 +394,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._scaling.part(),
             self._average.part(),
             self._spikes.part(),
+            self._cuts.part(self._optimizer),
             model_part(self.model, self._weights, to_first),
             part_of(self._optimizer, to_first),
         )
@@ -417,28 +418,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._steps = PreparedSteps(session, held, self.options, mesh, self._weights)
 
     def _cut_weights(self, batch: Batch) -> None:
-        """Has this rank hold its part of the weights alone, where the options ask for it. batch:
-        for which the cuts along `tp` are chosen, unless they are."""
-        if not self._cuts:
-            return
-        shards = self._updates.state.shards
-        if self._ranks.mesh.size("tp") > 1 and not self._weights.is_cut:
-            self._choose_cuts(batch)
-        self._weights.cut(self.model, shards.cut_of)
-
-    def _choose_cuts(self, batch: Batch) -> None:
-        """Chooses how ranks cut the weights along `tp`, once: all of them as rank 0 does."""
-        shards, mesh = self._updates.state.shards, self._ranks.mesh
-        if shards.tensor_cuts:
-            return
-        found = self._steps.tensor_cuts(self.model, self.loss_fn, batch, mesh)
-        agreed = self._ranks.cuts_of_first(found)
-        parameters = dict(self.model.named_parameters())
-        place, size = mesh.coordinate("tp"), mesh.size("tp")
-        shards.tensor_cuts = {
-            parameters[name]: TensorCut("tp", size, place, Sharding(*cut))
-            for name, cut in agreed.items()
-        }
+        """Has this rank hold its part of the weights alone, where the options ask for it."""
+        choose = partial(self._steps.tensor_cuts, self.model, self.loss_fn, batch, self._ranks.mesh)
+        self._cuts.make(self._optimizer, choose)
 
     def _follow_optimizer(self) -> None:
         """Changes who makes the updates, where the optimizer has changed since the last step.

@@ -32,6 +32,7 @@ from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
 from onward.train.state_part import StatePart, restore
 from onward.train.way_back import WayBack
+from onward.train.weight_cuts import WeightCuts
 
 
 class TrainerCheckpoints:
@@ -53,6 +54,7 @@ class TrainerCheckpoints:
     _way_back: WayBack
     _ranks: Ranks
     _weights: ParameterParts
+    _cuts: WeightCuts
 
     @property
     def updates(self) -> int:
@@ -169,6 +171,7 @@ class TrainerCheckpoints:
         state = {**found.state, "model": found.model.state_dict()}
         self._follow_for_state()
         self._optimizer.require_owner()
+        self._cuts.take(state, self._optimizer)
         with signals_wait():
             try:
                 restore(self._checkpoint_parts(), state_of_rank(state, self._ranks.mesh))
