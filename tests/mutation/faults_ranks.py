@@ -194,7 +194,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: a rank's finite gradients are all that count", "distribute/tensor/conversions.py",
         "late.Equal(started.wait(late)[0], 0)",
-        "x", TENSOR,
+        "x", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
     ),
     Fault(
         "ranks: a bias is a term of every rank", "distribute/tensor/conversions.py",
@@ -209,22 +209,23 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: terms owe nothing", "distribute/tensor/solve.py",
         "self._conversion(value, sharding, REPLICATED) if sums else 0.0",
-        "0.0", TENSOR,
+        "0.0", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
     ),
     Fault(
         "ranks: sums of gradients are whole", "distribute/tensor/solve.py",
         "    held += signature.accumulators.items()\n",
-        "", TENSOR,
+        "", ("distribute/test_tensor_models.py::test_a_window_sums_parts",),
     ),
     Fault(
         "ranks: a region runs on parts", "distribute/tensor/__init__.py",
         "    if region is not None:\n",
-        "    if False:\n", TENSOR,
+        "    if False:\n", ("distribute/test_tensor_models.py::test_what_is_refused",),
     ),
     Fault(
         "ranks: new collectives are numbered last", "distribute/collectives.py",
         "in enumerate(starts, 1):\n        for node",
-        "in list[tuple[int, Node]]():\n        for node", TENSOR,
+        "in list[tuple[int, Node]]():\n        for node",
+        ("distribute/test_tensor_models.py::test_every_rank_plans_the_same_exchanges",),
     ),
     Fault(
         "ranks: heads are counted from 0 in a kernel", "kernels/native/attention.py",
