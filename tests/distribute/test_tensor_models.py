@@ -4,6 +4,7 @@ update of one rank, dropout on, with the exchanges of Megatron-LM; by the lockst
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def tp(ranks: int) -> list[Mesh]:
     return ranks_of(("tp",), (ranks,))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_make_the_update_of_one(kind: str, ranks: int) -> None:
@@ -39,6 +41,15 @@ def test_ranks_make_the_update_of_one(kind: str, ranks: int) -> None:
     steps.compare(steps.run(model, graph, tp(ranks)), want)
 
 
+def test_three_ranks() -> None:
+    """Six heads of queries, three of keys."""
+    model = steps.made("llama", heads=6, width=48)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    [want] = steps.run(model, graph, [Mesh()])
+    steps.compare(steps.run(model, graph, tp(3)), want)
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_many_ranks(ranks: int) -> None:
     model = steps.made("gpt2", heads=16, width=64)
@@ -109,7 +120,7 @@ def test_repeated_layers_are_cut_alike() -> None:
 
 
 def test_a_large_vocabulary_is_split_at_both_ends() -> None:
-    """Of short batches the rows of the table are exchanged, not the table."""
+    """Where batches are short, rows of the table are exchanged and not the table."""
     model = steps.made("gpt2")
     graph = steps.step_of(model, steps.recipe_of(model))
     [want] = steps.run(model, graph, [Mesh()])
@@ -155,6 +166,7 @@ def test_a_window_sums_parts(kind: str) -> None:
     assert kind != "llama" or not np.array_equal(first[name], want[name])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["SGD", "Lion", "NAdam", "LAMB", "Muon", "Adafactor"])
 def test_optimizers(optimizer: str) -> None:
     """Elementwise updates are of parts; those that read a whole tensor have all of it."""
@@ -165,13 +177,15 @@ def test_optimizers(optimizer: str) -> None:
     steps.compare(steps.run(model, graph, tp(2)), want, 1e-4 if optimizer == "Adafactor" else 1e-5)
 
 
-def test_data_and_tensor_axes_together() -> None:
+@pytest.mark.parametrize("windows", [(4,), (4, 2)])
+def test_data_and_tensor_axes_together(windows: tuple[int, ...]) -> None:
     """Two replicas of the data, of two ranks each that share the weights."""
-    model = steps.made("gpt2")
-    [want] = steps.run(model, steps.step_of(model, steps.recipe_of(model)), [Mesh()])
-    graph = steps.step_of(model, steps.recipe_of(model, joint=True))
+    model, sums = steps.made("gpt2"), len(windows) > 1
+    graph = steps.step_of(model, steps.recipe_of(model, accumulate=sums))
+    [want] = steps.run(model, graph, [Mesh()], windows)
+    graph = steps.step_of(model, steps.recipe_of(model, joint=True, accumulate=sums))
     meshes = ranks_of(("dp_replicate", "tp"), (2, 2))
-    found = steps.run(model, graph, meshes)
+    found = steps.run(model, graph, meshes, windows)
     for outputs in found:
         for name in [n for n in outputs if n not in want]:
             del outputs[name]
@@ -180,7 +194,7 @@ def test_data_and_tensor_axes_together() -> None:
 
 @pytest.mark.parametrize("axes", [("tp",), ("dp_replicate", "tp")])
 def test_every_rank_plans_the_same_exchanges(axes: tuple[str, ...]) -> None:
-    """And each needs results of those with lower numbers alone, or there would be no plan."""
+    """A collective needs results of those with lower numbers alone, or there would be no plan."""
     model = steps.made("t5")
     graph = steps.step_of(model, steps.recipe_of(model, joint=len(axes) > 1))
     meshes = ranks_of(axes, (2,) * len(axes))
@@ -204,6 +218,28 @@ def test_gradients_alone() -> None:
     found, [cuts, _] = steps.ranks_graphs(graph, tp(2), rewritten=False)
     assert "param.model.layers.0.mlp.up_proj.weight" in cuts and len(found) == 2
     steps.compare(steps.run(model, graph, tp(2)), want)
+
+
+def test_weights_that_are_not_trained_are_cut_too() -> None:
+    model = steps.made("bert")
+    forward = model.call.forward
+    names = [name for name in sorted(model.call.captured.reached) if "attention" in name]
+    graph = vjp(forward, forward.signature.differentiated_outputs, names, names)
+    [want] = steps.run(model, graph, [Mesh()])
+    _, [cuts, _] = steps.ranks_graphs(graph, tp(2), rewritten=False)
+    assert "param.bert.encoder.layer.0.intermediate.dense.weight" in cuts
+    steps.compare(steps.run(model, graph, tp(2)), want)
+
+
+def test_a_forward_takes_the_cuts_of_its_step() -> None:
+    model = steps.made("llama")
+    graph, forward = steps.step_of(model, steps.recipe_of(model)), model.call.forward
+    _, [found, _] = steps.ranks_graphs(graph, tp(2), rewritten=False)
+    cuts = {name: cut.sharding for name, cut in found.items()}
+    _, [same, _] = steps.ranks_graphs(forward, tp(2), cuts=cuts, rewritten=False)
+    assert same == found
+    [want] = steps.run(model, forward, [Mesh()])
+    steps.compare(steps.run(model, forward, tp(2), cuts=cuts), want)
 
 
 def test_results_are_whole() -> None:
@@ -232,6 +268,11 @@ def test_what_is_refused() -> None:
     name, mesh = "param.transformer.wte.weight", tp(2)[0]
     with pytest.raises(OnwardError, match=r"wte\.weight f32\[96,32\] cannot be split along 0 in 5"):
         tensor_parallel(graph, mesh, cuts={name: split(0, 5)})
+    left = steps.recipe_of(model)
+    names = tuple(left.parameters)
+    outside = steps.step_of(model, replace(left, groups=(), left_gradients=names))
+    with pytest.raises(OnwardError, match="its optimizer updates outside of the graph"):
+        tensor_parallel(outside, mesh)
     region = Graph()
     x = region.input("x", parse_type("f32[4]"), Role.BATCH)
     attrs = {"path": "model.odd", "reason": "it prints", "shapes": "4", "dtypes": "f32"}

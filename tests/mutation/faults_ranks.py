@@ -11,6 +11,9 @@ ZERO = ("distribute/test_zero.py",)
 GATHERS = ("distribute/test_parameter_gathers.py",)
 PARTS = ("train/test_parameter_parts.py",)
 GLOO = ("execute/test_exchanges.py",)
+TENSOR = ("distribute/test_tensor_models.py",)
+TENSOR_RULES = ("distribute/test_tensor_rules.py",)
+FIRSTS = ("kernels/test_kernels.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
@@ -148,8 +151,20 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "        number_in_order(graph)\n", "        pass\n", (*GATHERS, *TRAINERS),
     ),
     Fault(
-        "ranks: a rank keeps the part of the first", "train/parameter_parts.py",
-        "whole[part.shard.start : part.shard.stop]", "whole[: part.shard.size]", PARTS,
+        "ranks: a rank keeps the part of the first", "train/cut_tensors.py",
+        "whole.reshape(-1)[start:stop]", "whole.reshape(-1)[: stop - start]", PARTS,
+    ),
+    Fault(
+        "ranks: parts along a dim are the first rank's", "train/cut_tensors.py",
+        "cut.ranges(whole.shape[dim])]", "cut.ranges(whole.shape[dim], 0)]", PARTS,
+    ),
+    Fault(
+        "ranks: ranks along tp may have other batches", "train/ranks.py",
+        "            if batch != other:\n", "            if False:\n", PARTS,
+    ),
+    Fault(
+        "ranks: state that was whole stays so", "train/optimizer_state.py",
+        "                held[slot] = part_of(cut, tensor).clone()\n", "                pass\n", PARTS,
     ),
     Fault(
         "ranks: a model shows its state without its weights", "train/parameter_parts.py",
@@ -162,5 +177,111 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: a load that fails leaves empty weights", "train/state.py",
         "            close()\n", "", PARTS,
+    ),
+    Fault(
+        "ranks: a group's parts are neighbours", "distribute/tensor/sharding.py",
+        "[(group * self.ranks + at) * inner for",
+        "[(at * groups + group) * inner for", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a bias is added by every rank", "distribute/tensor/rules/product.py",
+        "            found[2] = PARTIAL\n",
+        "            found[2] = REPLICATED\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: sums over parts are whole", "distribute/tensor/rules/reduce.py",
+        "({0: found}), (Sharding(terms=terms),))\n",
+        "({0: found}), (REPLICATED,))\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: heads draw the masks of the first rank", "distribute/tensor/rules/attention.py",
+        "first_head=before + heads * place.at)",
+        "first_head=before)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: features draw those of the first rank", "distribute/tensor/rules/elementwise.py",
+        "first_feature=before + size * place.at)",
+        "first_feature=before)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: rows of other ranks are read as the first", "distribute/tensor/rules/indexing.py",
+        "    return [b.Where(own, y, b.scalar(0.0, type_of(y).dtype))]",
+        "    return [y]", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a row of -1 is no rank's", "distribute/tensor/rules/indexing.py",
+        "        ids = b.Where(b.Less(ids, np.array(0, dtype)), past, ids)\n",
+        "        del past\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: each rank has a softmax of its own", "distribute/tensor/rules/loss.py",
+        '    [highest] = place.reduced(b, [highest], f"the highest logits of {what}", "max")\n',
+        "", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: labels are counted from 0 on every rank", "distribute/tensor/rules/loss.py",
+        "np.array(classes * place.at, ignored.dtype)",
+        "np.array(0, ignored.dtype)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a reshape keeps the groups", "distribute/tensor/rules/shape.py",
+        "split(after.start + k, size // (ranks * stride // tail))",
+        "split(after.start + k, found.groups)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: every rank has the first one's part", "distribute/tensor/conversions.py",
+        "        return b.slice(x, dim, place.at * size, (place.at + 1) * size)",
+        "        return b.slice(x, dim, 0, size)", TENSOR,
+    ),
+    Fault(
+        "ranks: a norm is a sum of norms", "distribute/tensor/conversions.py",
+        "b.Mul(wide, wide), place",
+        "wide, place", TENSOR,
+    ),
+    Fault(
+        "ranks: a rank's finite gradients are all that count", "distribute/tensor/conversions.py",
+        "late.Equal(started.wait(late)[0], 0)",
+        "x", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
+    ),
+    Fault(
+        "ranks: a bias is a term of every rank", "distribute/tensor/conversions.py",
+        "b.const(np.array(place.at == 0)), x,",
+        "b.const(np.array(True)), x,", TENSOR,
+    ),
+    Fault(
+        "ranks: parts are joined as they come", "distribute/tensor/conversions.py",
+        "late.reshape(late.transpose(rows, perm), whole.shape)",
+        "late.reshape(rows, whole.shape)", TENSOR,
+    ),
+    Fault(
+        "ranks: terms owe nothing", "distribute/tensor/solve.py",
+        "self._conversion(value, sharding, REPLICATED) if sums else 0.0",
+        "0.0", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
+    ),
+    Fault(
+        "ranks: sums of gradients are whole", "distribute/tensor/solve.py",
+        "    held += signature.accumulators.items()\n",
+        "", ("distribute/test_tensor_models.py::test_a_window_sums_parts",),
+    ),
+    Fault(
+        "ranks: a region runs on parts", "distribute/tensor/__init__.py",
+        "    if region is not None:\n",
+        "    if False:\n", ("distribute/test_tensor_models.py::test_what_is_refused",),
+    ),
+    Fault(
+        "ranks: new collectives are numbered last", "distribute/collectives.py",
+        "in enumerate(starts, 1):\n        for node",
+        "in list[tuple[int, Node]]():\n        for node",
+        ("distribute/test_tensor_models.py::test_every_rank_plans_the_same_exchanges",),
+    ),
+    Fault(
+        "ranks: heads are counted from 0 in a kernel", "kernels/native/attention.py",
+        '"first_head": int(args.attrs.get("first_head", 0)),',
+        '"first_head": 0,', FIRSTS,
+    ),
+    Fault(
+        "ranks: features are counted from 0 in a kernel", "kernels/native/random.py",
+        'int(args.attrs.get("first_feature", 0))',
+        "0", FIRSTS,
     ),
 )  # fmt: skip

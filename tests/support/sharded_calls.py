@@ -18,7 +18,7 @@ from op_cases import Bits, Given, Input, Known, OpCase, Real, Whole, ints, r
 
 from onward.distribute import Collectives, lockstep, ranks_of
 from onward.distribute.tensor.sharding import NORM, PARTIAL, REPLICATED, Sharding, TensorCut, split
-from onward.distribute.tensor.ways import Place, Shardings, Way, rules_of, same_op, ways_of
+from onward.distribute.tensor.ways import RankPlace, Shardings, Way, rules_of, same_op, ways_of
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Node, Role, Value, type_of
@@ -257,7 +257,7 @@ def run(case: OpCase, way: Way, ranks: int) -> list[list[np.ndarray]]:
                 local = parts[f"x{i}"][at]
                 kind = Type(DType.from_numpy(local.dtype), local.shape)
                 inputs.append(graph.input(f"x{i}", kind, Role.BATCH))
-        place = Place("tp", ranks, at, Collectives(graph, mesh), {})
+        place = RankPlace("tp", ranks, at, Collectives(graph, mesh), {})
         b = Builder(graph)
         made = way.program(b, node, inputs, place) if way.program else same_op(b, node, inputs)
         graph.outputs = {f"y{i}": y for i, y in enumerate(made)}

@@ -183,7 +183,7 @@ def other_kinds(rank: int) -> None:
         places = torch.arange(data["input_ids"].shape[1]).expand_as(data["input_ids"])
         losses.append(float(trainer.train_step({**data, "position_ids": places.clone()}).loss))
         frozen = trainer.model.transformer.h[0].mlp.c_fc.weight
-        assert bool(frozen.isnan().all()) == case.has_parts
+        assert bool(frozen.isnan().all()) or not case.zero
         for p in trainer.model.parameters():
             p.requires_grad_(True)
         trainer.gather()

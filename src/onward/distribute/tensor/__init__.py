@@ -17,7 +17,7 @@ from onward.distribute.tensor import rules
 from onward.distribute.tensor.conversions import Costs, DeviceRates
 from onward.distribute.tensor.sharding import Sharding, TensorCut
 from onward.distribute.tensor.solve import StepSharding
-from onward.distribute.tensor.ways import Place
+from onward.distribute.tensor.ways import RankPlace
 from onward.distribute.tensor.write import write_rank
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, Role, Value, attributes, role_of, type_of
@@ -43,8 +43,9 @@ def tensor_parallel(
 
     rates: of the devices and of the links between them, by which the sharding is chosen. sizes: of
     a batch, by symbol, such as `{"B": 8, "T": 512}`. cuts: the shardings of all parameters that are
-    to be cut, in the place of a choice. Raises OnwardError for a step with code that runs in
-    PyTorch, and for a cut that does not fit.
+    to be cut, in the place of a choice: an evaluation takes those of the step beside it. Raises
+    OnwardError for a step with code that runs in PyTorch or an update outside of the graph, and for
+    a cut that does not fit.
     """
     ranks = mesh.size(AXIS)
     if ranks == 1:
@@ -55,10 +56,15 @@ def tensor_parallel(
             f"a step on {mesh} cannot be distributed: {attributes(region)['path']} runs in "
             "PyTorch; fix: strict=True says why, so that it can be captured"
         )
+    if graph.signature.left_gradients:
+        raise OnwardError(
+            f"a step on {mesh} cannot be distributed: its optimizer updates outside of the graph, "
+            "and would be given parts; fix: an optimizer with an update in it"
+        )
     search = StepSharding(graph, Costs(rates or DeviceRates(), ranks, dict(sizes or {})))
     solution = search.solve() if cuts is None else search.solution(_given(graph, cuts, ranks))
     made = Graph(graph.name)
-    place = Place(AXIS, ranks, mesh.coordinate(AXIS), Collectives(made, mesh), {})
+    place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(made, mesh), {})
     made = write_rank(graph, solution, made, place)
     return made, {
         value.name or "": TensorCut(AXIS, ranks, place.at, sharding)

@@ -17,7 +17,7 @@ import numpy as np
 
 from onward.distribute.collectives import StartedCollective
 from onward.distribute.tensor.sharding import ALL, MAX, NORM, PARTIAL, REPLICATED, SUM, Sharding
-from onward.distribute.tensor.ways import Place
+from onward.distribute.tensor.ways import RankPlace
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, type_of
 from onward.graph.types import DType, Size, Type, product, substitute
@@ -96,7 +96,7 @@ Finish = Callable[[Builder], Value]
 
 
 def start_conversion(
-    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: Place, what: str
+    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: RankPlace, what: str
 ) -> Finish:
     """Begins a conversion of what a rank has of a value; returns a function that ends it where the
     result is read. whole: the type of the value. what: the value, for the collective's record."""
@@ -118,7 +118,7 @@ def start_conversion(
     return lambda late: from_whole(late, first(late), want, place)
 
 
-def from_whole(b: Builder, x: Value, want: Sharding, place: Place) -> Value:
+def from_whole(b: Builder, x: Value, want: Sharding, place: RankPlace) -> Value:
     """What a rank has of a value that every rank has: its part, or its term."""
     if want.terms in (MAX, ALL):
         return x
@@ -144,7 +144,7 @@ def from_whole(b: Builder, x: Value, want: Sharding, place: Place) -> Value:
     return b.reshape(part, local.shape)
 
 
-def _among_zeros(b: Builder, x: Value, whole: Type, have: Sharding, place: Place) -> Value:
+def _among_zeros(b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace) -> Value:
     """A rank's part in its place, with zeros in those of the others, as a term of the value."""
     shape, dim = list(_grouped(whole, have, place)), have.dim
     assert dim is not None
@@ -155,7 +155,7 @@ def _among_zeros(b: Builder, x: Value, whole: Type, have: Sharding, place: Place
     return b.reshape(wide, whole.shape)
 
 
-def _grouped(whole: Type, found: Sharding, place: Place) -> tuple[Size, ...]:
+def _grouped(whole: Type, found: Sharding, place: RankPlace) -> tuple[Size, ...]:
     """The shape of a whole value with the dim that is split as groups, ranks and inner."""
     dim = found.dim
     assert dim is not None
@@ -165,7 +165,9 @@ def _grouped(whole: Type, found: Sharding, place: Place) -> tuple[Size, ...]:
     return (*whole.shape[:dim], *middle, *whole.shape[dim + 1 :])
 
 
-def _to_whole(b: Builder, x: Value, whole: Type, have: Sharding, place: Place, what: str) -> Finish:
+def _to_whole(
+    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str
+) -> Finish:
     if have == REPLICATED:
         return lambda _: x
     if have.dim is not None:
@@ -185,12 +187,14 @@ def _to_whole(b: Builder, x: Value, whole: Type, have: Sharding, place: Place, w
 
 
 def _start(
-    b: Builder, op: str, x: Value, place: Place, what: str, **attrs: str
+    b: Builder, op: str, x: Value, place: RankPlace, what: str, **attrs: str
 ) -> StartedCollective:
     return place.exchange.start(b, op, [x], place.axis, what, **attrs)
 
 
-def _gathered(b: Builder, x: Value, whole: Type, have: Sharding, place: Place, what: str) -> Finish:
+def _gathered(
+    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str
+) -> Finish:
     dim, shape = have.dim, _grouped(whole, have, place)
     assert dim is not None
     if dim == 0 and have.groups == 1:
@@ -208,7 +212,7 @@ def _gathered(b: Builder, x: Value, whole: Type, have: Sharding, place: Place, w
     return finish
 
 
-def _in_front(b: Builder, x: Value, whole: Type, want: Sharding, place: Place) -> Value:
+def _in_front(b: Builder, x: Value, whole: Type, want: Sharding, place: RankPlace) -> Value:
     """A value whole along the dim of `want`, with the ranks' parts of it in front:
     [ranks, ..., groups, inner, ...]."""
     shape, dim = _grouped(whole, want, place), want.dim
@@ -219,7 +223,7 @@ def _in_front(b: Builder, x: Value, whole: Type, want: Sharding, place: Place) -
 
 
 def _scattered(
-    b: Builder, x: Value, whole: Type, want: Sharding, place: Place, what: str
+    b: Builder, x: Value, whole: Type, want: Sharding, place: RankPlace, what: str
 ) -> Finish:
     local = want.local(whole, place.ranks)
     if want.dim != 0 or want.groups > 1:
@@ -229,7 +233,7 @@ def _scattered(
 
 
 def _swapped(
-    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: Place, what: str
+    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: RankPlace, what: str
 ) -> Finish:
     """From parts along one dim to parts along another, by an all-to-all."""
     local, here = have.local(whole, place.ranks), have.dim

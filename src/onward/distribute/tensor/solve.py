@@ -53,7 +53,7 @@ class _Priced:
 
 
 @dataclass
-class Kind:
+class ParameterKind:
     """Parameters of all layers that are cut alike: names that differ in numbers alone, of one
     type."""
 
@@ -102,7 +102,7 @@ class StepSharding:
                 break
         return best
 
-    def _moves(self, seeds: bool) -> Iterator[tuple[Kind, Sharding]]:
+    def _moves(self, seeds: bool) -> Iterator[tuple[ParameterKind, Sharding]]:
         """Kinds with a sharding for each; as seeds those of matrices, the largest first."""
         for kind in sorted(self.kinds, key=lambda k: -self._costs.nbytes(k.type)):
             if seeds and kind.type.rank < 2:
@@ -112,7 +112,7 @@ class StepSharding:
             for option in self._options(kind):
                 yield kind, option
 
-    def _options(self, kind: Kind) -> list[Sharding]:
+    def _options(self, kind: ParameterKind) -> list[Sharding]:
         """The splits of a parameter: along each dim, and in groups where a value of that size is
         taken apart into so many."""
         found: list[Sharding] = []
@@ -317,20 +317,16 @@ class StepSharding:
         return found
 
 
-def _each(kind: Kind, option: Sharding) -> dict[Value, Sharding]:
+def _each(kind: ParameterKind, option: Sharding) -> dict[Value, Sharding]:
     return dict.fromkeys(kind.values, option)
 
 
-def _kinds(graph: Graph) -> list[Kind]:
-    """The trained parameters, those of all layers together."""
-    signature = graph.signature
-    trained = {*signature.updated, *signature.gradients, *signature.left_gradients,
-               *signature.accumulators, *signature.local_gradients}  # fmt: skip
-    found: dict[tuple[str, Type], Kind] = {}
+def _kinds(graph: Graph) -> list[ParameterKind]:
+    """The parameters, trained or not, those of all layers together."""
+    found: dict[tuple[str, Type], ParameterKind] = {}
     for value in graph.inputs_with(Role.PARAM):
-        if value.name in trained:
-            key = (re.sub(r"\d+", "*", value.name or ""), type_of(value))
-            found.setdefault(key, Kind([])).values.append(value)
+        key = (re.sub(r"\d+", "*", value.name or ""), type_of(value))
+        found.setdefault(key, ParameterKind([])).values.append(value)
     return list(found.values())
 
 
@@ -369,4 +365,4 @@ def _pieces(nodes: Sequence[Node]) -> dict[int, set[int]]:
     return found
 
 
-__all__ = ["Kind", "Solution", "StepSharding"]
+__all__ = ["ParameterKind", "Solution", "StepSharding"]

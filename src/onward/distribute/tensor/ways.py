@@ -26,7 +26,7 @@ Shardings: TypeAlias = "tuple[Sharding | None, ...]"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a program for one rank is written. axis: of the mesh. ranks: along it. at: the
     coordinate of the rank. exchange: writes collectives. shared: what calls of one graph share, by
     keys of their own."""
@@ -44,7 +44,7 @@ class Place:
 
 
 # (builder, node, this rank's inputs, place) -> this rank's outputs
-Program: TypeAlias = "Callable[[Builder, Node, list[Value | None], Place], Sequence[Value]]"
+Program: TypeAlias = "Callable[[Builder, Node, list[Value | None], RankPlace], Sequence[Value]]"
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,6 @@ def worked_along(node: Node) -> tuple[int, ...] | None:
 
 
 __all__ = [
-    "RULES", "Place", "Program", "Rule", "ShardedCall", "Shardings", "Way", "rules_of", "same_op",
-    "way_rule", "ways_of", "whole", "worked_along",
+    "RULES", "Program", "RankPlace", "Rule", "ShardedCall", "Shardings", "Way", "rules_of",
+    "same_op", "way_rule", "ways_of", "whole", "worked_along",
 ]  # fmt: skip

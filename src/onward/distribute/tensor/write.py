@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.distribute.tensor.conversions import Finish, from_whole, start_conversion
 from onward.distribute.tensor.sharding import REPLICATED, Sharding
 from onward.distribute.tensor.solve import Solution
-from onward.distribute.tensor.ways import Place, Way, same_op
+from onward.distribute.tensor.ways import RankPlace, Way, same_op
 from onward.graph.build import Builder
 from onward.graph.graph import (
     Graph,
@@ -19,7 +19,7 @@ from onward.graph.graph import (
 )
 
 
-def write_rank(source: Graph, solution: Solution, graph: Graph, place: Place) -> Graph:
+def write_rank(source: Graph, solution: Solution, graph: Graph, place: RankPlace) -> Graph:
     """Fills `graph`, which is empty, with what the rank at this place runs, and returns it.
 
     source: the graph of one rank alone, to which the solution belongs.
@@ -34,7 +34,7 @@ class _RankGraph:
     their result is read.
     """
 
-    def __init__(self, source: Graph, solution: Solution, graph: Graph, place: Place) -> None:
+    def __init__(self, source: Graph, solution: Solution, graph: Graph, place: RankPlace) -> None:
         self._source, self._solution = source, solution
         self._graph, self._place = graph, place
         self._here: dict[tuple[Value, Sharding], Value] = {}

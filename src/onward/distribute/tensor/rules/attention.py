@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onward.distribute.tensor.sharding import REPLICATED, Sharding, split
-from onward.distribute.tensor.ways import Place, ShardedCall, Way, same_op, way_rule
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.types import Type
@@ -42,7 +42,7 @@ def _of_masks(mask: Type, q: Type) -> Sharding:
 
 
 def _at_its_heads(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     """The op with the number of the rank's first head, which dropout knows."""
     if float(attributes(node).get("ratio", 0.0)) in (0.0, 1.0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onward.distribute.tensor.sharding import NORM, PARTIAL, REPLICATED, SUM, Sharding, split
-from onward.distribute.tensor.ways import Place, ShardedCall, Way, same_op, way_rule
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.types import Type
@@ -49,7 +49,7 @@ def _features(call: ShardedCall) -> Iterator[Way]:
 
 
 def _at_its_features(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     size = type_of(inputs[0]).shape[-1]
     assert isinstance(size, int)

@@ -10,14 +10,14 @@ from functools import partial
 import numpy as np
 
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
-from onward.distribute.tensor.ways import Place, ShardedCall, Way, same_op, way_rule
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, type_of
 from onward.graph.types import DType
 
 
 def own_numbers(
-    b: Builder, ids: Value, rows: int, place: Place, wraps: bool = True
+    b: Builder, ids: Value, rows: int, place: RankPlace, wraps: bool = True
 ) -> tuple[Value, Value]:
     """The numbers of the rank's own rows that ids are, 0 for those of other ranks, and whether each
     is its own. rows: that a rank has. wraps: whether -1 is the last row."""
@@ -51,7 +51,7 @@ def _gather(call: ShardedCall) -> Iterator[Way]:
 
 
 def _own_rows(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place, axis: int
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace, axis: int
 ) -> Sequence[Value]:
     x, ids = inputs
     assert x is not None and ids is not None
@@ -85,7 +85,7 @@ def _scatter(call: ShardedCall) -> Iterator[Way]:
 
 
 def _into_own_rows(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     """Adds what other ranks have rows for to no row: zeros to the first."""
     x, ids, updates = inputs

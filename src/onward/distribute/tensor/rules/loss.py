@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
-from onward.distribute.tensor.ways import Place, ShardedCall, Way, way_rule
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.types import DType, Size, Type
@@ -47,7 +47,7 @@ class SplitLogSoftmax:
 
 
 def _log_softmax(
-    b: Builder, logits: Value, labels: Value, attrs: dict[str, Any], place: Place, what: str
+    b: Builder, logits: Value, labels: Value, attrs: dict[str, Any], place: RankPlace, what: str
 ) -> SplitLogSoftmax:
     """Computes them from the rank's logits f[N,V/ranks,*S] and all labels i64[N,*S]."""
     dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
@@ -75,7 +75,7 @@ def _log_softmax(
 
 
 def _labelled(
-    b: Builder, logits: Value, labels: Value, attrs: dict[str, Any], place: Place
+    b: Builder, logits: Value, labels: Value, attrs: dict[str, Any], place: RankPlace
 ) -> tuple[Value, Value]:
     """Whether each of the rank's classes is the label's b[N,V/ranks,*S], and which rows count
     b[N,*S]."""
@@ -153,7 +153,7 @@ def _exact(b: Builder, x: Value | None) -> Value | None:
 
 
 def _of_head(
-    b: Builder, node: Node, xs: Sequence[Value | None], place: Place
+    b: Builder, node: Node, xs: Sequence[Value | None], place: RankPlace
 ) -> tuple[SplitLogSoftmax, Sequence[Value | None]]:
     """The log-softmax of a head's logits, which the loss and its gradient share. xs: x, w, bias and
     labels."""
@@ -168,14 +168,16 @@ def _of_head(
     return place.shared[key], (x, w, bias)
 
 
-def _head_loss(b: Builder, node: Node, inputs: list[Value | None], place: Place) -> Sequence[Value]:
+def _head_loss(
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
+) -> Sequence[Value]:
     found, _ = _of_head(b, node, [*inputs, None][:4], place)
     loss = _loss(b, found, attributes(node), 2)
     return [b.cast(loss, type_of(node.outputs[0]).dtype)]
 
 
 def _head_gradients(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     found, (x, w, _) = _of_head(b, node, inputs[1:5], place)
     dloss, table = inputs[0], inputs[2]
@@ -215,7 +217,7 @@ def _gradient_of_logits(call: ShardedCall) -> Iterator[Way]:
 
 
 def _loss_of_logits(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     logits, labels = inputs[:2]
     wide = _exact(b, logits)
@@ -227,7 +229,7 @@ def _loss_of_logits(
 
 
 def _gradient_from_log_prob(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     dloss, log_prob, labels = (_exact(b, x) if i < 2 else x for i, x in enumerate(inputs[:3]))
     assert dloss is not None and log_prob is not None and labels is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from onward.distribute.tensor.rules.elementwise import aligned
 from onward.distribute.tensor.sharding import NORM, PARTIAL, REPLICATED, SUM, Sharding, split
-from onward.distribute.tensor.ways import Place, ShardedCall, Way, same_op, way_rule
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.ops.shape import clamp_slice
@@ -55,14 +55,14 @@ def reshaped(a: Shape, b: Shape, found: Sharding, ranks: int) -> Sharding | None
 
 
 def _in_shape(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place, to: Type
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace, to: Type
 ) -> Sequence[Value]:
     assert inputs[0] is not None
     return [b.reshape(inputs[0], to.shape)]
 
 
 def _expanded(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place, to: Type
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace, to: Type
 ) -> Sequence[Value]:
     assert inputs[0] is not None
     return [b.expand(inputs[0], to.shape)]
@@ -126,7 +126,7 @@ def _norms(call: ShardedCall) -> Iterator[Way]:
 
 
 def _norms_in_a_row(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place,
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace,
     given: Sequence[Sharding | None],
 ) -> Sequence[Value]:  # fmt: skip
     [y] = same_op(b, node, inputs)
@@ -158,7 +158,7 @@ def _split(call: ShardedCall) -> Iterator[Way]:
 
 
 def _in_smaller_pieces(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     axis = attributes(node).get("axis", 0)
     sizes = [int(type_of(y).shape[axis]) // place.ranks for y in node.outputs]  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def _ends(call: ShardedCall) -> dict[int, tuple[Size, Size]] | None:
 
 
 def _sliced(
-    b: Builder, node: Node, inputs: list[Value | None], place: Place,
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace,
     ends: dict[int, tuple[Size, Size]],
 ) -> Sequence[Value]:  # fmt: skip
     x = inputs[0]
