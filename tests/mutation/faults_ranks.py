@@ -80,13 +80,13 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: each rank numbers its samples from 0", "train/ranks.py",
-        "        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))\n",
-        "        return Share(0, sum(sizes))\n", TRAINERS,
+        "        return Share(before, sum(sizes.values()))\n",
+        "        return Share(0, sum(sizes.values()))\n", TRAINERS,
     ),
     Fault(
         "ranks: a window counts the samples of one rank", "train/ranks.py",
-        "        return Share(sum(sizes[: self.mesh.rank]), sum(sizes))\n",
-        "        return Share(sum(sizes[: self.mesh.rank]), batch_size)\n", TRAINERS,
+        "        return Share(before, sum(sizes.values()))\n",
+        "        return Share(before, batch_size)\n", TRAINERS,
     ),
     Fault(
         "ranks: an update alone takes the mean over ranks", "train/prepared_steps.py",
@@ -164,7 +164,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: state that was whole stays so", "train/optimizer_state.py",
-        "                held[slot] = part_of(cut, tensor).clone()\n", "                pass\n", PARTS,
+        "held[slot] = part_of(cut, tensor).clone()", "pass", PARTS,
     ),
     Fault(
         "ranks: a model shows its state without its weights", "train/parameter_parts.py",

@@ -15,7 +15,18 @@ from typing import Any
 
 import torch
 from rank_processes import run_ranks
-from ranks_program import CASES, Case, gpt2, join, refusal, resumed, rows, trained, trainer_of
+from ranks_program import (
+    CASES,
+    Case,
+    gpt2,
+    join,
+    own_rows,
+    refusal,
+    resumed,
+    rows,
+    trained,
+    trainer_of,
+)
 from torch import nn
 
 CASE = CASES["gpt2 zero 3"]  # or another, by the program's argument
@@ -178,8 +189,7 @@ def other_kinds(rank: int) -> None:
         case = replace(kind, model=model)
         trainer = trainer_of(case, RANKS)
         losses = steps(trainer, rank, 0, case=case)
-        number, count = case.share(rank, RANKS)
-        data = {n: x[number::count].clone() for n, x in rows(case, 1).items()}
+        data = own_rows(case, 1, rank, RANKS)
         places = torch.arange(data["input_ids"].shape[1]).expand_as(data["input_ids"])
         losses.append(float(trainer.train_step({**data, "position_ids": places.clone()}).loss))
         frozen = trainer.model.transformer.h[0].mlp.c_fc.weight
@@ -207,7 +217,7 @@ def batches(rank: int) -> str:
     trainer = trainer_of(CASE, RANKS)
     steps(trainer, rank, 0)
     data = rows(CASE, 0)
-    data["labels"][0, rank] = -100
+    data["labels"][1, 2 + rank] = -100
     said = refusal(lambda: trainer.eval_step(data))
     assert said == refusal(lambda: trainer.train_step(data))
     return said

@@ -162,6 +162,14 @@ def rows(case: Case, step: int) -> Tensors:
     return data
 
 
+def own_rows(case: Case, step: int, rank: int, ranks: int) -> Tensors:
+    """A rank's share of the batch of a step."""
+    number, count = case.share(rank, ranks)
+    sizes = shares(step, count)
+    start = sum(sizes[:number])
+    return {n: x[start : start + sizes[number]] for n, x in rows(case, step).items()}
+
+
 def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **more: Any) -> Any:
     """A Trainer of a case's model, or of another one, with more options."""
     import onward
@@ -177,10 +185,7 @@ def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int
     """The losses of these steps."""
     losses: list[float] = []
     for step in steps:
-        number, count = case.share(rank, ranks)
-        sizes = shares(step, count)
-        start = sum(sizes[:number])
-        part = {n: x[start : start + sizes[number]] for n, x in rows(case, step).items()}
+        part = own_rows(case, step, rank, ranks)
         losses.append(float(trainer.train_step(part).loss))
         if step == case.early:
             assert trainer.update() is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import parts_program
 import pytest
 import torch
+from torch import nn
 
 from onward.distribute import Mesh
 from onward.errors import OnwardError
