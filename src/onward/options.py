@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.mesh_sizes import read_mesh
+from onward.mesh_sizes import AUTO, read_mesh
 from onward.option_readers import (
     Reader,
     read_budget,
@@ -334,18 +334,19 @@ class TrainerOptions:
     of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, the same rule with other
     numbers; a number is a fixed factor. Needs `skip_nonfinite`, unless it is a number."""
 
-    mesh: Mapping[str, int] | None = option(
+    mesh: Mapping[str, int] | str | None = option(
         None,
         read_mesh,
         "trains on several processes of torchrun, each of which gives `train_step` its own share "
-        "of the batch; the update is that of the whole batch",
+        'of the batch; the update is that of the whole batch. `"auto"`: on all that there are',
         '{"dp_replicate": 2}',
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
     processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
     neighbours, so that gradients are summed along it first, and `zero` cuts state along it. Loss,
     gradients, updates and dropout masks are those of one process with the batches of all ranks in
-    the order of their numbers. None: one process."""
+    the order of their numbers. "auto": all processes of torch.distributed along `dp_replicate`, or
+    with `zero` along `dp_shard`; one where it is not initialized. None: one process."""
 
     zero: int = option(
         0,
@@ -453,7 +454,8 @@ class TrainerOptions:
                 "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
                 "leave one of them out"
             )
-        if self.zero and (self.mesh or {}).get("dp_shard", 1) == 1:
+        sizes = {} if self.mesh is None or isinstance(self.mesh, str) else self.mesh
+        if self.zero and self.mesh != AUTO and sizes.get("dp_shard", 1) == 1:
             raise OnwardError(
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
                 'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
