@@ -458,7 +458,7 @@ class TrainerOptions:
         if self.zero and self.mesh != AUTO and sizes.get("dp_shard", 1) == 1:
             raise OnwardError(
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
-                'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
+                'one; fix: mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
             )
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(
