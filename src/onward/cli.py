@@ -90,12 +90,15 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
-    config = parse(argv, "finetune", FinetuneConfig)
-    if config is None:
-        return 0
-    from onward.recipes import finetune
+    from onward.recipes.run_ranks import quiet_unless_first
 
-    return finetune.finetune(config, ["onward", "finetune", *argv])
+    with quiet_unless_first():
+        config = parse(argv, "finetune", FinetuneConfig)
+        if config is None:
+            return 0
+        from onward.recipes import finetune
+
+        return finetune.finetune(config, ["onward", "finetune", *argv])
 
 
 def run_verify(argv: list[str]) -> int:

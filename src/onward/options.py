@@ -340,6 +340,10 @@ class TrainerOptions:
         "trains on several processes of torchrun, each of which gives `train_step` its own share "
         'of the batch; the update is that of the whole batch. `"auto"`: on all that there are',
         '{"dp_replicate": 2}',
+        {
+            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, dp_shard=2, "
+            "or both with a comma; auto or null: all that were started"
+        },
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
     processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
@@ -354,6 +358,7 @@ class TrainerOptions:
         "cuts the optimizer's state over the ranks along `dp_shard`, each of which updates its "
         "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too",
         "1",
+        {"zero": "cut the optimizer's state over the processes: stage 1 or 2 of ZeRO; 0: no"},
     )
     """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
