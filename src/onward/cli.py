@@ -90,10 +90,15 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
-    from onward.recipes.run_ranks import quiet_unless_first
+    from onward.recipes.run_ranks import quiet_unless_first, started
 
     with quiet_unless_first():
-        config = parse(argv, "finetune", FinetuneConfig)
+        try:
+            config = parse(argv, "finetune", FinetuneConfig)
+        except OnwardError as error:
+            if started()[0]:  # rank 0 says it
+                raise SystemExit(2) from error
+            raise
         if config is None:
             return 0
         from onward.recipes import finetune

@@ -341,8 +341,8 @@ class TrainerOptions:
         'of the batch; the update is that of the whole batch. `"auto"`: on all that there are',
         '{"dp_replicate": 2}',
         {
-            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, dp_shard=2, "
-            "or both with a comma; auto or null: all that were started"
+            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, "
+            "dp_shard=2, or both with a comma; auto or null: all that were started"
         },
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two

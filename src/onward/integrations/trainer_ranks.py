@@ -43,13 +43,12 @@ def options_of_ranks(options: TrainerOptions, processes: int) -> TrainerOptions:
 def refuse_uneven_batches(accelerator: Any, args: Any) -> None:
     """Raises OnwardError where the processes may have other numbers of batches in an epoch, so that
     some would wait for others that have none left."""
-    if accelerator.num_processes > 1 and not accelerator.even_batches:
-        if not args.dataloader_drop_last:
-            raise OnwardError(
-                'accelerator_config={"even_batches": False} may give processes other numbers of '
-                "batches, which cannot train together; fix: leave it out, or "
-                "dataloader_drop_last=True"
-            )
+    are_even = accelerator.even_batches or args.dataloader_drop_last
+    if accelerator.num_processes > 1 and not are_even:
+        raise OnwardError(
+            'accelerator_config={"even_batches": False} may give processes other numbers of '
+            "batches, which cannot train together; fix: leave it out, or dataloader_drop_last=True"
+        )
 
 
 def leave_unwrapped(accelerator: Any, gradients_seen: Callable[[], str | None]) -> None:

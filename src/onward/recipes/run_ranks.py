@@ -1,7 +1,7 @@
-"""The processes that torchrun starts for one `onward finetune`, each of which is a rank of its mesh.
+"""The processes that torchrun starts for one `onward finetune`, the ranks of its mesh.
 
-Every rank reads the texts, trains on its own rows of each micro-batch and evaluates its own batches.
-Rank 0 alone prints, and writes into the output folder.
+Every rank reads the texts, trains on its own rows of each micro-batch, and evaluates batches of its
+own. Rank 0 alone prints, and writes into the output folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from onward.errors import OnwardError
 from onward.kernels.collective import lost_rank
 from onward.mesh_sizes import AUTO, DATA_AXES, auto_sizes
 from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.stop_signals import Stopped
 
 Result = TypeVar("Result")
 _FAILED = "onward finetune failed"  # a key of the store: which rank has said why
@@ -126,7 +128,7 @@ def quiet_unless_first() -> Iterator[None]:
         yield
         return
     with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
     ):
@@ -150,10 +152,15 @@ def joined_ranks() -> Generator[RunRanks]:
         if not run.is_first_to_fail():
             raise SystemExit(2) from error
         raise
+    except Stopped as stopped:
+        if not run.is_first:  # all ranks are stopped, and rank 0 says so
+            raise SystemExit(stopped.status) from stopped
+        raise
     except Exception:
         run.is_first_to_fail()
         raise
-    distributed.destroy_process_group()
+    finally:
+        distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
