@@ -60,7 +60,7 @@ def trainer_of(ours: bool, case: Case, folder: Path, **changes: Any) -> Any:
     plain = {"max_steps": STEPS, "ddp_backend": "gloo", "logging_steps": 5, "seed": 3}
     args = hf_runs.arguments(folder, **{**plain, **case.changes, **changes})
     named: dict[str, Any] = {"options": dict(case.options)} if ours else {}
-    kind = Trainer if ours else transformers.Trainer
+    kind: Any = Trainer if ours else transformers.Trainer
     if case.kind == "classes":
         model, rows, split = hf_runs.classifier(), classified_rows(61), 50
     else:

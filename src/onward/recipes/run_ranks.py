@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 from onward.environment import environment_variables
 from onward.errors import OnwardError
@@ -68,37 +69,39 @@ class RunRanks:
         return told.tolist()
 
     def from_first(self, act: Callable[[], Result]) -> Result:
-        """What rank 0 finds, which alone acts while the others wait. Raises on every rank what it
-        raises, elsewhere as OnwardError."""
+        """What rank 0 finds, which alone acts while the others wait. Raises what it raises, and on
+        the others SystemExit, since rank 0 says why."""
         if self.ranks == 1:
             return act()
-        told: list[Any] = [None, ""]
+        told: list[Any] = [None, False]
         failed: Exception | None = None
         if self.is_first:
             try:
                 told[0] = act()
             except Exception as error:
-                failed, told[1] = error, str(error) or type(error).__name__
+                failed, told[1] = error, True
         with _others_answer():
             distributed.broadcast_object_list(told, 0)
         if failed is not None:
             raise failed
         if told[1]:
-            raise OnwardError(told[1])
+            raise SystemExit(2)
         return told[0]
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
-        """Raises InputError where a rank has other facts than rank 0. The keys say what they are
-        of."""
+        """Raises InputError on a rank that has other facts than rank 0, and SystemExit on the
+        others. The keys say what they are of."""
         first = self.from_first(lambda: dict(facts))
         other = next((name for name, value in first.items() if facts[name] != value), None)
+        is_any = self.largest(other is not None)
         if other is not None:
             raise InputError(
                 f"rank {self.rank} has read another {other} than rank 0",
                 "on the machine of that rank",
                 "give every machine the same files",
             )
-        self.from_first(lambda: None)
+        if is_any:
+            raise SystemExit(2)
 
     def is_first_to_fail(self) -> bool:
         """Says whether no other rank has said why the run ends; this one says it then."""
@@ -143,7 +146,7 @@ def joined_ranks() -> Generator[RunRanks]:
     if ranks == 1:
         yield RunRanks()
         return
-    store, *_ = next(distributed.rendezvous("env://", rank, ranks))
+    store, *_ = next(rendezvous("env://", rank, ranks))
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     run = RunRanks(rank, ranks, store)
     try:
