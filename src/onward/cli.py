@@ -90,7 +90,7 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
-    from onward.recipes.run_ranks import quiet_unless_first, started
+    from onward.recipes.started_processes import quiet_unless_first, started
 
     with quiet_unless_first():
         try:

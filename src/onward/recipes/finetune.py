@@ -60,7 +60,8 @@ from onward.recipes.run_folder import (
     publish_json,
     read_record,
 )
-from onward.recipes.run_ranks import RunRanks, joined_ranks, sizes_of, started, with_mesh
+from onward.recipes.run_ranks import RunRanks, joined_ranks, sizes_of, with_mesh
+from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.reporting import Reporter
 
@@ -380,10 +381,11 @@ def _described(config: FinetuneConfig, ranks: RunRanks) -> Run:
     if ranks.ranks == 1:
         return run
     job = run.job
-    named = dataclasses.replace(job.config, output_dir=None)
+    texts: dict[str, Any] = {"train_file": None, "validation_file": None}  # by their content
+    named = dataclasses.replace(job.config, output_dir=config.output_dir, **texts)
     ranks.require_alike(
         {
-            "command line": str(dataclasses.replace(named, output_dir=config.output_dir)),
+            "command line": str(named),
             "text or tokenizer": _sha256(job.train_blocks, job.eval_blocks),
             "model": _sha256(job.model_config.to_json_string().encode()),
         }

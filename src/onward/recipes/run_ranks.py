@@ -7,22 +7,20 @@ own. Rank 0 alone prints, and writes into the output folder.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from onward.environment import environment_variables
 from onward.errors import OnwardError
 from onward.kernels.collective import lost_rank
 from onward.mesh_sizes import AUTO, DATA_AXES, auto_sizes
 from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped
 
 Result = TypeVar("Result")
@@ -97,8 +95,8 @@ class RunRanks:
         if other is not None:
             raise InputError(
                 f"rank {self.rank} has read another {other} than rank 0",
-                "on the machine of that rank",
-                "give every machine the same files",
+                "in the process of that rank",
+                "give every process the same command line and files",
             )
         if is_any:
             raise SystemExit(2)
@@ -111,31 +109,6 @@ class RunRanks:
             return self._store.compare_set(_FAILED, "", str(self.rank)).decode() == str(self.rank)
         except Exception:  # the store is gone, with whoever kept it
             return True
-
-
-def started() -> tuple[int, int]:
-    """The number of this process and of all processes, as torchrun tells them; (0, 1) where it has
-    started none."""
-    told = environment_variables()
-    try:
-        rank, ranks = int(told["RANK"]), int(told["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
-    return (rank, ranks) if 0 <= rank < ranks else (0, 1)
-
-
-@contextlib.contextmanager
-def quiet_unless_first() -> Iterator[None]:
-    """A context in which rank 0 alone prints."""
-    if not started()[0]:
-        yield
-        return
-    with (
-        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        yield
 
 
 @contextlib.contextmanager
@@ -233,4 +206,4 @@ def with_mesh(config: FinetuneConfig, ranks: int) -> FinetuneConfig:
     return replace(config, mesh=",".join(f"{axis}={size}" for axis, size in sizes.items()))
 
 
-__all__ = ["RunRanks", "joined_ranks", "quiet_unless_first", "sizes_of", "started", "with_mesh"]
+__all__ = ["RunRanks", "joined_ranks", "sizes_of", "with_mesh"]
