@@ -28,7 +28,7 @@ def words(model: Path, text: Path, folder: Path, size: int, *more: str) -> list[
         *("finetune", "--model", str(model), "--train_file", str(text), "--block_size", "32"),
         *("--output_dir", str(folder), "--max_steps", str(STEPS), "--logging_steps", "2"),
         *("--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", "2"),
-        *("--per_device_eval_batch_size", "1", "--dropout", "0.2", "--learning_rate", "1e-2"),
+        *("--per_device_eval_batch_size", "1", "--dropout", "0.2", "--learning_rate", "1e-3"),
         *("--max_eval_samples", "3", "--save_total_limit", "1", *more),
     ]
 
