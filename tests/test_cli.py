@@ -276,7 +276,9 @@ def test_a_pipe_without_a_reader_is_no_traceback(words: list[str]) -> None:
 def test_options_of_the_trainer_are_those_of_the_command_line() -> None:
     """By the same names, where both have them."""
     options = onward.TrainerOptions.__dataclass_fields__
-    shared = {"gradient_accumulation_steps", "max_grad_norm", "seed", "memory_budget"}
+    shared = {
+        "gradient_accumulation_steps", "max_grad_norm", "seed", "memory_budget", "mesh", "zero",
+    }  # fmt: skip
     assert shared == options.keys() & FinetuneConfig.__dataclass_fields__.keys()
     config = parse(["--memory_budget", "1.5 GiB"], "finetune", FinetuneConfig)
     assert config is not None and config.memory_budget == "1.5 GiB"

@@ -63,8 +63,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
         1024.0, LossScale(4.0), {"growth_interval": 3},  # of fp16, which it is not
     ),
     "mesh": (
-        2, "2", (), {}, [("dp_replicate", 2)], {"data": 2}, {"dp_replicate": 0}, {"pp": 2},
-        {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {2: 2},
+        2, "2", "", "Auto", "dp_replicate=2", (), {}, [("dp_replicate", 2)], {"data": 2},
+        {"dp_replicate": 0}, {"pp": 2}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2},
+        {2: 2},
     ),
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
@@ -111,7 +112,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         ({"init_scale": 2**16}, LossScale()),
     ),
     "mesh": (
-        (None, None), ({"dp_replicate": 1}, {"dp_replicate": 1}),
+        (None, None), ("auto", "auto"), ({"dp_replicate": 1}, {"dp_replicate": 1}),
         ({"dp_replicate": np.int64(1), "tp": 1}, {"dp_replicate": 1, "tp": 1}),
         ({"dp_replicate": 1, "dp_shard": 1}, {"dp_replicate": 1, "dp_shard": 1}),
     ),

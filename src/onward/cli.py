@@ -90,12 +90,20 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
-    config = parse(argv, "finetune", FinetuneConfig)
-    if config is None:
-        return 0
-    from onward.recipes import finetune
+    from onward.recipes.started_processes import quiet_unless_first, started
 
-    return finetune.finetune(config, ["onward", "finetune", *argv])
+    with quiet_unless_first():
+        try:
+            config = parse(argv, "finetune", FinetuneConfig)
+        except OnwardError as error:
+            if started()[0]:  # rank 0 says it
+                raise SystemExit(2) from error
+            raise
+        if config is None:
+            return 0
+        from onward.recipes import finetune
+
+        return finetune.finetune(config, ["onward", "finetune", *argv])
 
 
 def run_verify(argv: list[str]) -> int:

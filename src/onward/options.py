@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.mesh_sizes import read_mesh
+from onward.mesh_sizes import AUTO, read_mesh
 from onward.option_readers import (
     Reader,
     read_budget,
@@ -334,12 +334,16 @@ class TrainerOptions:
     of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, the same rule with other
     numbers; a number is a fixed factor. Needs `skip_nonfinite`, unless it is a number."""
 
-    mesh: Mapping[str, int] | None = option(
+    mesh: Mapping[str, int] | str | None = option(
         None,
         read_mesh,
         "trains on several processes of torchrun, each of which gives `train_step` its own share "
-        "of the batch; the update is that of the whole batch",
+        'of the batch; the update is that of the whole batch. `"auto"`: on all that there are',
         '{"dp_replicate": 2}',
+        {
+            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, "
+            "dp_shard=2, or both with a comma; auto or null: all that were started"
+        },
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
     processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
@@ -347,7 +351,8 @@ class TrainerOptions:
     along `tp` take the same micro-batch, and each holds a part of large weights and computes with
     it (Megatron-LM, arXiv 1909.08053); how weights are cut follows from the graph. Loss,
     gradients, updates and dropout masks are those of one process with the batches of all ranks in
-    the order of their numbers. None: one process."""
+    the order of their numbers. "auto": all processes of torch.distributed along `dp_replicate`, or
+    with `zero` along `dp_shard`; one where it is not initialized. None: one process."""
 
     zero: int = option(
         0,
@@ -356,6 +361,7 @@ class TrainerOptions:
         "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too; `3`: the "
         "weights too, which are gathered for each use",
         "1",
+        {"zero": "cut the optimizer's state over the processes: stage 1 or 2 of ZeRO; 0: no"},
     )
     """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
@@ -457,12 +463,13 @@ class TrainerOptions:
                 "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
                 "leave one of them out"
             )
-        if self.zero and (self.mesh or {}).get("dp_shard", 1) == 1:
+        sizes = {} if self.mesh is None or isinstance(self.mesh, str) else self.mesh
+        if self.zero and self.mesh != AUTO and sizes.get("dp_shard", 1) == 1:
             raise OnwardError(
                 f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
-                'one; fix: mesh={"dp_shard": 2} for two ranks, or leave zero out'
+                'one; fix: mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
             )
-        tp = (self.mesh or {}).get("tp", 1)
+        tp = sizes.get("tp", 1)
         if (self.zero == 3 or tp > 1) and self.ema_decay is not None:
             raise OnwardError(
                 "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "

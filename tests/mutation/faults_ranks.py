@@ -15,6 +15,9 @@ TENSOR = ("distribute/test_tensor_models.py",)
 TENSOR_RULES = ("distribute/test_tensor_rules.py",)
 FIRSTS = ("kernels/test_kernels.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
+HF_TRAINER = (
+    "integrations/test_trainer_ranks.py::test_two_processes_are_the_stock_trainer_with_ddp",
+)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -283,5 +286,25 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: features are counted from 0 in a kernel", "kernels/native/random.py",
         'int(args.attrs.get("first_feature", 0))',
         "0", FIRSTS,
+    ),
+    Fault(
+        "ranks: labels of all processes divide a loss that counts as one process's",
+        "integrations/trainer_ranks.py",
+        "return float(accelerator.num_processes) if is_shared else 1.0", "return 1.0", HF_TRAINER,
+    ),
+    Fault(
+        "ranks: each process of transformers' Trainer begins with its own weights",
+        "integrations/trainer_ranks.py",
+        "        distributed.broadcast(tensor, 0)\n", "        pass\n", HF_TRAINER,
+    ),
+    Fault(
+        "ranks: every process trains the rows of the first", "recipes/run_ranks.py",
+        "part.split(size)[self.rank]", "part.split(size)[0]",
+        ("recipes/test_finetune_ranks.py::test_each_rank_takes_its_own_rows_of_each_micro_batch",),
+    ),
+    Fault(
+        "ranks: a process that is told to stop does so alone", "recipes/loop.py",
+        "ranks.largest(signals.stopping or 0) or None", "signals.stopping",
+        ("recipes/test_finetune_ranks.py::test_two_processes_are_one_with_twice_the_batch",),
     ),
 )  # fmt: skip

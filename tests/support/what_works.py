@@ -15,7 +15,8 @@ WAYS = (
 )  # fmt: skip
 _LED, _OWN = "tests/integrations/test_transformers_trainer.py::", "tests/module/"
 _COMPILE, _BESIDE = "tests/integrations/test_torch_compile.py::", "tests/integrations/"
-_ONE, _SHARDS = "no: one process", "no: parameters in shards have no graph"
+_STOCK = f"{_BESIDE}test_trainer_ranks.py::test_two_processes_are_the_stock_trainer_with_ddp"
+_READS, _SHARDS = "no: it reads whole weights", "no: parameters in shards have no graph"
 
 # a cell for each way to train: its text, and the test that holds it where it works
 Cell = tuple[str, str | None]
@@ -48,25 +49,29 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     "several processes with one batch": (
         ('`mesh={"dp_replicate": 2}`',
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
-        (_ONE, None), ("by DistributedDataParallel", f"{_BESIDE}test_distributed.py"),
+        ("by torchrun", _STOCK), ("by DistributedDataParallel", f"{_BESIDE}test_distributed.py"),
         ("not tested", None),
     ),
     "DistributedDataParallel": (
-        ("no: use `mesh`", None), (_ONE, None),
+        ("no: use `mesh`", None), ("not needed: one graph exchanges", _STOCK),
         ("yes", f"{_BESIDE}test_distributed.py::test_ddp_over_gloo"), ("not tested", None),
     ),
     "ZeRO-1, ZeRO-2": (
         ("`zero=1`, `zero=2`",
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
-        (_ONE, None), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
+        ("`zero=1`, `zero=2`", _STOCK), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
     "ZeRO-3": (
         ("`zero=3`", "tests/train/test_parameter_parts.py::test_weights_in_parts"),
-        (_ONE, None), (_SHARDS, None), (_SHARDS, None),
+        (_READS, None), (_SHARDS, None), (_SHARDS, None),
     ),
-    "FSDP, tensor and pipeline parallelism": (
-        ("not yet", None), (_ONE, None), (_SHARDS, None), (_SHARDS, None),
+    "tensor parallelism": (
+        ('`mesh={"tp": 2}`', "tests/train/test_parameter_parts.py::test_weights_in_parts"),
+        (_READS, None), (_SHARDS, None), (_SHARDS, None),
+    ),
+    "FSDP, pipeline parallelism": (
+        ("not yet", None), (_READS, None), (_SHARDS, None), (_SHARDS, None),
     ),
     "peft": (
         ("not tested", None), ("not tested", None),

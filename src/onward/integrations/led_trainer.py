@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ class LedTrainer(Trainer):
         except VerificationError:
             raise
         except OnwardError as error:
-            if self.memory.torn or window.steps != done:
+            # nothing but a graph exchanges gradients with other ranks, which know of this error
+            if self.memory.torn or window.steps != done or not self._ranks.is_one:
                 raise
             raise NotRunError(str(error)) from error
         self._due = last
@@ -147,6 +149,14 @@ class LedTrainer(Trainer):
         assert isinstance(self._window, LedWindow)
         self._window.leave()
         self._due = False
+
+    @contextmanager
+    def whole_optimizer(self) -> Generator[None]:
+        """A context in which the optimizer's own `state_dict` is whole on rank 0, also where each
+        rank has a part of its state. All ranks of a mesh enter it."""
+        self._ranks.meet_for_state(self.options.zero)
+        with self._optimizer.gathered():
+            yield
 
     @property
     def loss_history(self) -> list[float]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from onward.errors import OnwardError
+from onward.integrations.trainer_ranks import LOOP
 from onward.options import TrainerOptions
 
-LOOP = "transformers.Trainer with onward.accelerate(model)"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
 
 # argument -> fix; an argument is refused if it is set to a true value
@@ -30,7 +30,7 @@ REFUSED: dict[str, str] = {
 # options of onward.Trainer for its update or for a whole step
 LOST = (
     "mixed_precision", "keep_in_fp32", "loss_scale", "optimizer_state",
-    "gradient_accumulation_dtype", "loss_spikes", "seed", "verify",
+    "gradient_accumulation_dtype", "loss_spikes", "seed", "verify", "zero", "compare_ranks_every",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def refuse_arguments(args: Any) -> None:
 
 def refuse_accelerator(accelerator: Any, gpus: int) -> None:
     """Raises OnwardError if accelerate is configured (by `accelerate launch`, torchrun or
-    environment variables) for something that the graph of one process cannot do. gpus: those that
+    environment variables) for something that a whole-step graph cannot do. gpus: those that
     one process would use."""
     precision = str(getattr(accelerator, "mixed_precision", "no"))
     if precision not in ("no", "bf16", "fp16"):
@@ -58,16 +58,11 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
             f"accelerate's mixed_precision={precision} is not supported; fix: bf16=True or "
             f"fp16=True, or {LOOP}"
         )
-    if accelerator.num_processes > 1:
-        raise OnwardError(
-            f"{accelerator.num_processes} processes are started, but a "
-            f"whole-step graph trains in one; {_SEVERAL}"
-        )
     kind = accelerator.distributed_type.value
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise OnwardError(
-            f"accelerate's distributed_type={kind} is not supported: a "
-            f"whole-step graph trains in one process; {_SEVERAL}"
+            f"accelerate's distributed_type={kind} is not supported: processes share the batches "
+            f"of a whole-step graph, and nothing else; {_SEVERAL}"
         )
     if gpus > 1:
         raise OnwardError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,9 +33,17 @@ from onward.integrations.refused_arguments import (
     refuse_lost_options,
     refuse_two_precisions,
 )
-from onward.integrations.trainer_losses import model_loss, own_loss, smoothed_loss
+from onward.integrations.trainer_losses import model_loss, own_loss, scaled_loss, smoothed_loss
 from onward.integrations.trainer_methods import heard, overridden, replaced
+from onward.integrations.trainer_ranks import (
+    factor_of_loss,
+    leave_unwrapped,
+    options_of_ranks,
+    refuse_lost_exchange,
+    refuse_uneven_batches,
+)
 from onward.integrations.trainer_turns import Turns
+from onward.mesh_sizes import AUTO
 from onward.module.accelerate import accelerate, accelerated
 from onward.options import TrainerOptions
 from onward.train.arguments import checked_options
@@ -122,14 +130,19 @@ class Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
+        refuse_uneven_batches(self.accelerator, self.args)
+        self._options = options_of_ranks(self._options, self.accelerator.num_processes)
         leave_uncompiled(self.accelerator, self._say)
+        leave_unwrapped(self.accelerator, self._gradients_seen)
         self._refuse_lost(self._gradients_seen())
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
+        trainer = self._step_trainer
+        with nullcontext() if trainer is None else trainer.whole_optimizer():
+            super()._save_optimizer_and_scheduler(output_dir)
         if self._options.loss_spikes is not None and self.args.should_save:
             held, trainer = self._history, self._step_trainer
             if held is None and trainer is not None:
@@ -157,7 +170,7 @@ class Trainer(transformers.Trainer):
         if trainer is not None and trainer.micro_steps:  # the next event may be in this window
             why = self._gradients_seen()
             if why is not None:
-                self._show_gradients(why)
+                self._show_gradients(why, self.model_wrapped)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         with self._turns.loop():
@@ -175,7 +188,7 @@ class Trainer(transformers.Trainer):
             return super().training_step(model, inputs, num_items_in_batch)
         why = self._shown_because(model)
         if why is not None:
-            self._show_gradients(why)
+            self._show_gradients(why, model)
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         enter = getattr(self.optimizer, "train", None)  # schedule-free optimizers have a mode too
@@ -189,7 +202,7 @@ class Trainer(transformers.Trainer):
                 raise
             why = str(error)
             self._unfit = (self._parts(), why)
-        self._show_gradients(why)
+        self._show_gradients(why, model)
         with self._prepared(inputs):
             return super().training_step(model, inputs, num_items_in_batch)
 
@@ -238,9 +251,10 @@ class Trainer(transformers.Trainer):
             return "accelerate's scaler reads gradients (fp16)"
         return None
 
-    def _show_gradients(self, why: str) -> None:
-        """Switches to transformers' own way for this micro-batch."""
+    def _show_gradients(self, why: str, model: Any) -> None:
+        """Switches to transformers' own way for this micro-batch. model: as the loop calls it."""
         self._refuse_lost(why)
+        refuse_lost_exchange(self.accelerator, model, why)
         self._say(
             f"{why}: forward and backward run as graphs, and transformers makes the "
             "optimizer step itself"
@@ -287,7 +301,8 @@ class Trainer(transformers.Trainer):
         impossible; nothing has changed then."""
         loss_fn = self._loss("labels" in inputs)
         trainer = self._led()
-        trainer.loss_fn, trainer.takes_target = loss_fn, loss_fn is not model_loss
+        trainer.takes_target = loss_fn is not model_loss
+        trainer.loss_fn = self._of_ranks(loss_fn, items)
         batch = self._batch(inputs, items, trainer.takes_target)
         weight = 1.0 if self._is_summed(items) else 1.0 / self.current_gradient_accumulation_steps
         last = bool(self.accelerator.sync_gradients)
@@ -387,6 +402,16 @@ class Trainer(transformers.Trainer):
             return made.setdefault((id(own), shifts), partial(smoothed_loss, own, shifts))
         return model_loss
 
+    def _of_ranks(self, loss_fn: Any, items: torch.Tensor | int | None) -> Any:
+        """The loss function with the factor by which the ranks' mean is the loss of them all; the
+        same object until it changes."""
+        told = bool(self.model_accepts_loss_kwargs or self.compute_loss_func)
+        factor = factor_of_loss(self.accelerator, self.args, told and items is not None)
+        if factor == 1.0:
+            return loss_fn
+        made = partial(scaled_loss, loss_fn, factor)
+        return self._losses.setdefault((id(loss_fn), factor), made)
+
     def _shifts_labels(self) -> bool:
         """Whether label smoothing shifts the labels, as `compute_loss` does for causal language
         models."""
@@ -404,6 +429,8 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
 
 def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
     """Checks the options. Raises OnwardError for those that TrainingArguments set."""
+    if isinstance(options, Mapping) and options.get("zero") and options.get("mesh") is None:
+        options = {**options, "mesh": AUTO}  # as it is without zero too
     found, plain = checked_options(options), TrainerOptions()
     for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):

@@ -12,6 +12,7 @@ import torch
 from onward.checkpoint import folder_name, rotate, unwritten
 from onward.options import TrainerOptions
 from onward.recipes.options import FinetuneConfig
+from onward.recipes.run_ranks import sizes_of
 from onward.train import StepResult, Trainer
 from onward.train.checkpointing import (
     Stateful,
@@ -140,6 +141,8 @@ def onward_trainer(
             seed=config.seed,
             memory_budget=config.memory_budget,
             mixed_precision=precision(config),
+            mesh=sizes_of(config.mesh),
+            zero=config.zero,
         ),
     )
 

@@ -13,9 +13,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,8 @@ from onward.recipes.run_folder import (
     publish_json,
     read_record,
 )
+from onward.recipes.run_ranks import RunRanks, joined_ranks, sizes_of, with_mesh
+from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.reporting import Reporter
 
@@ -200,6 +204,7 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
     """Fills in options that depend on the data and the model. Raises InputError where the text is
     too short."""
     per_update = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    per_update *= prod((sizes_of(config.mesh) or {}).values())
     if train_blocks < per_update:
         raise InputError(
             f"{train_blocks} train blocks of {config.block_size} tokens do not fill one update of "
@@ -240,17 +245,29 @@ def summary(run: Run) -> str:
         f"{len(job.train_blocks)} blocks of {config.block_size}",
         f"eval       {run.texts[-1].source}: {eval_from}{len(job.eval_blocks)} blocks",
         f"steps      {config.max_steps} updates of {config.gradient_accumulation_steps} x "
-        f"{config.per_device_train_batch_size} x {config.block_size} tokens, "
+        f"{_times(config)}{config.per_device_train_batch_size} x {config.block_size} tokens, "
         f"AdamW {config.learning_rate:.1e} {config.lr_scheduler_type}, "
         f"{config.warmup_steps} warmup",
         f"engine     {engines}; {versions_line()}",
     ]
+    if config.mesh is not None:
+        lines.append(
+            f"mesh       {config.mesh}: each process trains "
+            f"{config.per_device_train_batch_size} sequences of every micro-batch"
+            + (f"; ZeRO {config.zero}" if config.zero else "")
+        )
     if config.compare and has_dropout(job.model_config):
         lines.append(
             "dropout    on: the engines draw different masks, so their losses differ by chance "
             "(--dropout 0 compares them exactly)"
         )
     return "\n".join(lines)
+
+
+def _times(config: FinetuneConfig) -> str:
+    """The number of processes as a factor; "" for one."""
+    sizes = sizes_of(config.mesh)
+    return f"{prod(sizes.values())} x " if sizes else ""
 
 
 def versions() -> dict[str, str]:
@@ -317,9 +334,11 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
 
     command: the command line, to be recorded.
     """
-    with StopSignals() as signals:
-        run = describe(config)
+    with StopSignals(tells=not started()[0]) as signals, joined_ranks() as ranks:
+        run = _described(with_mesh(config, ranks.ranks), ranks)
         config = run.job.config
+        if ranks.ranks > 1:
+            command = ["torchrun", f"--nproc-per-node={ranks.ranks}", "-m", *command]
         print(summary(run), flush=True)
         if config.dry_run:
             print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
@@ -330,8 +349,8 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
         follow_quota()  # before the number of threads is recorded
         output = RunFolder(Path(config.output_dir or ""))
         try:
-            with output:
-                return _finetune(run, output, run_config(run, command), signals)
+            with output if ranks.is_first else nullcontext():
+                return _finetune(run, output, run_config(run, command), signals, ranks)
         except Stopped as stopped:
             print(_how_to_go_on(stopped, output, command), file=sys.stderr)
             output.kept = None  # that line has said it
@@ -355,15 +374,41 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
                 print(f"what was saved is kept in {output.kept}", file=sys.stderr)
 
 
-def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: StopSignals) -> int:
+def _described(config: FinetuneConfig, ranks: RunRanks) -> Run:
+    """The run of all ranks, each of which has read the texts. Raises InputError where they have
+    read others."""
+    run = describe(config)
+    if ranks.ranks == 1:
+        return run
+    job = run.job
+    texts: dict[str, Any] = {"train_file": None, "validation_file": None}  # by their content
+    named = dataclasses.replace(job.config, output_dir=config.output_dir, **texts)
+    ranks.require_alike(
+        {
+            "command line": str(named),
+            "text or tokenizer": _sha256(job.train_blocks, job.eval_blocks),
+            "model": _sha256(job.model_config.to_json_string().encode()),
+        }
+    )
+    folder = ranks.from_first(lambda: job.config.output_dir)  # it may be named by the time
+    settled = dataclasses.replace(job.config, output_dir=folder)
+    return dataclasses.replace(run, job=dataclasses.replace(job, config=settled))
+
+
+def _finetune(
+    run: Run, output: RunFolder, record: dict[str, Any], signals: StopSignals, ranks: RunRanks
+) -> int:
     """Runs a described job in its output folder. Returns the exit status."""
     job, config = run.job, run.job.config
     from onward.recipes.compare import comparison, run_both, table
     from onward.recipes.loop import eval_results, reported_results, train
     from onward.recipes.run_checkpoints import RunCheckpoints
 
-    output.begin(record, config.overwrite_output_dir)
-    if output.is_complete:
+    def begin() -> bool:
+        output.begin(record, config.overwrite_output_dir)
+        return output.is_complete
+
+    if ranks.from_first(begin):
         print(f"\nthe run in {output.path} is complete: nothing is left to do")
         return 0
     if told := other_numbers(read_record(output.path), record):
@@ -375,8 +420,9 @@ def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: Stop
         _complete(run, output, COMPARISON, comparison(both["onward"], both["torch"]))
         report = table(both["onward"], both["torch"], run.unigram)
     else:
-        checkpoints = RunCheckpoints(output.path, config, record)
-        with _reporter(config, output.path, record) as reporter:
+        checkpoints = RunCheckpoints(output.path, config, record, ranks)
+        reported = config if ranks.is_first else dataclasses.replace(config, report_to="none")
+        with _reporter(reported, output.path, record) as reporter:
             result = train(
                 job,
                 config.engine,
@@ -384,9 +430,10 @@ def _finetune(run: Run, output: RunFolder, record: dict[str, Any], signals: Stop
                 checkpoints=checkpoints,
                 signals=signals,
                 reporter=reporter,
+                ranks=ranks,
             )
             results = eval_results(job, result)
-            _complete(run, output, RESULTS, results)
+            ranks.from_first(lambda: _complete(run, output, RESULTS, results))
             reporter.log(config.max_steps or 1, reported_results(results))
         report = single_report(result, run.unigram)
     print(f"\n{report}\n\nwritten to {output.path}")
@@ -475,6 +522,10 @@ def single_report(result: EngineResult, unigram: float) -> str:
 def verify(config: VerifyConfig) -> int:
     """Compares Onward's first step of the described run with its references; returns 1 if they
     differ."""
+    if config.mesh is not None or config.zero:
+        raise InputError(
+            "verify compares a step of one process", "in --mesh or --zero", "leave them out"
+        )
     config = dataclasses.replace(config, output_dir=None)
     run = describe(config)
     import torch

@@ -31,6 +31,7 @@ from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
+from onward.recipes.run_ranks import RunRanks
 from onward.recipes.stages import StageLine
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.reporting import Reporter
@@ -152,12 +153,15 @@ def train(
     checkpoints: RunCheckpoints | None = None,
     signals: StopSignals | None = None,
     reporter: Reporter | None = None,
+    ranks: RunRanks | None = None,
 ) -> EngineResult:
     """Runs the job with one engine; writes metrics and the model into `folder`.
 
     checkpoints: those of the run, from which it goes on; None saves none. signals: those that may
-    end the run, by raising Stopped. reporter: gets the metrics too.
+    end the run, by raising Stopped. reporter: gets the metrics too. ranks: the processes that train
+    together, each of which calls this; rank 0 writes.
     """
+    ranks = RunRanks() if ranks is None else ranks
     config = job.config
     base_rss = rss_mib()
     if checkpoints is None:
@@ -170,33 +174,39 @@ def train(
     as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
     with _use_cache(model, False):
         trainer = _updates(
-            job, engine_name, model, history, checkpoints, signals, reporter, as_loaded
+            job, engine_name, model, history, checkpoints, signals, reporter, as_loaded, ranks
         )
         peak_rss = peak_rss_mib()
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
-            eval_loss = evaluate(trainer, job.eval_blocks, config.per_device_eval_batch_size)
+            size = config.per_device_eval_batch_size
+            eval_loss = evaluate(trainer, job.eval_blocks, size, ranks)
     result = EngineResult(
         engine=engine_name,
         step_losses=tuple(history.step_losses),
         first_step_s=history.first_steps_s[0],
         train_s=history.train_s,
         eval_s=time.perf_counter() - started,
-        tokens_per_second=_tokens_per_second(config, history),
+        tokens_per_second=_tokens_per_second(config, history, ranks.ranks),
         base_rss_mib=base_rss,
         peak_rss_mib=peak_rss,
         eval_loss=eval_loss,
         start_weights_sha256=history.start_weights_sha256,
     )
     if save_model:
-        with StagedFiles(folder) as staged:
-            model.save_pretrained(staged.path)
-            staged.publish()
-        if isinstance(trainer, Trainer):
-            with StagedFiles(folder) as staged:
-                trainer.export_onnx(staged.path / "model.onnx", dtype=config.export_dtype)
-                staged.publish()
+        ranks.from_first(lambda: _save_model(trainer, model, folder, config.export_dtype))
     return result
+
+
+def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, dtype: str) -> None:
+    """Writes the model as transformers keeps it, and as ONNX with products of this type."""
+    with StagedFiles(folder) as staged:
+        model.save_pretrained(staged.path)
+        staged.publish()
+    if isinstance(trainer, Trainer):
+        with StagedFiles(folder) as staged:
+            trainer.export_onnx(staged.path / "model.onnx", dtype=dtype)
+            staged.publish()
 
 
 @contextmanager
@@ -219,6 +229,7 @@ def _updates(
     signals: StopSignals,
     reporter: Reporter | None,
     as_loaded: Callable[[], AbstractContextManager[None]],
+    ranks: RunRanks,
 ) -> LoopTrainer:
     """Runs the updates that are left to do, and adds them to `history`. Returns the trainer.
 
@@ -240,7 +251,8 @@ def _updates(
         num_warmup_steps=config.warmup_steps,
         num_training_steps=updates,
     )
-    batches = update_batches(job.train_blocks, micro * accumulate, config.seed)
+    per_update = micro * accumulate * ranks.ranks
+    batches = update_batches(job.train_blocks, per_update, config.seed)
     trainer.register_for_checkpointing(history, scheduler, batches)
     found = checkpoints.resume(trainer, history)
     if found is not None:
@@ -248,10 +260,10 @@ def _updates(
     before, first = history.train_s, history.steps + 1
     progress = Progress(
         engine_name,
-        checkpoints.folder / METRICS,
+        checkpoints.folder / METRICS if ranks.is_first else None,
         updates,
         len(batches),
-        micro * accumulate * config.block_size,
+        per_update * config.block_size,
         config.logging_steps,
         history.step_losses,
         before + time.perf_counter() - started,
@@ -261,7 +273,7 @@ def _updates(
     with progress, signals.deferred():
         for step, batch in zip(range(first, updates + 1), _endless(batches), strict=False):
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            loss, grad_norm, skipped = _update(trainer, batch.split(micro))
+            loss, grad_norm, skipped = _update(trainer, ranks.shares(batch, micro))
             if not skipped:
                 scheduler.step()
             if not math.isfinite(loss):
@@ -274,7 +286,8 @@ def _updates(
             if step == first:
                 history.first_steps_s.append(history.train_s - before)
             progress.update(step, loss, grad_norm, learning_rate)
-            stopping = signals.stopping  # read once: what comes later is for the next update
+            # read once: what comes later is for the next update
+            stopping = ranks.largest(signals.stopping or 0) or None
             if checkpoints.is_due(step, not batches.samples, step == updates, stopping is not None):
                 with progress.paused(), as_loaded():
                     checkpoints.save(trainer, step)
@@ -308,13 +321,19 @@ def _update(
     return total / len(micro_batches), found, skipped
 
 
-def evaluate(trainer: LoopTrainer, eval_blocks: Ids, batch_size: int) -> float:
+def evaluate(
+    trainer: LoopTrainer, eval_blocks: Ids, batch_size: int, ranks: RunRanks | None = None
+) -> float:
     """Mean loss over all predicted tokens of the blocks `i32[blocks,T]`, nats per token.
 
-    The last batch is padded with ignored rows, so that one shape serves all batches.
+    The last batch is padded with ignored rows, so that one shape serves all batches. Each rank
+    takes other batches, and the result is that of one process to the bit.
     """
-    total = 0.0
-    for start in range(0, len(eval_blocks), batch_size):
+    ranks = RunRanks() if ranks is None else ranks
+    starts = range(0, len(eval_blocks), batch_size)
+    found: dict[int, float] = {}
+    for place in range(ranks.rank, len(starts), ranks.ranks):
+        start = starts[place]
         rows = torch.from_numpy(eval_blocks[start : start + batch_size].astype(np.int64))
         real = len(rows)
         if real < min(batch_size, len(eval_blocks)):
@@ -322,7 +341,10 @@ def evaluate(trainer: LoopTrainer, eval_blocks: Ids, batch_size: int) -> float:
             rows = torch.cat([rows, filler])
         labels = rows.clone()
         labels[real:] = IGNORED_LABEL
-        total += real * float(trainer.eval_step(input_ids=rows, labels=labels).loss)
+        found[place] = real * float(trainer.eval_step(input_ids=rows, labels=labels).loss)
+    total = 0.0
+    for loss in ranks.joined(found, len(starts)):
+        total += loss
     return total / len(eval_blocks)
 
 
@@ -367,11 +389,10 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _tokens_per_second(config: FinetuneConfig, history: RunHistory) -> float:
-    """Tokens per second over all updates but the first of each process."""
-    tokens = (
-        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.block_size
-    )
+def _tokens_per_second(config: FinetuneConfig, history: RunHistory, ranks: int) -> float:
+    """Tokens per second of all ranks, over all updates but the first of each process."""
+    rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    tokens = rows * config.block_size * ranks
     firsts = history.first_steps_s
     if history.steps == len(firsts):
         return tokens * len(firsts) / sum(firsts)

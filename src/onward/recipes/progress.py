@@ -76,6 +76,8 @@ class Metrics:
 class Progress:
     """Collects one entry per update, and shows the mean of every `logging_steps` of them.
 
+    metrics_file: gets a line for each; None: another process writes them.
+
     losses: of the updates that the run has done before, to which the new ones are added; the lines
     of the metrics file are those up to there. elapsed_s: the seconds that those took. reporter:
     gets the numbers of every line too.
@@ -84,7 +86,7 @@ class Progress:
     def __init__(
         self,
         engine: str,
-        metrics_file: Path,
+        metrics_file: Path | None,
         total_steps: int,
         steps_per_epoch: int,
         tokens_per_step: int,
@@ -110,7 +112,8 @@ class Progress:
         self._stages = Stages(self._compiling)
 
     def __enter__(self) -> Progress:
-        self._stream = self._metrics_file.open("a", encoding="utf-8")
+        file = self._metrics_file
+        self._stream = None if file is None else file.open("a", encoding="utf-8")
         self._bar = (
             tqdm(
                 total=self.total_steps,
@@ -132,7 +135,8 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._stages.__exit__(kind, error, traceback)
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
         if self._bar is not None:
             self._bar.close()
 
@@ -160,7 +164,8 @@ class Progress:
     def paused(self) -> Generator[None]:
         """A context whose seconds count for no update. All lines are on the disk at its start, so
         that a checkpoint which is written within it is never ahead of them."""
-        os.fsync(self._stream.fileno())
+        if self._stream is not None:
+            os.fsync(self._stream.fileno())
         started = time.perf_counter()
         yield
         self._window_started += time.perf_counter() - started
@@ -200,8 +205,9 @@ class Progress:
             elapsed_s=round(now - self._started, 3),
         )
         values = asdict(line)
-        self._stream.write(json.dumps(values, allow_nan=False) + "\n")
-        self._stream.flush()
+        if self._stream is not None:
+            self._stream.write(json.dumps(values, allow_nan=False) + "\n")
+            self._stream.flush()
         self._reporter.log(step, {k: v for k, v in values.items() if k not in ("engine", "step")})
         shown = (
             f"loss {line.loss:.4f}  lr {learning_rate:.2e}  {line.tokens_per_second:.0f} tokens/s  "

@@ -14,6 +14,7 @@ from onward.errors import CheckpointError
 from onward.recipes.engines import LoopTrainer
 from onward.recipes.options import FinetuneConfig, InputError, is_run
 from onward.recipes.run_folder import METRICS, check_same_run, cut_metrics, read_record
+from onward.recipes.run_ranks import RunRanks
 
 SAVE_STEPS = 500  # as in transformers
 
@@ -72,11 +73,18 @@ class RunCheckpoints:
     """The checkpoints of one run, in its output folder.
 
     folder: the run's. record: its `run_config.json`. saved: the step of the newest one that this
-    process wrote or resumed from; None before.
+    process wrote or resumed from; None before. ranks: the processes that save and go on together.
     """
 
-    def __init__(self, folder: Path, config: FinetuneConfig, record: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: FinetuneConfig,
+        record: Mapping[str, Any],
+        ranks: RunRanks | None = None,
+    ) -> None:
         self.folder, self.record = folder, record
+        self._ranks = RunRanks() if ranks is None else ranks
         self.strategy = config.save_strategy or "steps"
         self.limit = config.save_total_limit
         self.saved: int | None = None
@@ -107,11 +115,12 @@ class RunCheckpoints:
         it, or None where there is none. `history` is registered with the trainer. Cuts the
         metrics behind it. Raises CheckpointError or InputError for one that cannot be used."""
         path = None
-        if (source := self._source()) is not None:
+        if (source := self._ranks.from_first(self._source)) is not None:
             path = trainer.resume(source)
             self.saved = history.steps
         beside = self.folder if path is None else path.parent
-        cut_metrics(beside / METRICS, self.folder / METRICS, history.steps)
+        if self._ranks.is_first:
+            cut_metrics(beside / METRICS, self.folder / METRICS, history.steps)
         return path
 
     def _source(self) -> Path | None:

@@ -40,10 +40,11 @@ class StopSignals:
     ignored. Outside of the main thread, where Python has no handlers, it does nothing.
 
     stopping: the number of the signal that asked the run to end; None for none. status: returns the
-    line that SIGUSR1 prints.
+    line that SIGUSR1 prints. tells: whether it prints.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tells: bool = True) -> None:
+        self._tells = tells
         self.stopping: int | None = None
         self.status: Callable[[], str] = lambda: "preparing"
         self._deferring = False
@@ -95,16 +96,18 @@ class StopSignals:
         # a second SIGTERM changes nothing: timeout and job schedulers may send it twice
         if first:
             again = "; a second one stops at once" if number == signal.SIGINT else ""
-            _tell(f"{signal.Signals(number).name}: the running update is finished first{again}")
+            self._tell(
+                f"{signal.Signals(number).name}: the running update is finished first{again}"
+            )
 
     def _show(self, number: int, frame: FrameType | None) -> None:
-        _tell(self.status())
+        self._tell(self.status())
 
-
-def _tell(line: str) -> None:
-    """Writes a line to stderr from a signal handler, which may have interrupted a print."""
-    start = "\n" if sys.stderr.isatty() else ""  # behind the bar
-    os.write(2, f"{start}onward finetune: {line}\n".encode(errors="replace"))
+    def _tell(self, line: str) -> None:
+        """Writes a line to stderr from a signal handler, which may have interrupted a print."""
+        if self._tells:
+            start = "\n" if sys.stderr.isatty() else ""  # behind the bar
+            os.write(2, f"{start}onward finetune: {line}\n".encode(errors="replace"))
 
 
 __all__ = ["StopSignals", "Stopped"]

@@ -43,7 +43,11 @@ def _flag(told: str, fix: str = "", off: str = "") -> Switch:
 
 _EVALUATED = Switch("the model is evaluated once, at the end")
 _METRICS = Switch("progress goes to stderr and to metrics.jsonl")
-_ONE_PROCESS = Switch("training is one process on the CPU", "leave it out", ("-1", "0", "1"))
+_STARTED = Switch(
+    "torchrun starts the processes and says their numbers",
+    "torchrun --nproc-per-node=2 -m onward finetune ...",
+    ("-1", "0", "1"),
+)
 _TEXT_FILES = Switch("training text comes from files", "give --train_file")
 
 SWITCHES: dict[str, Switch] = {
@@ -78,16 +82,18 @@ SWITCHES: dict[str, Switch] = {
     "adam_epsilon": Switch("AdamW's epsilon is 1e-8", "leave it out", ("1e-8", "1e-08")),
     "adam_beta1": Switch("AdamW's beta1 is 0.9", "leave it out", ("0.9",)),
     "adam_beta2": Switch("AdamW's beta2 is 0.999", "leave it out", ("0.999",)),
-    "local_rank": _ONE_PROCESS,
-    "world_rank": _ONE_PROCESS,
-    "world_size": _ONE_PROCESS,
+    "local_rank": _STARTED,
+    "world_rank": _STARTED,
+    "world_size": _STARTED,
     # refused: ignoring them would change the run
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
     "gradient_checkpointing": _flag("recomputing follows --memory_budget", "--memory_budget 0.5"),
-    "deepspeed": _ONE_PROCESS,
-    "tpu_num_cores": _ONE_PROCESS,
+    "deepspeed": Switch(
+        "Onward exchanges gradients itself, and cuts state by ZeRO", "--zero 1", ("-1", "0", "1")
+    ),
+    "tpu_num_cores": Switch("training is on the CPU", "leave it out", ("-1", "0", "1")),
     "dataset_name": _TEXT_FILES,
     "dataset_config_name": _TEXT_FILES,
     "cache_dir": Switch(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -70,6 +71,12 @@ class HeldOptimizer(ABC, Generic[Sums]):
         """The bytes by which the state of these parameters would be smaller with that value of
         `TrainerOptions.optimizer_state`; 0 where it cannot be asked for."""
         return 0
+
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        """A context in which the optimizer's own `state_dict` is whole on rank 0, also where each
+        rank has a part of its state. All ranks enter it."""
+        yield
 
     # ---- stepping
 

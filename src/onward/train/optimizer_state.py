@@ -110,6 +110,19 @@ class OptimizerState:
         held, form = self.tensors[parameter], self.form(parameter)
         return {slot: shown(held, form, slot) for slot in self.slots(parameter)}
 
+    def whole(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The slots of a parameter of which each rank has a part, whole and in its own precision,
+        on rank 0; none elsewhere, and of a parameter that is not cut. All ranks call it."""
+        if self.shards.of(parameter) is None:
+            return {}
+        held, form = self.tensors[parameter], self.form(parameter)
+        types, found = tensors_of(self.record, form, parameter), dict[str, torch.Tensor]()
+        for name in self.names(parameter):
+            tensor = self.shards.whole(parameter, held[name], types[name], to_first=True)
+            if tensor is not None:
+                found[name] = tensor
+        return {slot: shown(found, form, slot) for slot in self.slots(parameter) if found}
+
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the optimizer keeps tensors for."""
         return [p for p in self.counts if any(s in self.tensors.get(p, {}) for s in self.names(p))]

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import distributed
 
 from onward.checkpoint.tensor_file import tensor_chunks
 from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import CheckpointError, OnwardError
 from onward.execute import Executable, ProcessMesh
+from onward.mesh_sizes import auto_sizes
 from onward.options import TrainerOptions
 from onward.plan import sequence_hash
 
@@ -60,7 +62,7 @@ class Ranks:
     """
 
     def __init__(self, options: TrainerOptions, device: torch.device) -> None:
-        sizes = dict(options.mesh or {})
+        sizes = mesh_sizes(options)
         self.mesh = Mesh()
         if any(size > 1 for size in sizes.values()):
             if options.auto_micro_batch:
@@ -303,6 +305,14 @@ class Ranks:
                     )
 
 
+def mesh_sizes(options: TrainerOptions) -> dict[str, int]:
+    """The number of ranks along each axis of the option `mesh`; none for one process."""
+    if isinstance(options.mesh, str):
+        is_joined = distributed.is_available() and distributed.is_initialized()
+        return auto_sizes(distributed.get_world_size() if is_joined else 1, options.zero)
+    return dict(options.mesh or {})
+
+
 def _facts(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -355,4 +365,4 @@ def _number(data: bytes) -> int:
     return struct.unpack("<q", blake2b(data, digest_size=8).digest())[0]
 
 
-__all__ = ["Position", "Ranks", "Share", "digest"]
+__all__ = ["Position", "Ranks", "Share", "digest", "mesh_sizes"]

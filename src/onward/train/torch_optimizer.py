@@ -8,7 +8,8 @@ updated together share a count (`clocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -212,6 +213,11 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         self._shared.share()
 
     # ---- saved and restored
+
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        with self._shared.gathered():
+            yield
 
     def named(self, to_first: bool = False) -> dict[StateKey, torch.Tensor]:
         """State tensors by path and slot, with the accumulators of an open window. to_first: rank 0

@@ -12,7 +12,8 @@ passes to another Trainer, or back to torch's own step, such copies are put into
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class TorchState:
         self._written: list[float] = []  # the counts last written to `_steps`
         # entries without their moments, kept in another form
         self._low: dict[torch.Tensor, Any] = {}
+        # moments that all ranks have gathered for a state_dict, on rank 0
+        self._whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._hook: RemovableHandle | None = None  # adds their moments to a state_dict
 
     @property
@@ -140,14 +143,28 @@ class TorchState:
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         """Adds the missing moments to a `state_dict`; torch calls this hook. Raises OnwardError
         where this rank has parts of them alone."""
-        self._require_whole()
+        if not self._whole:
+            self._require_whole()
         groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
         for p, i in (
             (p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)
         ):
             entry = optimizer.state.get(p)
             if entry is not None and self._low.get(p) is entry:
-                saved["state"][i] = {**self._own.shown(p), **entry}
+                saved["state"][i] = {**self._whole.get(p, self._own.shown(p)), **entry}
+
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        """A context in which the optimizer's `state_dict` is whole on rank 0, and is refused on
+        other ranks as before. All ranks that have parts of the state enter it."""
+        for p in self._low:  # in the order of their first updates, as on all ranks
+            found = self._own.whole(p)
+            if found:
+                self._whole[p] = found
+        try:
+            yield
+        finally:
+            self._whole.clear()
 
     def _require_whole(self) -> None:
         if not self._own.shards.are_whole and any(self._own.shards.cut_of(p) for p in self._low):
