@@ -21,6 +21,7 @@ ENGINES = {
     "fsdp2": "`fully_shard` of each block and of the whole, fused AdamW: weights are cut too",
     "onward-zero": "a Trainer, `mesh` along dp_shard, `zero=1`",
     "onward-zero3": "a Trainer, `mesh` along dp_shard, `zero=3`: weights are cut too",
+    "onward-tp": "a Trainer, `mesh` along tp: each rank has the batch of all, and parts of weights",
 }
 SIZE = {"n_layer": 6, "n_embd": 768, "n_head": 12, "vocab_size": 8000, "n_positions": 256}
 QUICK = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 32}

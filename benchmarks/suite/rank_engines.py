@@ -90,6 +90,7 @@ ENGINES: dict[str, Callable[[nn.Module], Step]] = {
     "fsdp2": _fsdp2,
     "onward-zero": lambda model: _onward(model, mesh=_mesh("dp_shard"), zero=1),
     "onward-zero3": lambda model: _onward(model, mesh=_mesh("dp_shard"), zero=3),
+    "onward-tp": lambda model: _onward(model, mesh=_mesh("tp")),
 }
 
 
@@ -113,7 +114,8 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
     def batch() -> Batch:
         ids = torch.randint(vocabulary, (rows * ranks, length), generator=generator)
-        own = ids[rank * rows : (rank + 1) * rows].contiguous()
+        is_one_batch = request["engine"] == "onward-tp"
+        own = ids if is_one_batch else ids[rank * rows : (rank + 1) * rows].contiguous()
         return {"input_ids": own, "labels": own}
 
     step = ENGINES[request["engine"]](model)

@@ -135,6 +135,8 @@ CASES = {
     ),
     "t5 tp": Case(t5, WINDOW, padding=True, early=2, tp=True),
     "llama tp": Case(llama, {"memory_budget": 0.5, **CLIPPED}, "AdamW", tp=True),
+    "llama tp lamb": Case(llama, {}, "LAMB", tp=True),
+    "gpt2 tp adafactor": Case(gpt2, WINDOW, "Adafactor", early=4, tp=True),
     "gpt2 tp bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 tp", tp=True
     ),
@@ -142,6 +144,13 @@ CASES = {
         llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
 }  # fmt: skip
+
+
+GROUPS = {  # by what ranks share
+    "the batch": {n: case for n, case in CASES.items() if not case.zero and not case.tp},
+    "state": {n: case for n, case in CASES.items() if case.zero},
+    "weights": {n: case for n, case in CASES.items() if case.tp},
+}
 
 
 def shares(step: int, ranks: int) -> list[int]:
@@ -176,9 +185,11 @@ def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **m
 
     torch.manual_seed(0)
     sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
-    made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB()}[case.optimizer]
+    adafactor = onward.optim.Adafactor(lr=1e-3)
+    made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB(), "Adafactor": adafactor}
     options = {**case.options_of(ranks), **more}
-    return onward.Trainer(case.model() if model is None else model, made, options=options)
+    model = case.model() if model is None else model
+    return onward.Trainer(model, made[case.optimizer], options=options)
 
 
 def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int]) -> list[float]:
@@ -432,8 +443,8 @@ def lost(where: str, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
-    """What each rank has saved. what: "cases", "refusals", or where rank 1 ends."""
-    codes = [0, *[0 if what in ("cases", "refusals") else 9] * (ranks - 1)]
+    """What each rank has saved. what: one of `GROUPS`, "refusals", or where rank 1 ends."""
+    codes = [0, *[0 if what in (*GROUPS, "refusals") else 9] * (ranks - 1)]
     run_ranks(__file__, [str(folder), str(ranks), what], ranks, codes)
     saved = [folder / f"{rank}.pt" for rank in range(ranks)]
     return [
@@ -463,8 +474,8 @@ def main(folder: Path, ranks: int, what: str, rank: int) -> None:
 
     join(folder, rank, ranks)
     made: dict[str, Any] = {}
-    if what == "cases":
-        made = {name: outcome(case, rank, ranks) for name, case in CASES.items()}
+    if what in GROUPS:
+        made = {name: outcome(case, rank, ranks) for name, case in GROUPS[what].items()}
     elif what != "refusals":
         torch.save(lost(what, rank, ranks), folder / f"{rank}.pt")
         return

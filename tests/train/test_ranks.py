@@ -13,7 +13,7 @@ import pytest
 import ranks_program
 import tiny
 import torch
-from ranks_program import CASES, STEPS, Tensors, rows, trainer_of
+from ranks_program import CASES, GROUPS, STEPS, Tensors, rows, trainer_of
 
 from onward.errors import OnwardError
 from onward.train import ranks
@@ -37,13 +37,17 @@ def apart(found: Tensors, want: Tensors) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 4])
-def test_ranks_are_one_process_with_the_whole_batch(number: int, tmp_path: Path) -> None:
-    found = ranks_program.run(tmp_path, number, "cases")
-    for name, case in CASES.items():
+@pytest.mark.parametrize("group", GROUPS)
+def test_ranks_are_one_process_with_the_whole_batch(
+    group: str, number: int, tmp_path: Path
+) -> None:
+    found = ranks_program.run(tmp_path, number, group)
+    for name, case in GROUPS[group].items():
         held = [float(each[name].pop("numbers held", 0)) for each in found]
         if held[0]:  # each has its parts alone
             whole = float(alone(name)["numbers held"])
-            assert max(held) < 0.6 * whole and sum(held) < 1.2 * number / 2 * whole
+            most = 0.8 if case.tp else 0.6  # along tp some weights stay whole
+            assert max(held) < most * whole and sum(held) < 2 * most * number / 2 * whole
         for rank in range(1, number):
             for key, y in found[0][name].items():
                 assert torch.equal(found[rank][name][key], y), f"{name}: {key} of two ranks"

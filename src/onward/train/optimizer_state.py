@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -100,7 +101,8 @@ class OptimizerState:
 
     def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
         """A new tensor with the numbers of a slot before the first update."""
-        like = tensors_of(self.record, self.form(parameter), self.shards.like(parameter))[slot]
+        types = partial(tensors_of, self.record, self.form(parameter))
+        like = self.shards.state_like(parameter, types)[slot]
         made, start = zeros(like.shape, like.dtype, parameter.device), self._forms.start
         first = start(parameter, slot)
         return made.fill_(first) if first else made
@@ -173,7 +175,8 @@ class OptimizerState:
         for p, cut in cuts.items():
             held = self.tensors.get(p, {})
             for slot, tensor in held.items():
-                held[slot] = part_of(cut, tensor).clone()
+                if tensor.shape == p.shape:
+                    held[slot] = part_of(cut, tensor).clone()
 
     def _slots_in(self, form: str) -> list[str]:
         """The slots of a form in fewer bytes."""

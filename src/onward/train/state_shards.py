@@ -3,7 +3,7 @@ with tensor parallelism."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -63,6 +63,25 @@ class StateShards:
         """The part of a parameter whose state this rank holds, of either kind; None: all."""
         return self.tensor_cuts.get(parameter) or self.of(parameter)
 
+    def cut_of_state(self, parameter: torch.Tensor, shape: torch.Size) -> Cut | None:
+        """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
+        which is cut along a dim only where it is the parameter's; Adafactor's is not."""
+        cut = self.cut_of(parameter)
+        return None if isinstance(cut, TensorCut) and shape != parameter.shape else cut
+
+    def state_like(
+        self, parameter: torch.Tensor, types: Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        """Tensors of the shapes and dtypes of what this rank holds of a parameter's state. types:
+        of the state of a tensor."""
+        if not isinstance(self.cut_of(parameter), TensorCut):
+            return types(self.like(parameter))
+        whole = types(parameter)
+        return {
+            name: x if self.cut_of_state(parameter, x.shape) is None else _local(self, parameter, x)
+            for name, x in whole.items()
+        }
+
     def of_sums(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
         return self.cut_of(parameter) if self._stage != 1 else None
@@ -77,7 +96,7 @@ class StateShards:
 
     def cut(self, parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of state; all of one that holds a single number."""
-        cut = self.cut_of(parameter)
+        cut = self.cut_of_state(parameter, tensor.shape)
         return tensor if cut is None else part_of(cut, tensor)
 
     def whole(
@@ -85,8 +104,13 @@ class StateShards:
     ) -> torch.Tensor | None:
         """The whole tensor of state of which this rank has a part. like: of its shape. to_first:
         only rank 0 gets it, others None. All ranks call it for the same tensors, in one order."""
-        cut = self.cut_of(parameter)
+        cut = self.cut_of_state(parameter, like.shape)
         return part if cut is None else joined(cut, part, like.shape, self._mesh, to_first)
+
+
+def _local(shards: StateShards, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """A tensor of the shape of this rank's part of a tensor of state."""
+    return torch.empty(shards.like(parameter).shape, dtype=whole.dtype, device="meta")
 
 
 def whole_state(record: Record, forms: StateForms) -> StateShards:
