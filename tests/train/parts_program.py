@@ -151,8 +151,9 @@ def states(rank: int) -> None:
     wrong = {**state, "optimizer": {**state["optimizer"], "exp_avg.nothing": torch.zeros(1)}}
     refusal(lambda: trainer.load_state_dict(wrong))
     hook = trainer.model.register_load_state_dict_post_hook(_fails)
+    other_weights = {n: x * 2 for n, x in state["model"].items()}
     try:
-        trainer.load_state_dict(state)
+        trainer.load_state_dict({**state, "model": other_weights})
     except ZeroDivisionError:
         pass
     else:
