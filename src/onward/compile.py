@@ -219,7 +219,8 @@ class Compiler:
         return replace(recipe, joint=self.mesh.ranks > 1)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
-        return distribute(graph, self.mesh, recipe.average, recipe.shards, recipe.summed_parts)
+        cut = recipe.shards, recipe.summed_parts
+        return distribute(graph, self.mesh, recipe.average, *cut, adaptive=recipe.adasum)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

@@ -112,7 +112,12 @@ def test_tensors_of_one_collective() -> None:
     graph, x = given()
     ys, said = started(graph, "AllReduceStart", *[x] * 64)
     assert len(waited(graph, ys, said)) == 64
-    for op, count in (("AllReduceStart", 65), ("AllGatherStart", 3), ("ReduceScatterStart", 2), ("ExchangeStart", 2)):
+    for op, count in (
+        ("AllReduceStart", 65),
+        ("AllGatherStart", 3),
+        ("ReduceScatterStart", 2),
+        ("ExchangeStart", 2),
+    ):
         with pytest.raises(ValueError, match=f"tensors, not {count}"):
             started(graph, op, *[x] * count)
     other = graph.input("other", parse_type("f64[4,3]"), Role.BATCH)

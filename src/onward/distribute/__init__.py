@@ -5,12 +5,14 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`.
+`adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
@@ -29,13 +31,15 @@ def distribute(
     average: str = "labels",
     shards: Mapping[str, Shard] | None = None,
     summed: Collection[str] = (),
+    adaptive: bool = False,
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
     average: of what the loss is the mean (`Recipe.average`). shards: by parameter, the part that
     this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
-    over a window. Raises OnwardError for an axis that no mode shares the work along, and for a step
-    that ranks cannot share.
+    over a window. adaptive: whether gradients are combined along dp_replicate by `adasum`. Raises
+    OnwardError for an axis that no mode shares the work along, and for a step that ranks cannot
+    share.
     """
     if mesh.ranks == 1:
         return graph
@@ -50,6 +54,12 @@ def distribute(
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
     trained = {**graph.signature.updated, **graph.signature.accumulators}
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
+    if adaptive and here:
+        raise OnwardError(
+            "adasum combines whole gradients, and zero gives each rank a part; fix: zero=0"
+        )
+    if adaptive:
+        return adasum(graph, mesh, average)
     return zero(graph, mesh, here, average, summed) if here else data_parallel(graph, mesh, average)
 
 
@@ -76,6 +86,6 @@ def _unshared(graph: Graph) -> str | None:
 
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
-    "RanksApartError", "Shard", "StartedCollective", "data_parallel",
+    "RanksApartError", "Shard", "StartedCollective", "adasum", "data_parallel",
     "distribute", "lockstep", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

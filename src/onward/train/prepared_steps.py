@@ -283,6 +283,7 @@ class PreparedSteps:
             self._options.max_grad_value,
             shards=self._updates.shards(updated),
             summed_parts=self._updates.summed_parts(updated) if accumulates else (),
+            adasum=self._options.adasum,
         )
 
 

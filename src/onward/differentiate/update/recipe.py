@@ -48,7 +48,9 @@ class Recipe:
     whether several ranks share each batch, so that the step records what is summed over the samples
     of one rank (`Signature.local_gradients`). shards: by parameter, the part that this rank
     updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
-    sums a part over a window, so that ranks exchange those of every micro-batch.
+    sums a part over a window, so that ranks exchange those of every micro-batch. adasum: whether
+    the ranks of a replica of the data take the mean over its own labels, since replicas are
+    combined adaptively.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -63,6 +65,12 @@ class Recipe:
     joint: bool = False
     shards: Mapping[str, Shard] = field(default_factory=dict, hash=False)
     summed_parts: tuple[str, ...] = ()
+    adasum: bool = False
+
+    @property
+    def by_replica(self) -> bool:
+        """Whether gradients are to be those of the mean over one replica's labels."""
+        return self.joint and self.adasum
 
     @property
     def parameters(self) -> list[str]:

@@ -67,7 +67,7 @@ def _dots(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     for left, right in ((x, y), (x, x), (y, y)):
         products = b.Mul(left, right)
         found = [
-            b.reduce_sum(_columns(b, products, start, stop), [0, 1])
+            b.reduce_sum(_columns(b, products, start, stop), [0, 1], True)
             for start, stop in segments(attrs)
         ]
         rows.append(b.Concat(*found, axis=1))
@@ -82,7 +82,10 @@ def _mix(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[
     for i, (start, stop) in enumerate(segments(attrs)):
         both = _columns(b, factors, i, i + 1)  # f[2,1]
         terms = [
-            b.Mul(_columns(b, z, start, stop), b.Slice(both, b.ints([k]), b.ints([k + 1])))
+            b.Mul(
+                _columns(b, z, start, stop),
+                b.Slice(both, b.ints([k]), b.ints([k + 1]), b.ints([0])),
+            )
             for k, z in enumerate((x, y))
         ]
         mixed.append(b.Add(*terms))
