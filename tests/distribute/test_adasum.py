@@ -323,3 +323,40 @@ def test_all_ranks_run_one_sequence() -> None:
         dims = {name: 2 if name == "B" else 6 for name in graph.symbols}
         hashes.add(sequence_hash(make_plan(specialize(graph, dims, (), outputs), dims)))
     assert len(hashes) == 1
+
+
+def test_a_rate_at_which_sums_diverge() -> None:
+    """Least squares with one feature of thrice the size, 8 replicas with 32 rows each, a rate at
+    which each alone converges: by sums the loss grows without bound, by AdaSum it falls to a
+    hundredth in fewer steps than by means (docs/log.md has the figures)."""
+    rows, width, ranks, rate = 2048, 32, 8, 0.08
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, width))
+    x[:, 0] *= 3
+    y = x @ rng.standard_normal(width)
+    meshes = ranks_of((AXIS,), (ranks,))
+    graphs = [graph_of(mesh, [(width,)], DType.DOUBLE) for mesh in meshes]
+
+    def adaptive(gradients: list[np.ndarray]) -> np.ndarray:
+        given = [{"g0": g, "param.p0": g} for g in gradients]
+        return lockstep(meshes, graphs, given)[0]["y0"]
+
+    ways: dict[str, Any] = {
+        "sum": lambda gradients: sum(gradients),
+        "mean": lambda gradients: sum(gradients) / ranks,
+        "adasum": adaptive,
+    }
+    losses: dict[str, list[float]] = {}
+    for way, combine in ways.items():
+        w, draw = np.zeros(width), np.random.default_rng(1)
+        losses[way] = [float(np.mean(y**2) / 2)]
+        for _ in range(40):
+            parts = draw.permutation(rows)[: ranks * 32].reshape(ranks, 32)
+            w = w - rate * combine([x[i].T @ (x[i] @ w - y[i]) / 32 for i in parts])
+            losses[way].append(float(np.mean((x @ w - y) ** 2) / 2))
+    assert losses["sum"][40] > 1e6 * losses["sum"][0]
+    steps = {
+        way: next(i for i, loss in enumerate(losses[way]) if loss < losses[way][0] / 100)
+        for way in ("mean", "adasum")
+    }
+    assert steps == {"mean": 31, "adasum": 11}
