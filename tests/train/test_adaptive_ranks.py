@@ -98,7 +98,8 @@ def test_processes_are_eager_pytorch_with_the_formula(ranks: int, tmp_path: Path
         weights, losses = eager(run, ranks)
         for rank in range(1, ranks):
             for key, y in found[0][name].items():
-                assert torch.equal(found[rank][name][key], y), f"{name}: {key} of two ranks"
+                other = found[rank][name][key]  # the mean over no label is NaN
+                torch.testing.assert_close(other, y, rtol=0, atol=0, equal_nan=True)
         assert found[0][name].pop("losses").tolist() == pytest.approx(
             losses, rel=1e-5, nan_ok=True
         ), name

@@ -202,7 +202,7 @@ def _half(b: Builder, rows: Value, second: bool) -> Value:
 
 
 def _is_upper(mesh: Mesh, level: int) -> bool:
-    """Whether this rank is the upper one of the two partners, which keeps the second half."""
+    """Says whether this rank is the upper one of two partners, which keeps the second half."""
     return bool(mesh.coordinate(AXIS) >> level & 1)
 
 
