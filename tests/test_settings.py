@@ -68,6 +68,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         {2: 2},
     ),
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
+    "adasum": (None, 0, 1, "auto", 1.0, [], np.int64(1), True),  # True needs ranks
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "optimizer_state": (
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
@@ -117,6 +118,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         ({"dp_replicate": 1, "dp_shard": 1}, {"dp_replicate": 1, "dp_shard": 1}),
     ),
     "zero": ((0, 0), (np.int64(0), 0)),
+    "adasum": ((False, False), (np.False_, False)),
     "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),

@@ -245,8 +245,8 @@ class Compiler:
         return replace(recipe, joint=self.mesh.batches > 1)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
-        shards, summed, held = recipe.shards, recipe.summed_parts, recipe.held
-        return distribute(graph, self.mesh, recipe.average, shards, summed, held, recipe.cuts)
+        cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts
+        return distribute(graph, self.mesh, recipe.average, *cut, adaptive=recipe.adasum)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

@@ -371,6 +371,20 @@ class TrainerOptions:
     optimizers that update each element by itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop,
     NAdam, RAdam, Lion. 0: every rank has all state."""
 
+    adasum: bool = option(
+        False,
+        read_switch,
+        "combines the gradients of the replicas along `dp_replicate` by AdaSum instead of their "
+        "mean: orthogonal ones are added, equal ones averaged",
+        "True",
+    )
+    """Combines the gradients of the ranks along the axis `dp_replicate` of the `mesh`, whose number
+    is a power of two, by adaptive summation (Maleki et al., MLSys 2021, arXiv 2006.02924), tensor
+    by tensor: `(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b` for each two. Orthogonal gradients are
+    added, equal ones averaged. Each gradient is that of the mean over one replica's own labels;
+    ranks along `dp_shard` make up one replica. The loss is still that of all ranks. Not together
+    with `zero`. False: the mean over all labels."""
+
     compare_ranks_every: int | None = option(
         None,
         read_updates,
@@ -483,6 +497,7 @@ class TrainerOptions:
                 f"{other} and a mesh with tp cut the same state in two ways, which is not there "
                 "yet; fix: leave one of them out"
             )
+        self._check_adasum()
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(
                 "auto_micro_batch adds up the parts of a batch by their labels, which "
@@ -494,6 +509,30 @@ class TrainerOptions:
                 "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "
                 "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
                 "number as loss_scale"
+            )
+
+    def _check_adasum(self) -> None:
+        if not self.adasum:
+            return
+        if isinstance(self.mesh, str):  # as many replicas as there are processes
+            return
+        sizes = self.mesh or {}
+        ranks = sizes.get("dp_replicate", 1)
+        if sizes.get("tp", 1) > 1:
+            raise OnwardError(
+                "adasum=True combines whole gradients, and ranks along tp have parts of them; fix: "
+                "leave one of them out"
+            )
+        if ranks < 2 or ranks & (ranks - 1):
+            raise OnwardError(
+                "adasum=True combines gradients along dp_replicate two by two, and mesh has "
+                f"{ranks} there; fix: 2, 4, 8 or another power of two, such as "
+                'mesh={"dp_replicate": 2}, or leave adasum out'
+            )
+        if self.zero:
+            raise OnwardError(
+                f"adasum=True combines whole gradients, and zero={self.zero} gives each rank a "
+                "part of them; fix: leave one of them out"
             )
 
     @property

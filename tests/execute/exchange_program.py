@@ -29,6 +29,9 @@ CASES: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
     ("AllGatherStart", {}, "f32[3,5]", True),
     ("AllToAllStart", {}, "f32[4,5]", True),
     ("BroadcastStart", {"root": 1}, "f32[6,5]", False),
+    ("ExchangeStart", {"distance": 1}, "f32[6,5]", True),
+    ("ExchangeStart", {"distance": 1}, "f64[3]", False),
+    ("ExchangeStart", {"distance": 1}, "f16[2,5]", False),
 )
 SEVERAL = ("AllReduceStart", "BroadcastStart")
 

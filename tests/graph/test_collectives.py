@@ -25,6 +25,7 @@ MORE: dict[str, dict[str, Any]] = {
     "AllGatherStart": {},
     "AllToAllStart": {},
     "BroadcastStart": {"root": 1},
+    "ExchangeStart": {"distance": 1},
 }
 SHAPES = {
     "AllReduceStart": "f32[4,3]",
@@ -32,6 +33,7 @@ SHAPES = {
     "AllGatherStart": "f32[8,3]",
     "AllToAllStart": "f32[4,3]",
     "BroadcastStart": "f32[4,3]",
+    "ExchangeStart": "f32[4,3]",
 }
 
 
@@ -91,6 +93,10 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "has no 2 equal parts": ("AllToAllStart", "f32[B,4]", {}),
     "no dim 0 to gather": ("AllGatherStart", "f32[]", {}),
     "root 2 of 2 ranks": ("BroadcastStart", "f32[4]", {"root": 2}),
+    "distance 2 some of 2 ranks": ("ExchangeStart", "f32[4]", {"distance": 2}),
+    "distance 2 some of 6 ranks": ("ExchangeStart", "f32[4]", {"distance": 2, "size": 6}),
+    "distance 3 some of 6 ranks": ("ExchangeStart", "f32[4]", {"distance": 3, "size": 6}),
+    "distance 0 some of 2 ranks": ("ExchangeStart", "f32[4]", {"distance": 0}),
 }
 
 
@@ -106,7 +112,12 @@ def test_tensors_of_one_collective() -> None:
     graph, x = given()
     ys, said = started(graph, "AllReduceStart", *[x] * 64)
     assert len(waited(graph, ys, said)) == 64
-    for op, count in (("AllReduceStart", 65), ("AllGatherStart", 3), ("ReduceScatterStart", 2)):
+    for op, count in (
+        ("AllReduceStart", 65),
+        ("AllGatherStart", 3),
+        ("ReduceScatterStart", 2),
+        ("ExchangeStart", 2),
+    ):
         with pytest.raises(ValueError, match=f"tensors, not {count}"):
             started(graph, op, *[x] * count)
     other = graph.input("other", parse_type("f64[4,3]"), Role.BATCH)

@@ -7,6 +7,7 @@ from fault import Fault
 ORDER = ("plan/test_collective_order.py",)
 HALVES = ("graph/test_collectives.py",)
 LOCKSTEP = ("distribute/test_lockstep.py",)
+ADASUM = ("distribute/test_adasum.py",)
 ZERO = ("distribute/test_zero.py",)
 GATHERS = ("distribute/test_parameter_gathers.py",)
 PARTS = ("train/test_parameter_parts.py",)
@@ -130,6 +131,35 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: an update waits for what reads it", "plan/order.py",
         "            if n not in self._late\n", "            if n not in self._updates\n", ZERO,
+    ),
+    Fault(
+        "ranks: dot products are those of one rank's half", "distribute/adasum.py",
+        "        total = b.Add(total, other)\n", "", ADASUM,
+    ),
+    Fault(
+        "ranks: a gradient of norm 0 makes NaN", "distribute/adasum.py",
+        "b.Where(is_zero, 0.0, b.Div(product, twice))",
+        "b.Div(product, b.Mul(square, 2.0))", ADASUM,
+    ),
+    Fault(
+        "ranks: rows are left in the order of the ranks", "distribute/adasum.py",
+        "    rows = gathered if ranks == 2 else b.Gather(gathered, b.ints(order), axis=0)\n",
+        "    rows = gathered\n", ADASUM,
+    ),
+    Fault(
+        "ranks: a replica's gradient is weighed by the labels of all", "distribute/adasum.py",
+        "        rows = [b.Mul(row, factor) for row, factor in zip(rows, by, strict=True)]\n",
+        "", ADASUM,
+    ),
+    Fault(
+        "ranks: a window counts the labels of the last micro-batch",
+        "differentiate/update/average_labels.py",
+        'early.Add(held["replica_labels"], local_sum(gradients, early, "replica_labels", own))',
+        'local_sum(gradients, early, "replica_labels", own)', ADASUM,
+    ),
+    Fault(
+        "ranks: partners at a distance are neighbours", "distribute/lockstep.py",
+        '[x] = xs[place ^ int(attrs["distance"])]', "[x] = xs[place ^ 1]", ADASUM,
     ),
     Fault(
         "ranks: whole state is taken as a part", "train/optimizer_state.py",

@@ -87,6 +87,7 @@ def test_their_memory_is_kept_between_start_and_wait() -> None:
                 ("AllGatherStart", {}),
                 ("AllToAllStart", {}),
                 ("BroadcastStart", {"root": 0}),
+                ("ExchangeStart", {"distance": 1}),
             ]
         )
     ]

@@ -24,7 +24,7 @@ _BACKWARD = frozenset(
         "RecurrenceGrad", "RegionGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
-_COLLECTIVES = STARTS | {WAIT}
+_COLLECTIVES = STARTS | {WAIT, "DotsBySegment", "MixBySegment"}  # with what AdaSum computes
 _UPDATES = frozenset(op.name for record in OPTIMIZERS.values() for op in record.updates)
 
 # part -> reason -> ops

@@ -403,6 +403,76 @@ def parts(rank: int, ranks: int) -> dict[str, str]:
     return said
 
 
+# ---- AdaSum
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """A run whose replicas are combined by AdaSum. cut: ranks along dp_shard. early: the step after
+    which a window of two micro-batches ends with one."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    cut: int = 1
+    early: int | None = None
+
+    def case(self, ranks: int) -> Case:
+        """The case of the Trainers of these ranks."""
+        sizes = {"dp_replicate": ranks // self.cut, "dp_shard": self.cut}
+        options = {**self.options, "adasum": True, "mesh": sizes}
+        return Case(steady, options, early=self.early)
+
+
+def steady() -> torch.nn.Module:
+    import tiny
+
+    return tiny.gpt2(0.0, layers=1, width=16)
+
+
+ADAPTIVE = {
+    "clipped": Adaptive(CLIPPED),
+    "window": Adaptive(WINDOW, early=4),
+    "means": Adaptive({**WINDOW, "gradient_accumulation_average": "micro_batches"}, early=4),
+    "replicas": Adaptive({**WINDOW, **CLIPPED}, cut=2, early=2),
+}
+
+
+def adaptive(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """The weights and losses of each run; an update that one rank's NaN leaves out; a run that is
+    resumed within a window."""
+    import onward
+
+    made: dict[str, Any] = {}
+    for name, run_ in ADAPTIVE.items():
+        if ranks == run_.cut:
+            continue
+        case = run_.case(ranks)
+        trainer = onward.Trainer(
+            case.model(), onward.optim.SGD(lr=RATE, momentum=0.9), options=case.options
+        )
+        torch.manual_seed(0)
+        losses = trained(trainer, case, rank, ranks, range(8))
+        made[name] = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+        made[name]["losses"] = torch.tensor(losses, dtype=torch.float64)
+    window = {**WINDOW, "adasum": True}
+    made["resumed"] = resumed(folder / "adaptive", rank, ranks, Case(gpt2, window))
+    torch.manual_seed(0)
+    options = {"adasum": True, "mesh": {"dp_replicate": ranks}}
+    trainer = onward.Trainer(
+        torch.nn.Linear(3, 1),
+        onward.optim.SGD(lr=0.1),
+        torch.nn.functional.mse_loss,
+        options=options,
+    )
+    x = torch.ones(2, 3)
+    made["skipped"] = []
+    for step in range(3):
+        x[0, 0] = float("nan") if step == 1 and rank == 1 else 1.0
+        result = trainer.train_step(x, torch.zeros(2, 1))
+        made["skipped"].append(bool(result.skipped))
+    made["after"] = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return made
+
+
 def apart(have: Sequence[float], want: Sequence[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(have, want, strict=True))
 
@@ -443,8 +513,9 @@ def lost(where: str, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def run(folder: Path, ranks: int, what: str) -> list[dict[str, Any]]:
-    """What each rank has saved. what: one of `GROUPS`, "refusals", or where rank 1 ends."""
-    codes = [0, *[0 if what in (*GROUPS, "refusals") else 9] * (ranks - 1)]
+    """What each rank has saved. what: one of `GROUPS`, "refusals", "adaptive", or where rank 1
+    ends."""
+    codes = [0, *[9 if what in ("before", "run") else 0] * (ranks - 1)]
     run_ranks(__file__, [str(folder), str(ranks), what], ranks, codes)
     saved = [folder / f"{rank}.pt" for rank in range(ranks)]
     return [
@@ -476,6 +547,8 @@ def main(folder: Path, ranks: int, what: str, rank: int) -> None:
     made: dict[str, Any] = {}
     if what in GROUPS:
         made = {name: outcome(case, rank, ranks) for name, case in GROUPS[what].items()}
+    elif what == "adaptive":
+        made = adaptive(folder, rank, ranks)
     elif what != "refusals":
         torch.save(lost(what, rank, ranks), folder / f"{rank}.pt")
         return

@@ -6,6 +6,7 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
 `parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
+`adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from onward.distribute import tensor
+from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
@@ -34,6 +36,7 @@ def distribute(
     summed: Collection[str] = (),
     held: Mapping[str, Shard] | None = None,
     cuts: Mapping[str, tuple[int, int]] | None = None,
+    adaptive: bool = False,
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
@@ -41,8 +44,8 @@ def distribute(
     this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
     over a window. held: by parameter, the part that this rank has; it has all of others. cuts: by
     parameter, the dim along which ranks of `tp` have a part each, and the number of groups of it.
-    Raises OnwardError for an axis that no mode shares the work along, and for a step that ranks
-    cannot share.
+    adaptive: whether gradients are combined along dp_replicate by `adasum`. Raises OnwardError for
+    an axis that no mode shares the work along, and for a step that ranks cannot share.
     """
     if mesh.ranks == 1:
         return graph
@@ -66,6 +69,12 @@ def distribute(
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
     inputs = {value.name for value in graph.inputs}
     parts = {name: shard for name, shard in (held or {}).items() if name in inputs}
+    if adaptive and (here or parts):
+        raise OnwardError(
+            "adasum combines whole gradients, and zero gives each rank a part; fix: zero=0"
+        )
+    if adaptive:
+        return adasum(graph, mesh, average)
     if here or parts:
         return zero(graph, mesh, here, average, summed, parts)
     return data_parallel(graph, mesh, average)
@@ -101,6 +110,6 @@ def _unshared(graph: Graph) -> str | None:
 
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
-    "RanksApartError", "Shard", "StartedCollective", "cut_along", "data_parallel",
+    "RanksApartError", "Shard", "StartedCollective", "adasum", "cut_along", "data_parallel",
     "distribute", "gathered_ahead", "lockstep", "number_in_order", "ranks_of", "shard_of", "zero",
 ]  # fmt: skip

@@ -79,15 +79,15 @@ def data_parallel(
     exchange = Collectives(graph, mesh)
     by = "sum" if average == "labels" else "mean"
     if "labels" in sums:
-        _exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
+        exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
     for name in OF_GRADIENTS & set(sums):  # every rank has all gradients
         replaced(graph, sums[name], sums[name].inputs[0])
     if gradients:
-        _moved_up(graph, gradients)
-        buckets = _buckets(graph, gradients, most_bytes, shards or {})
+        moved_up(graph, gradients)
+        buckets = buckets_of(graph, gradients, most_bytes, shards or {})
         _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
-        _exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
+        exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
     return graph
 
 
@@ -111,7 +111,7 @@ def replaced(graph: Graph, identity: Node, value: Value | None) -> None:
     graph.remove([identity])
 
 
-def _exchanged_at_once(
+def exchanged_at_once(
     exchange: Collectives, graph: Graph, identity: Node, axes: Sequence[str], what: str, by: str
 ) -> None:
     """Reduces one value along all axes in turn, in the place of its Identity."""
@@ -122,7 +122,7 @@ def _exchanged_at_once(
     replaced(graph, identity, value)
 
 
-def _moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
+def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
     """Moves the sums of a window, which were written behind the whole backward, to where the
     gradient is final, so that its exchange runs beside the rest of the backward."""
     for identity in gradients.values():
@@ -147,8 +147,11 @@ def _reads_inputs(node: Node) -> bool:
     return all(_maker(x) is None for x in node.inputs)
 
 
-def _buckets(
-    graph: Graph, gradients: dict[str, Node], most_bytes: int, shards: Mapping[str, Shard]
+def buckets_of(
+    graph: Graph,
+    gradients: dict[str, Node],
+    most_bytes: int,
+    shards: Mapping[str, Shard],
 ) -> list[Bucket]:
     """Gradients in the order in which they become final, in buckets of one element type, one by one
     where ranks get parts of them; the buckets in the order in which the last of each is final."""
@@ -187,10 +190,7 @@ def _exchanged_in_buckets(
     """Starts the exchange of each bucket along the first axis behind its last gradient, and waits
     for all of them before the first gradient is read; earlier for parts, which let go of the
     gradients that they are cut from. by: "sum" or "mean"."""
-    nodes = list(graph)
-    made = {y for bucket in buckets for node in bucket.identities for y in node.outputs}
-    end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
-    assert end > buckets[-1].after, "a gradient is read before all of them are final"
+    nodes, end = list(graph), first_reader(graph, buckets)
     attrs = {"reduction": by}
 
     def record(number: int, bucket: Bucket) -> str:
@@ -228,6 +228,16 @@ def _exchanged_in_buckets(
             replaced(graph, identity, value)
 
 
+def first_reader(graph: Graph, buckets: Sequence[Bucket]) -> int:
+    """The number of the first node that reads a gradient of all ranks; the number of nodes where
+    there is none."""
+    nodes = list(graph)
+    made = {y for bucket in buckets for node in bucket.identities for y in node.outputs}
+    end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
+    assert end > buckets[-1].after, "a gradient is read before all of them are final"
+    return end
+
+
 def _row(b: Builder, x: Value, shard: Shard) -> Value:
     """A gradient as one row, with zeros behind it where its parts would not be equal."""
     row = b.reshape(x, (shard.elements,))
@@ -245,4 +255,7 @@ def _own(b: Builder, parts: Sequence[Value], shard: Shard) -> tuple[Value, ...]:
     return (b.Slice(part, b.ints([0]), b.ints([shard.size])),)
 
 
-__all__ = ["BUCKET", "builder", "data_parallel", "replaced", "taken"]
+__all__ = [
+    "BUCKET", "OF_GRADIENTS", "Bucket", "buckets_of", "builder", "data_parallel",
+    "exchanged_at_once", "first_reader", "moved_up", "replaced", "taken",
+]  # fmt: skip

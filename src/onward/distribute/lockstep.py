@@ -134,6 +134,9 @@ def _exchanged(met: Sequence[Meeting], place: int) -> Arrays:
             return [_reduced(parts, attrs["reduction"])]
         case "AllToAllStart":
             return [np.concatenate([_part(x, place, len(xs)) for (x,) in xs])]
+        case "ExchangeStart":
+            [x] = xs[place ^ int(attrs["distance"])]
+            return [x.copy()]
         case op:
             raise AssertionError(f"no collective: {op}")
 

@@ -33,6 +33,8 @@ class Slot:
 # of the window's loss, which is `labels` but for a lower bound. loss: the sum of the losses. unit:
 # the first count above 0, by which sums are divided in backward, so that they are of a mean's size.
 WINDOW: tuple[str, ...] = ("unit", "labels", "divisor", "loss")
+# what a window adds up besides, where each replica of the data has a mean of its own
+REPLICA: tuple[str, ...] = ("replica_labels", "replica_divisor")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Signature:
     share one). slots: optimizer state. accumulators: sums of gradients, by parameter. loss_scale:
     f32[], a factor of the cotangents, by which gradients are divided. growth_tracker: i64[], the
     number of updates since the scale last changed. window: f64[], what an accumulation window whose
-    loss is a mean over its labels has added up so far, by its name in `WINDOW`. window_scale:
+    loss is a mean over its labels has added up so far, by its name in `WINDOW` or `REPLICA`.
+    window_scale:
     f64[], a factor of the accumulators, where no forward precedes the update.
 
     Outputs. loss: f[]. results: the model's own, by the user's name. losses: f[], those that the
@@ -57,15 +60,16 @@ class Signature:
     all the same. grad_norm: f[], the norm of all gradients before clipping. finite: b[], whether
     all gradients are finite; if not, nothing that outlives the step may be written. divisor: f64[];
     the loss is a sum that is still to be divided by it (`differentiate/loss_sum.py`).
-    local_gradients, by parameter, and local_sums, "labels" and "loss": Identities whose inputs are
-    sums, or means, over the samples of one rank, and whose readers are to get those over the
-    samples of all ranks; `distribute/data_parallel.py` writes the exchange in their place.
+    local_gradients, by parameter, and local_sums, such as "labels" and "loss": Identities whose
+    inputs are sums, or means, over the samples of one rank, and whose readers are to get those over
+    the samples of all ranks; `distribute/data_parallel.py` writes the exchange in their place.
 
     Both. updated, accumulated: for an input, the output that is its next value: of parameters and
     slots, and of accumulators. written: the same for buffers that the forward writes, such as
     running statistics. rescaled: the same for the loss scale and its tracker; they change even if
     gradients are not finite, and the caller passes them to the next run. windowed: by the names of
-    `WINDOW`, what the window has added up after this micro-batch, for the caller to pass on.
+    `WINDOW` and `REPLICA`, what the window has added up after this micro-batch, for the caller to
+    pass on.
 
     split_halves: whether the model's own outputs are computed first, and gradients later, for
     cotangents that are unknown until then.
@@ -153,4 +157,4 @@ _OUTPUTS = frozenset({
     "local_gradients", "local_sums",
 })  # fmt: skip
 
-__all__ = ["WINDOW", "Hyperparameter", "Signature", "Slot"]
+__all__ = ["REPLICA", "WINDOW", "Hyperparameter", "Signature", "Slot"]

@@ -162,6 +162,19 @@ def _all_to_all(args: KernelArguments, group: Any) -> PendingExchange:
     return PendingExchange((work,), (args.y,), operands=(x,))
 
 
+def _exchange(args: KernelArguments, group: Any) -> PendingExchange:
+    x, place = args.x().contiguous(), dist.get_rank(group)
+    partner = dist.get_global_rank(group, place ^ int(args.attrs["distance"]))
+    tag = int(args.attrs["sequence"])  # several exchanges of the same partners may be under way
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, x, partner, group, tag),
+            dist.P2POp(dist.irecv, args.y, partner, group, tag),
+        ]
+    )
+    return PendingExchange(tuple(works), (args.y,), operands=(x,))
+
+
 def _bind_wait(args: KernelArguments) -> Launch:
     ranks, number = _ranks(args), int(args.attrs["sequence"])
 
@@ -193,6 +206,7 @@ _APART = {
     "ReduceScatterStart": _reduce_scatter,
     "AllGatherStart": _all_gather,
     "AllToAllStart": _all_to_all,
+    "ExchangeStart": _exchange,
 }
 _KERNELS = {
     **{

@@ -26,11 +26,13 @@ from onward.distribute import Mesh
 from onward.errors import CheckpointError, OnwardError
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.state_part import State, StatePart, live, require, unfit
+from onward.train.window import REPLICA_SUMS
 
 log = logging.getLogger("onward")
 
 # keys of the state of each rank, which differ between ranks
 _OWN, _SUMS = ("random", "registered"), "sums"
+_OWN_SUMS = (REPLICA_SUMS,)  # of a rank where its window has them
 # endings of the files that other libraries' checkpoints hold their state in
 _PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp", ".tar"})
 
@@ -211,9 +213,10 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
 def _of_all_ranks(state: State, mesh: Mesh) -> dict[str, Any]:
     """The state with what each rank has for itself under `ranks`, for rank 0 to write: random
     generators, registered objects, sums of gradients in an open window. All ranks call it."""
-    own = {key: state[key] for key in _OWN}
+    kept = [*_OWN, *(key for key in _OWN_SUMS if key in state)]
+    own = {key: state[key] for key in kept}
     own[_SUMS] = {n: x for n, x in state["optimizer"].items() if n.startswith(f"{ACCUMULATOR}.")}
-    shared = {key: value for key, value in state.items() if key not in _OWN}
+    shared = {key: value for key, value in state.items() if key not in kept}
     return {**shared, "ranks": mesh.gathered_states(own)}
 
 
@@ -232,7 +235,7 @@ def state_of_rank(state: State, mesh: Mesh) -> State:
         if ranks == mesh.ranks:
             own = dict(state["ranks"][mesh.rank])
             optimizer = {**state["optimizer"], **own.pop(_SUMS)}
-            return {**state, **{key: own[key] for key in _OWN}, "optimizer": optimizer}
+            return {**state, **own, "optimizer": optimizer}
     except (KeyError, TypeError, ValueError) as error:
         raise unfit(f"it has no state of rank {mesh.rank}") from error
     here = "one process trains" if mesh.ranks == 1 else f"{mesh.ranks} train"

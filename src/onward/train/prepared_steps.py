@@ -306,6 +306,7 @@ class PreparedSteps:
             summed_parts=self._updates.summed_parts(updated) if accumulates else (),
             held=self._parts.shards(parameters),
             cuts=self._parts.tensor_cuts(parameters),
+            adasum=self._options.adasum,
         )
 
 

@@ -11,9 +11,11 @@ import torch
 
 from onward.errors import OnwardError
 from onward.execute import Executable
-from onward.graph.signature import WINDOW, Signature
+from onward.graph.signature import REPLICA, WINDOW, Signature
 from onward.prepare.seed_stream import WORD, SeedStream
 from onward.train.state_part import State, StatePart, check_count, check_like, require, unfit
+
+REPLICA_SUMS = "window_replica_sums"  # the entry of a state with the sums of `REPLICA`
 
 
 class AccumulationWindow:
@@ -22,7 +24,8 @@ class AccumulationWindow:
     size: micro-batches of a window. micro_steps: those done in the open window. samples: seen in
     it. steps: all micro-batches of the session. left_out: windows without an update since the last
     update. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits. sums: what
-    the open window has added up, by the names of `WINDOW`, f64[]. by_labels: whether it counts
+    the open window has added up, by the names of `WINDOW` and, where replicas have means of their
+    own, of `REPLICA`, f64[]. by_labels: whether it counts
     labels; otherwise each micro-batch counts as one. loss: f64[], of the window that ended last.
     parts: those of the next micro-batch that are done, where it is split to fit into memory.
     """
@@ -79,7 +82,7 @@ class AccumulationWindow:
                 f"micro-batch's graph takes the mean {now}; fix: "
                 'gradient_accumulation_average="micro_batches", or one kind of loss in a window'
             )
-        return {name: self.sums[key] for key, name in signature.window.items()}
+        return {name: self.sums.get(key, _zero()) for key, name in signature.window.items()}
 
     def add(self, executable: Executable, loss: torch.Tensor) -> None:
         """Adds up a micro-batch that has run, with this loss f[]."""
@@ -106,9 +109,10 @@ class AccumulationWindow:
 
     def scale(self) -> float:
         """The factor of the sums of gradients in an update without another micro-batch, so that the
-        window's loss is the mean over what there was."""
+        window's loss is the mean over what there was; the replica's, where each has its own."""
         weight = float(torch.tensor(self.weight, dtype=torch.float32))  # as the graphs had it
-        unit, divisor = (float(self.sums[key]) or 1.0 for key in ("unit", "divisor"))
+        own = "replica_divisor" if "replica_divisor" in self.sums else "divisor"
+        unit, divisor = (float(self.sums[key]) or 1.0 for key in ("unit", own))
         return unit / (weight * divisor)
 
     def seed_key(self) -> tuple[int, bool]:
@@ -198,8 +202,15 @@ class AccumulationWindow:
             "seed": self.seed,
             "window_sums": torch.stack([self.sums[key].double().cpu() for key in WINDOW]),
             "window_by_labels": self.by_labels,
+            **self._replica_sums(),
             **self._stream.state(),
         }
+
+    def _replica_sums(self) -> dict[str, torch.Tensor]:
+        """What only the ranks of this replica have counted, f64[2]; nothing where all have."""
+        if not all(key in self.sums for key in REPLICA):
+            return {}
+        return {REPLICA_SUMS: torch.stack([self.sums[key].double().cpu() for key in REPLICA])}
 
     def _check(self, state: State) -> None:
         counters = ("gradient_accumulation_steps", "micro_steps", "samples")
@@ -216,6 +227,9 @@ class AccumulationWindow:
             raise unfit(f"micro_steps is {state['micro_steps']} in a window of {self.size}")
         sums = state.get("window_sums", torch.zeros(len(WINDOW), dtype=torch.float64))
         check_like("window_sums", sums, torch.zeros(len(WINDOW), dtype=torch.float64))
+        if REPLICA_SUMS in state:
+            like = torch.zeros(len(REPLICA), dtype=torch.float64)
+            check_like(REPLICA_SUMS, state[REPLICA_SUMS], like)
         if not isinstance(state.get("window_by_labels", False), bool):
             raise unfit(f"window_by_labels is {state['window_by_labels']!r}, not a bool")
         _check_random(state)
@@ -238,8 +252,12 @@ class AccumulationWindow:
         return lambda: vars(self).update(before)
 
 
+def _zero() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
 def _zeros() -> dict[str, torch.Tensor]:
-    return {key: torch.zeros((), dtype=torch.float64) for key in WINDOW}
+    return {key: _zero() for key in WINDOW}
 
 
 def _restored(state: State) -> dict[str, torch.Tensor]:
@@ -249,7 +267,9 @@ def _restored(state: State) -> dict[str, torch.Tensor]:
     if held is None:
         n = float(state["micro_steps"])
         held = torch.tensor([1.0, n, n, torch.nan if n else 0.0], dtype=torch.float64)
-    return dict(zip(WINDOW, held.clone(), strict=True))
+    found = dict(zip(WINDOW, held.clone(), strict=True))
+    own = state.get(REPLICA_SUMS)
+    return found if own is None else found | dict(zip(REPLICA, own.clone(), strict=True))
 
 
 def _check_random(state: State) -> None:

@@ -22,6 +22,7 @@ from onward.differentiate.update.local_sums import (
     local_gradients,
     local_gradients_of_each_batch,
     local_loss,
+    local_sum,
 )
 from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
@@ -74,7 +75,10 @@ def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
     taken_up(gradients, recipe)
     scale = graph.input("window_scale", Type(DType.DOUBLE, ()), Role.HYPER)
     graph.signature = graph.signature.but(window_scale=scale.name)
-    gradients.scale_update(scale)
+    if recipe.by_replica:  # the factor differs from replica to replica
+        local_sum(gradients, gradients.builder, "scale", scale)
+    else:
+        gradients.scale_update(scale)
     for item in UPDATE:
         if item not in (average_labels, accumulate, local_gradients_of_each_batch):
             item(gradients, recipe)

@@ -6,6 +6,10 @@
 
 That is the gradient of one batch of all samples. unit is the first n above 0, so that backward
 works on numbers of the size of a mean's, which matters in fp16.
+
+Where replicas of the data are combined adaptively (`Recipe.adasum`), the gradient of each has to be
+that of its own mean: `unit / labels of the replica` is recorded as the sum "scale" for
+`distribute/adasum.py`, instead of being left to the update. The loss stays that of all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from onward.differentiate.update.local_sums import local_sum
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, type_of
-from onward.graph.signature import WINDOW
 from onward.graph.types import DType, Type
 
 
@@ -30,21 +33,28 @@ def average_labels(gradients: Gradients, recipe: Recipe) -> None:
         return
     divisor, total = graph.outputs.pop(name), graph.outputs[loss]
     early = gradients.before_backward()
-    held = {
-        key: graph.input(f"window.{key}", Type(DType.DOUBLE, ()), Role.HYPER)
-        for key in ("unit", "labels", "loss")
-    }
-    counted = early.cast(early.reshape(unbounded(divisor), ()), DType.DOUBLE)
+    keys = ["unit", "labels", "loss", *(["replica_labels"] if recipe.by_replica else [])]
+    held = {key: graph.input(f"window.{key}", Type(DType.DOUBLE, ()), Role.HYPER) for key in keys}
+    counted = own = early.cast(early.reshape(unbounded(divisor), ()), DType.DOUBLE)
     if recipe.joint:
         counted = local_sum(gradients, early, "labels", counted)
+    if recipe.by_replica:
+        own = early.Add(held["replica_labels"], local_sum(gradients, early, "replica_labels", own))
     unit = early.Where(early.Greater(held["unit"], 0.0), held["unit"], counted)
     labels = early.Add(held["labels"], counted)
     whole = bounded(early, divisor, labels)
     safe = _or_one(early, unit)
     gradients.scale_cotangents(early.Reciprocal(safe))
     [given] = graph.signature.cotangents.values()
-    weight = b.cast(graph.find_input(given), DType.DOUBLE)
-    gradients.scale_update(b.Div(safe, b.Mul(weight, _or_one(b, whole))))
+    made: dict[str, Value] = {}
+    if recipe.by_replica:
+        made = {"replica_labels": own, "replica_divisor": bounded(early, divisor, own)}
+        weight = early.cast(graph.find_input(given), DType.DOUBLE)
+        mean = early.Mul(weight, _or_one(early, made["replica_divisor"]))
+        local_sum(gradients, early, "scale", early.Div(safe, mean))
+    else:
+        weight = b.cast(graph.find_input(given), DType.DOUBLE)
+        gradients.scale_update(b.Div(safe, b.Mul(weight, _or_one(b, whole))))
     # written last: the loss and its gradient are one op, which nothing may read before
     wide = b.cast(total, DType.DOUBLE)
     if recipe.joint:
@@ -52,13 +62,13 @@ def average_labels(gradients: Gradients, recipe: Recipe) -> None:
         divisor = bounded(early, divisor, counted)
     mean = b.cast(b.Div(wide, divisor), type_of(total).dtype)
     graph.outputs.update({n: mean for n, value in graph.outputs.items() if value is total})
-    made = {
+    made |= {
         "unit": unit, "labels": labels, "divisor": whole, "loss": b.Add(held["loss"], wide)
     }  # fmt: skip
     graph.signature = graph.signature.but(
         divisor=None,
         window={key: value.name or "" for key, value in held.items()},
-        windowed={key: graph.output(f"next.window.{key}", made[key]) for key in WINDOW},
+        windowed={key: graph.output(f"next.window.{key}", made[key]) for key in made},
     )
 
 

@@ -50,7 +50,9 @@ class Recipe:
     updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
     sums a part over a window, so that ranks exchange those of every micro-batch. held: by
     parameter, trained or not, the part that this rank has in the place of the whole. cuts: by
-    parameter, the dim along which ranks have a part each, and the number of groups of it.
+    parameter, the dim along which ranks have a part each, and the number of groups of it. adasum:
+    whether the ranks of a replica of the data take the mean over its own labels, since replicas are
+    combined adaptively.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -67,6 +69,12 @@ class Recipe:
     summed_parts: tuple[str, ...] = ()
     held: Mapping[str, Shard] = field(default_factory=dict, hash=False)
     cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    adasum: bool = False
+
+    @property
+    def by_replica(self) -> bool:
+        """Whether gradients are to be those of the mean over one replica's labels."""
+        return self.joint and self.adasum
 
     @property
     def parameters(self) -> list[str]:

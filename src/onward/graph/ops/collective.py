@@ -11,6 +11,7 @@ that the exchange reads until its end.
     y = ReduceScatterStart(x)  y' = CollectiveWait(y, x)    y' = this rank's part of the sum
     y = AllToAllStart(x)       y' = CollectiveWait(y, x)    y' = this rank's part of each x
     y = BroadcastStart(x)      y' = CollectiveWait(y)       y' = x of the rank `root`
+    y = ExchangeStart(x)       y' = CollectiveWait(y, x)    y' = x of this rank's partner
 
 Parts are along dim 0, equal in size, in the order of the ranks' coordinates along the axis. Every
 rank must start the same collectives in the same order: `sequence` numbers them from 1, and
@@ -38,7 +39,7 @@ REDUCTIONS = ("sum", "max", "mean")
 WAIT = "CollectiveWait"
 # collectives of several tensors, whose results may lie in the memory of their inputs
 IN_PLACE = frozenset({"AllReduceStart", "BroadcastStart"})
-STARTS = IN_PLACE | {"ReduceScatterStart", "AllGatherStart", "AllToAllStart"}
+STARTS = IN_PLACE | {"ReduceScatterStart", "AllGatherStart", "AllToAllStart", "ExchangeStart"}
 REDUCING = frozenset({"AllReduceStart", "ReduceScatterStart"})
 MOST = 64  # tensors of one collective
 
@@ -134,6 +135,16 @@ def _swapped(call: Call) -> list[Type]:
     return [x]
 
 
+def _paired(call: Call) -> list[Type]:
+    found = _exchanged(call)
+    size, distance = int(call.attrs["size"]), int(call.attrs.get("distance", 0))
+    if distance < 1 or distance & (distance - 1) or size % (2 * distance):
+        raise ValueError(
+            f"{call.op_type}: at the distance {distance} some of {size} ranks have no partner"
+        )
+    return found
+
+
 def _waited(call: Call) -> list[Type]:
     start = None if not call.inputs or call.inputs[0] is None else call.inputs[0].producer()
     if start is None or start.op_type not in STARTS:
@@ -211,6 +222,14 @@ OPS = (
         body=_refuse,
         opaque=True,
         doc=f"y... = x... of the rank with the coordinate `root`. {_ATTRIBUTES}",
+    ),
+    Op(
+        name="ExchangeStart",
+        infer=_paired,
+        body=_refuse,
+        opaque=True,
+        doc="y = x of this rank's partner, whose coordinate differs in the bit `distance`, a power "
+        f"of two: at 1, ranks 0 and 1 are partners, at 2, ranks 0 and 2. {_ATTRIBUTES}",
     ),
     Op(
         name=WAIT,

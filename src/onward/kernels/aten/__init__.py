@@ -2,6 +2,7 @@
 PyTorch."""
 
 from onward.kernels.aten import (
+    adasum,
     batch_norm,
     conv,
     ctc,
@@ -42,6 +43,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         recurrent,
         update,
         update_low,
+        adasum,
     )
     for op, kernels in family.KERNELS.items()
 }
