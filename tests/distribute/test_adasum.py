@@ -310,6 +310,19 @@ def test_clipping_is_by_the_norm_of_what_was_combined() -> None:
         np.testing.assert_allclose(g, moved[name] * 0.5 / norm, rtol=1e-3, atol=3e-6)
 
 
+@pytest.mark.parametrize("average", ["labels", "micro_batches"])
+def test_a_loss_scale_changes_nothing(average: str) -> None:
+    meshes, more = ranks_of((AXIS,), (2,)), {"adasum": True, "average": average}
+    want, found = (
+        run("gpt2", meshes, [(2, 1), (1, 2)], loss_scale=scale, **more)[0]
+        for scale in (None, 1024.0)
+    )
+    assert found.keys() == want.keys()
+    for name, y in found.items():
+        if name.startswith("next.param."):
+            np.testing.assert_allclose(y, want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_one_rank_has_nothing_to_combine() -> None:
     graphs = [step_of("gpt2", Mesh(), adasum=value) for value in (False, True)]
     assert [n.op_type for n in graphs[0]] == [n.op_type for n in graphs[1]]

@@ -88,6 +88,24 @@ def test_ranks_meet_along_one_axis_of_several(kind: str, axis: str) -> None:
         np.testing.assert_allclose(outputs["y"], y, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("distance", [1, 2, 4])
+def test_partners_get_what_the_other_has(distance: int) -> None:
+    meshes = ranks_of(("dp_replicate", "tp"), (8, 2))
+    xs = [real(3) for _ in meshes]
+    graphs: list[Graph] = []
+    for mesh in meshes:
+        graph = Graph()
+        x = graph.input("x", parse_type("f32[3]"), Role.BATCH)
+        started = Collectives(graph, mesh).run(
+            Builder(graph), "ExchangeStart", [x], "dp_replicate", "x", distance=distance
+        )
+        graph.output("y", started[0])
+        graphs.append(graph)
+    found = lockstep(meshes, graphs, [{"x": x} for x in xs])
+    for rank, outputs in enumerate(found):
+        np.testing.assert_array_equal(outputs["y"], xs[rank ^ (2 * distance)])
+
+
 def test_sums_are_in_the_order_of_the_ranks() -> None:
     meshes = ranks_of(("tp",), (3,))
     xs = [np.array([n], np.float32) for n in (2.0**24, 1.0, -(2.0**24))]

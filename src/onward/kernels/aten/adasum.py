@@ -9,8 +9,7 @@ import torch
 from onward.graph.ops.adasum import segments
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
-_PIECE = 1 << 16  # elements that are converted at once: two pieces of f64 are 1 MB
-_WIDE_PIECE = 1 << 22  # on other devices, where each operator is a launch
+_PIECE = 1 << 17  # elements that are converted at once: a piece of f64 is 1 MB
 
 
 def _pieces(rows: int, columns: int, most: int) -> Iterator[tuple[slice, slice]]:
@@ -24,13 +23,12 @@ def _pieces(rows: int, columns: int, most: int) -> Iterator[tuple[slice, slice]]
 
 def _bind_dots(args: KernelArguments) -> Launch:
     a, b, y = args.x(0), args.x(1), args.y
-    most = _PIECE if y.device.type == "cpu" else _WIDE_PIECE
 
     def launch() -> None:
         y.zero_()
         for i, (start, stop) in enumerate(segments(args.attrs)):
             left, right = a[:, start:stop], b[:, start:stop]
-            for rows, columns in _pieces(len(a), stop - start, most):
+            for rows, columns in _pieces(len(a), stop - start, _PIECE):
                 u, v = (x[rows, columns].double().reshape(-1) for x in (left, right))
                 y[0, i] += u.dot(v)
                 y[1, i] += u.dot(u)
@@ -43,19 +41,18 @@ def _workspace(spec: KernelSpec) -> int:
     """Bytes of three pieces of matrices, converted."""
     a = spec.inputs[0]
     assert a is not None
-    return 24 * min(a.numel, _WIDE_PIECE) + 64 * len(spec.attrs["sizes"]) + 4096
+    return 24 * min(a.numel, _PIECE) + 64 * len(spec.attrs["sizes"]) + 4096
 
 
 def _bind_mix(args: KernelArguments) -> Launch:
     a, b, factors, y = args.x(0), args.x(1), args.x(2), args.y
     wide = torch.float32 if y.dtype.itemsize < 4 else y.dtype
-    most = _PIECE if y.device.type == "cpu" else _WIDE_PIECE
 
     def launch() -> None:
         scales = factors.to(wide)
         for i, (start, stop) in enumerate(segments(args.attrs)):
             left, right, mixed = (x[:, start:stop] for x in (a, b, y))
-            for at in _pieces(len(a), stop - start, most):
+            for at in _pieces(len(a), stop - start, _PIECE):
                 total = left[at].to(wide) * scales[0, i]
                 total += right[at].to(wide) * scales[1, i]
                 mixed[at].copy_(total)
