@@ -56,6 +56,10 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ("no: use `mesh`", None), ("not needed: one graph exchanges", _STOCK),
         ("yes", f"{_BESIDE}test_distributed.py::test_ddp_over_gloo"), ("not tested", None),
     ),
+    "AdaSum": (
+        ("`adasum=True`", "tests/train/test_adaptive_ranks.py"),
+        ("not tested", None), ("not tested", None), ("not tested", None),
+    ),
     "ZeRO-1, ZeRO-2": (
         ("`zero=1`, `zero=2`",
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
