@@ -163,6 +163,10 @@ def states(rank: int) -> None:
     losses = [steps(each, rank, 2, 3, case=case) for each, case in cases]
     assert losses[0] == losses[1], losses
     assert max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True)) < 1e-6, losses
+    fresh = trainer_of(CASE, RANKS)
+    fresh.load_state_dict(whole.state_dict())  # before anything is cut
+    found, want = steps(fresh, rank, 4, 5), steps(whole, rank, 4, 5, case=uncut())
+    assert max(abs(a - b) for a, b in zip(found, want, strict=True)) < 1e-6, (found, want)
     again.load_state_dict(state)  # while its weights are cut
     assert steps(again, rank, 2, 3) == losses[0]
     assert all(map(torch.equal, weights_of(again), weights_of(trainer)))

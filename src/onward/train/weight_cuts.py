@@ -10,7 +10,7 @@ import torch
 
 from onward.distribute.tensor import AXIS, Sharding, TensorCut
 from onward.options import TrainerOptions
-from onward.train.held_optimizer import HeldOptimizer
+from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.parameter_parts import parts_of
 from onward.train.ranks import Ranks
 from onward.train.state_part import State, StatePart
@@ -53,7 +53,7 @@ class WeightCuts:
             if not isinstance(held, TorchOptimizer):
                 return {}
             cuts = held.updates.state.shards.tensor_cuts
-            paths = {p: path for path, p in self._model.named_parameters()}
+            paths = paths_of(self._model)
             found = {paths[p]: [c.sharding.dim, c.sharding.groups] for p, c in cuts.items()}
             return {KEY: {"ranks": self._ranks.mesh.size(AXIS), "cuts": found}} if found else {}
 
