@@ -14,7 +14,8 @@ from onward.shards import Shard
 
 
 class RanksApartError(OnwardError):
-    """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended."""
+    """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended or
+    does not come."""
 
 
 class MeetingKind(Enum):
@@ -114,6 +115,16 @@ class Mesh:
     def fail(self) -> None:
         """Tells the other ranks, at the meeting that they come to next, that this one has
         failed."""
+
+    def leave(self, error: BaseException) -> None:
+        """Tells the other ranks that this one has left a step that they make together, by this
+        error."""
+
+    def begin_again(self) -> None:
+        """Has ranks that left a step go on together, since all have loaded a state."""
+
+    def note_updates(self, updates: int) -> None:
+        """Notes the updates done, for messages about ranks that do not come."""
 
     def __str__(self) -> str:
         named = zip(self.axes, self.sizes, strict=False)

@@ -59,7 +59,7 @@ class Ranks:
     torch.distributed are not those of the mesh.
     """
 
-    def __init__(self, options: TrainerOptions, device: torch.device) -> None:
+    def __init__(self, options: TrainerOptions) -> None:
         sizes = dict(options.mesh or {})
         self.mesh = Mesh()
         if any(size > 1 for size in sizes.values()):
@@ -68,7 +68,7 @@ class Ranks:
                     "auto_micro_batch splits the batch of one rank, whose steps would not be those "
                     "of the others; fix: leave it out, or mesh=None"
                 )
-            self.mesh = ProcessMesh(sizes, device.type)
+            self.mesh = ProcessMesh(sizes, options.ranks_timeout)
         self._every = options.compare_ranks_every
         self._compared: int | None = None  # updates done when the weights were compared last
         self._lost = False
@@ -129,9 +129,10 @@ class Ranks:
 
     # ---- before a step
 
-    def require_together(self) -> None:
+    def require_together(self, updates: int) -> None:
         """Raises OnwardError where an exception has interrupted a run of this rank, in which the
-        others may still wait."""
+        others may still wait. updates: done by now, for messages."""
+        self.mesh.note_updates(updates)
         if self._lost:
             raise OnwardError(
                 "an exception interrupted a step that the ranks make together, so that this rank "
@@ -164,6 +165,8 @@ class Ranks:
 
     def forget(self) -> None:
         """Has the weights compared again before the next step, since a state was loaded."""
+        if self._lost:
+            self.mesh.begin_again()
         self._compared, self._lost = None, False
 
     @contextmanager
@@ -225,8 +228,10 @@ class Ranks:
         """A context after whose failure no other step is made together."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._lost = not self.is_one
+            if not isinstance(error, RanksApartError):
+                self.mesh.leave(error)
             raise
 
     def _alike(

@@ -112,7 +112,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
-        self._ranks = Ranks(self.options, self.device)
+        self._ranks = Ranks(self.options)
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -157,7 +157,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together()
+        self._ranks.require_together(self.updates)
         with self._ranks.preparing():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
@@ -249,7 +249,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together()
+        self._ranks.require_together(self.updates)
         window = self._window
         if window.is_first:
             return None
