@@ -74,14 +74,15 @@ LOSSES: Mapping[str, Loss] = {
 
 def survivors(folder: Path, name: str) -> tuple[int, dict[int, str]]:
     """The process of the rank that is lost, and the last line that each other rank says."""
-    from torch.distributed import TCPStore
+    from torch import distributed
 
+    stores: Any = distributed
     loss = LOSSES[name]
     with rank_processes.free_port() as port:
         pass
     store = None
     if not loss.at_first:  # of the launcher, as torchrun has it
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store = stores.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     arguments = [str(folder), name, str(port)]
     ended = rank_processes.ends_of_ranks(__file__, arguments, loss.ranks, {loss.lost})
     del store
@@ -103,7 +104,8 @@ def main(folder: Path, name: str, port: int, rank: int) -> None:
     torch.set_num_threads(1)
     shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
     has_store = loss.at_first and rank == 0
-    store = distributed.TCPStore("127.0.0.1", port, is_master=has_store, wait_for_workers=False)
+    stores: Any = distributed
+    store = stores.TCPStore("127.0.0.1", port, is_master=has_store, wait_for_workers=False)
     waits = timedelta(seconds=loss.seconds if loss.torchs else LONG)
     distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=loss.ranks, timeout=waits
@@ -148,7 +150,7 @@ def _between(trainer: Any, happens: Callable[[], None], batch: Any) -> None:
 
 
 def _evaluation(trainer: Any, happens: Callable[[], None], batch: Any) -> None:
-    trainer.model.register_forward_pre_hook(lambda *_: happens())
+    trainer._remember = lambda _: happens()
     trainer.eval_step(batch)
 
 

@@ -21,11 +21,13 @@ class RanksApartError(OnwardError):
 class MeetingKind(Enum):
     """What the ranks of a mesh exchange numbers for. The value says what a rank does there."""
 
+    MESH = "makes the process groups of its mesh"
     DECISION = "decides how its step runs"
     MICRO_BATCH = "trains a micro-batch"
     WINDOW_END = "ends its accumulation window early"
     SEED = "draws a window's seed"
     FACTS = "compares its model and options"
+    ORIGIN = "looks where infinite and NaN numbers come from"
     SAVE = "saves a checkpoint"
     RESUME = "resumes from a checkpoint"
     STATE = "gathers the optimizer's state"
@@ -94,7 +96,9 @@ class Mesh:
         another meeting."""
         return [list(numbers)]
 
-    def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+    def gathered_facts(
+        self, facts: Mapping[str, str], meeting: MeetingKind = MeetingKind.FACTS
+    ) -> list[dict[str, str]]:
         """The facts of every rank, in the order of the ranks; all ranks call it at the same
         points."""
         return [dict(facts)]

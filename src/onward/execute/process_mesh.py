@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import OnwardError
-from onward.execute.rank_records import RankRecords
+from onward.execute.rank_records import RankRecords, own_process
 from onward.execute.rank_watch import RankWatch
 from onward.shards import Shard
 
@@ -59,10 +59,11 @@ class ProcessMesh(Mesh):
             )
         seconds = _default_timeout() if timeout is None else timeout
         records = RankRecords(_store(), next(_numbers), self.rank, self.ranks)
-        records.tell_process()
         object.__setattr__(self, "watch", RankWatch(records, seconds))
-        with self.watch.waiting("makes the process groups of its mesh"):
+        with self.watch.waiting(MeetingKind.MESH.value):
             self._make_groups(timedelta(seconds=seconds), timeout is None)
+        told = self.gathered_facts({"process": json.dumps(own_process())}, MeetingKind.MESH)
+        records.processes = [json.loads(each["process"]) for each in told]
 
     def _make_groups(self, timeout: timedelta, is_default: bool) -> None:
         """Makes the process groups. Those of torch's DeviceMesh would have torch's own timeout,
@@ -116,14 +117,16 @@ class ProcessMesh(Mesh):
                 )
         return [each[1 : 1 + len(numbers)] for each in found]
 
-    def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+    def gathered_facts(
+        self, facts: Mapping[str, str], meeting: MeetingKind = MeetingKind.FACTS
+    ) -> list[dict[str, str]]:
         """The facts of every rank. Waits for the other ranks."""
         text = json.dumps(dict(facts)).encode()
-        sizes = [size for [size] in self.gathered(MeetingKind.FACTS, [len(text)])]
+        sizes = [size for [size] in self.gathered(meeting, [len(text)])]
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in sizes]
-        with self.watch.waiting(MeetingKind.FACTS.value):
+        with self.watch.waiting(meeting.value):
             self.watch.finish([dist.all_gather(rows, own, group=self.host, async_op=True)])
         texts = (row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True))
         return [json.loads(each) for each in texts]

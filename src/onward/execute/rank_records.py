@@ -1,7 +1,7 @@
 """RankRecords: what ranks tell one another through torch's store once an exchange has failed.
 
-Each rank tells its process when a mesh is made, and later only where it has been away for long, has
-failed, or has waited in vain. Nothing here is called in a step that goes well.
+A rank tells something only where it has been away for long, has failed, or has waited in vain.
+Nothing here is called in a step that goes well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 _POLL, _SETTLED = 0.1, 0.5  # seconds between two looks, and before a look may be the last
-_ABORTED = 15.0  # seconds for a store that may not answer
+_ABORTED = 5.0  # seconds for a store that may not answer
 
 
 class Certainty(IntEnum):
@@ -46,45 +46,33 @@ class RankRecords:
     """The records of the ranks of a mesh, in the store of torch.distributed.
 
     store: of the process group (`torch.distributed.Store`); None where there is none, and then
-    nothing is known of other ranks. number: of the mesh among those of this process.
+    less is known of other ranks. number: of the mesh among those of this process. processes: of the
+    ranks, each as `own_process` returns it; none until they are known.
     """
 
     def __init__(self, store: Any, number: int, rank: int, ranks: int) -> None:
         self._store, self._number, self.rank, self.ranks = store, number, rank, ranks
+        self.processes: list[Mapping[str, Any]] = []
         self.generation = 0  # of the records; a state that was loaded begins another one
 
     def tell(self, what: str, record: Mapping[str, Any]) -> None:
-        """Writes a record of this rank. what: "process", "away" or "gave_up"."""
-        if self._store is not None:
-            with suppress(RuntimeError):  # the process that holds the store may have ended
-                self._store.set(self._key(self.rank, what), json.dumps(dict(record)))
-
-    def tell_process(self) -> None:
-        """Tells which process this rank is."""
-        pid = os.getpid()
-        self.tell("process", {"pid": pid, "host": _host(), "started": _stat(pid)[1]})
+        """Writes a record of this rank. what: "away" or "gave_up"."""
+        self._ask(lambda store: store.set(self._key(self.rank, what), json.dumps(dict(record))))
 
     def tell_lost(self, record: Mapping[str, Any]) -> None:
         """Tells that this rank does not go on with the others."""
         self.tell("gave_up", record)
-        if self._store is not None:
-            with suppress(RuntimeError):
-                self._store.set(self._key(0, "lost"), "1")
+        self._ask(lambda store: store.set(self._key(0, "lost"), "1"))
 
     def is_lost(self) -> bool:
         """Says whether any rank has told that it does not go on."""
-
-        def look() -> bool:
-            return self._store is not None and self._store.check([self._key(0, "lost")])
-
-        return bool(bounded(look, _ABORTED))
+        key = self._key(0, "lost")
+        return bool(_bounded(lambda: self._ask(lambda store: store.check([key])), _ABORTED))
 
     def find(self, own: Mapping[str, Any], seconds: float) -> list[RankFinding]:
         """Tells that this rank gives up waiting, and returns what is known of each other rank once
         all have told something, one is known to be lost, or the seconds are over. own: the record
-        of this rank. Empty where the store does not answer."""
-        if self._store is None:
-            return []
+        of this rank. Where the store does not answer, only what the processes show."""
 
         def look() -> list[RankFinding]:
             self.tell_lost(own)
@@ -100,7 +88,13 @@ class RankRecords:
                     return found
                 time.sleep(_POLL)
 
-        return bounded(look, seconds + _ABORTED) or []
+        return _bounded(look, seconds + _ABORTED) or self._look_alone()
+
+    def _look_alone(self) -> list[RankFinding]:
+        """What the processes of this machine show, where the store does not answer."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        found = [self._look_at_process(rank) for rank in others]
+        return [f for f in found if f.certainty == Certainty.LOST]
 
     def _look(self, rank: int) -> RankFinding:
         gave_up = self._read(rank, "gave_up")
@@ -110,28 +104,46 @@ class RankRecords:
         if gave_up is not None:
             accused = tuple(int(r) for r in gave_up.get("accused", ()))
             return RankFinding(rank, Certainty.WAITS, str(gave_up["where"]), accused)
-        process = self._read(rank, "process")
-        where = "" if process is None else f" (process {process['pid']} on {process['host'][0]})"
-        state = "" if process is None else _state(process)
-        if state:
-            return RankFinding(rank, Certainty.LOST, f"{state}{where}")
-        away = self._read(rank, "away")
+        found = self._look_at_process(rank)
+        if found.certainty == Certainty.LOST:
+            return found
+        where, away = self._process(rank), self._read(rank, "away")
         if away:
             said = f"does not come{where}: for {away['seconds']:.0f} s it has been {away['at']}"
-        else:
-            said = f"does not come, and nothing is heard of it{where}"
-        return RankFinding(rank, Certainty.LATE, said, is_told=bool(away))
+            return RankFinding(rank, Certainty.LATE, said)
+        return found
+
+    def _look_at_process(self, rank: int) -> RankFinding:
+        state = _state(self.processes[rank]) if self.processes else ""
+        if state:
+            return RankFinding(rank, Certainty.LOST, f"{state}{self._process(rank)}")
+        said = f"does not come, and nothing is heard of it{self._process(rank)}"
+        return RankFinding(rank, Certainty.LATE, said, is_told=False)
+
+    def _process(self, rank: int) -> str:
+        """The process of a rank, for a message."""
+        if not self.processes:
+            return ""
+        process = self.processes[rank]
+        return f" (process {process['pid']} on {process['host'][0]})"
 
     def _read(self, rank: int, what: str) -> dict[str, Any] | None:
         key = self._key(rank, what)
+        found = self._ask(lambda store: store.get(key) if store.check([key]) else None)
+        return None if found is None else json.loads(found)
+
+    def _ask(self, act: Callable[[Any], Any]) -> Any:
+        """What a function of the store returns; None once the process that holds it has ended."""
+        if self._store is None:
+            return None
         try:
-            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+            return act(self._store)
         except RuntimeError:
+            self._store = None  # torch prints a trace for each further call
             return None
 
     def _key(self, rank: int, what: str) -> str:
-        made = 0 if what == "process" else self.generation
-        return f"onward/{self._number}/{made}/{rank}/{what}"
+        return f"onward/{self._number}/{self.generation}/{rank}/{what}"
 
 
 def blamed(found: list[RankFinding]) -> list[RankFinding]:
@@ -140,14 +152,13 @@ def blamed(found: list[RankFinding]) -> list[RankFinding]:
     return [f for f in found if f.certainty == worst > Certainty.WAITS]
 
 
-def bounded(act: Callable[[], Any], seconds: float) -> Any:
+def _bounded(act: Callable[[], Any], seconds: float) -> Any:
     """What a function returns, or None after these seconds: the process that holds the store may be
     stopped, and a read of the store then never ends."""
     result: list[Any] = []
 
     def run() -> None:
-        with suppress(RuntimeError):
-            result.append(act())
+        result.append(act())
 
     thread = Thread(target=run, name="onward-rank-records", daemon=True)
     thread.start()
@@ -156,6 +167,12 @@ def bounded(act: Callable[[], Any], seconds: float) -> Any:
 
 
 # ---- processes of this machine
+
+
+def own_process() -> dict[str, Any]:
+    """What tells this process from all others, as JSON may hold it."""
+    pid = os.getpid()
+    return {"pid": pid, "host": _host(), "started": _stat(pid)[1]}
 
 
 def _host() -> list[str]:
@@ -188,4 +205,4 @@ def _state(process: Mapping[str, Any]) -> str:
     return "is stopped" if letter in "Tt" else ""
 
 
-__all__ = ["Certainty", "RankFinding", "RankRecords", "blamed", "bounded"]
+__all__ = ["Certainty", "RankFinding", "RankRecords", "blamed", "own_process"]

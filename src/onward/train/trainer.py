@@ -508,7 +508,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._spikes.skipped(self.updates + 1)
         else:
             scale = self.loss_scale if self._scaling.moves else None
-            self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
+            find = self._ranks.origin_of_all(origin)
+            self._skipped.skipped(self.updates + 1, float(loss), scale, find)
 
     def _position(self) -> Position:
         """Where the Trainer stands in its run."""
