@@ -59,6 +59,15 @@ def read_threshold(name: str, value: object) -> float:
     return number
 
 
+def read_seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    number = read_real(value)
+    if number is None or not 1 <= number <= 1e6:
+        raise refused(name, value, "seconds, from 1 to 1000000, or None (those of torch)")
+    return number
+
+
 def read_norm(name: str, value: object) -> float | None:
     if value is None:
         return None

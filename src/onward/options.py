@@ -22,6 +22,7 @@ from onward.option_readers import (
     read_pass_names,
     read_precision,
     read_real,
+    read_seconds,
     read_seed,
     read_skips,
     read_spikes,
@@ -394,6 +395,19 @@ class TrainerOptions:
     )
     """The number of updates after which the ranks of a `mesh` compare their weights and buffers
     again, bit for bit; a difference raises OnwardError. None: before the first step only."""
+
+    ranks_timeout: float | None = option(
+        None,
+        read_seconds,
+        "gives up a rank that does not come after so many seconds, names it, and ends the run; by "
+        "default after those of `init_process_group(timeout=...)`, which are half an hour",
+        "600",
+    )
+    """The seconds after which a rank of a `mesh` that waits for another one gives up, and raises an
+    error that says which rank did not come and where it is. It has to be longer than the longest
+    time for which ranks are legitimately apart: a capture, a checkpoint that rank 0 writes, a slow
+    batch. A rank that has ended or failed is found at once or within seconds, whatever the number.
+    None: the seconds of torch.distributed's default process group."""
 
     optimizer_state: str = option(
         "fp32",

@@ -19,6 +19,8 @@ TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_d
 HF_TRAINER = (
     "integrations/test_trainer_ranks.py::test_two_processes_are_the_stock_trainer_with_ddp",
 )
+LOST = "faults/test_lost_ranks.py::test_the_others_end_and_name_the_rank_that_is_lost"
+UNLIKE = ("faults/test_unlike_ranks.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -104,8 +106,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: weights are not compared", "train/ranks.py",
-        '= f"{tensor.requires_grad} {digest(tensor)}"\n',
-        '= f"{tensor.requires_grad}"\n', TRAINERS,
+        'facts[f"the value of {name}"] = digest(tensor)\n',
+        'facts[f"the value of {name}"] = ""\n', TRAINERS,
     ),
     Fault(
         "ranks: every rank counts the norm of a whole gradient", "distribute/zero.py",
@@ -336,5 +338,38 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: a process that is told to stop does so alone", "recipes/loop.py",
         "ranks.largest(signals.stopping or 0) or None", "signals.stopping",
         ("recipes/test_finetune_ranks.py::test_two_processes_are_one_with_twice_the_batch",),
+    ),
+    Fault(
+        "ranks: an exchange waits for the half hour of torch", "execute/process_mesh.py",
+        "dist.new_subgroups_by_enumeration(ranks, timeout=timeout)",
+        "dist.new_subgroups_by_enumeration(ranks)", (f"{LOST}[stopped in a step]",),
+    ),
+    Fault(
+        "ranks: a rank that has failed tells nobody", "train/ranks.py",
+        "                self.mesh.leave(error)\n", "                pass\n",
+        (f"{LOST}[failed in a step]",),
+    ),
+    Fault(
+        "ranks: a rank that is away does not tell where it is", "execute/rank_watch.py",
+        '            self.records.tell("away", {"seconds": seconds, "at": at})\n', "",
+        (f"{LOST}[hung in its loader]",),
+    ),
+    Fault(
+        "ranks: a process that is stopped is taken for a busy one", "execute/rank_records.py",
+        'return "is stopped" if letter in "Tt" else ""', 'return ""',
+        (f"{LOST}[stopped before the first step]",),
+    ),
+    Fault(
+        "ranks: what an exchange brings is looked at before it has come",
+        "explanation/nonfinite.py",
+        "if launch.op in STARTS:  # its results", "if False:  # its results", UNLIKE,
+    ),
+    Fault(
+        "ranks: a flag that ranks have exchanged hides the origin", "explanation/nonfinite.py",
+        "            todo += writers[-1:]\n", "            pass\n", UNLIKE,
+    ),
+    Fault(
+        "ranks: options are not compared", "train/ranks.py",
+        "repr(getattr(options, field.name))", '""', UNLIKE,
     ),
 )  # fmt: skip

@@ -100,7 +100,7 @@ EXPECTED = {
     "files": "no folder",
     "trees": "rank 1 has read another checkpoint than rank 0",
     "within": "within an accumulation window would hold the gradients of one rank alone; fix",
-    "options": "the options on rank 1 (",
+    "options": "the option max_grad_norm on rank 1 (2.0) is not that of rank 0 (1.0); fix: start",
     "sizes": "has 3 ranks, but torch.distributed has 2 processes; fix",
 }
 OTHERWISE = {  # what rank 1 says, where it is not the same

@@ -14,17 +14,20 @@ from onward.shards import Shard
 
 
 class RanksApartError(OnwardError):
-    """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended."""
+    """Raised where the ranks of a mesh are not at the same meeting, or one of them has ended or
+    does not come."""
 
 
 class MeetingKind(Enum):
     """What the ranks of a mesh exchange numbers for. The value says what a rank does there."""
 
+    MESH = "makes the process groups of its mesh"
     DECISION = "decides how its step runs"
     MICRO_BATCH = "trains a micro-batch"
     WINDOW_END = "ends its accumulation window early"
     SEED = "draws a window's seed"
     FACTS = "compares its model and options"
+    ORIGIN = "looks where infinite and NaN numbers come from"
     SAVE = "saves a checkpoint"
     RESUME = "resumes from a checkpoint"
     STATE = "gathers the optimizer's state"
@@ -107,7 +110,9 @@ class Mesh:
         another meeting."""
         return [list(numbers)]
 
-    def gathered_facts(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+    def gathered_facts(
+        self, facts: Mapping[str, str], meeting: MeetingKind = MeetingKind.FACTS
+    ) -> list[dict[str, str]]:
         """The facts of every rank, in the order of the ranks; all ranks call it at the same
         points."""
         return [dict(facts)]
@@ -136,6 +141,16 @@ class Mesh:
     def fail(self) -> None:
         """Tells the other ranks, at the meeting that they come to next, that this one has
         failed."""
+
+    def leave(self, error: BaseException) -> None:
+        """Tells the other ranks that this one has left a step that they make together, by this
+        error."""
+
+    def begin_again(self) -> None:
+        """Has ranks that left a step go on together, since all have loaded a state."""
+
+    def note_updates(self, updates: int) -> None:
+        """Notes the updates done, for messages about ranks that do not come."""
 
     def __str__(self) -> str:
         named = zip(self.axes, self.sizes, strict=False)

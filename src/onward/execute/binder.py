@@ -39,10 +39,10 @@ class Binder:
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
         parts: Sequence[EagerPart] = (),
-        groups: Mapping[str, Any] | None = None,
+        ranks: RankGroups | None = None,
     ) -> None:
         self.plan, self.memory, self.owned = plan, memory, owned
-        self.ranks = RankGroups(groups or {})
+        self.ranks = RankGroups() if ranks is None else ranks
         late = [int(x.attrs["site"]) for x in plan.launches if x.op == "RegionGrad"]
         self.regions = RegionRuns(parts, frozenset(late))
         self.dims = dict(plan.dims)

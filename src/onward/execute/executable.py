@@ -20,7 +20,8 @@ from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
 from onward.execute.shortage import naming_shortages
 from onward.graph.names import user_name
-from onward.kernels import EagerPart
+from onward.graph.ops.collective import STARTS
+from onward.kernels import EagerPart, RankGroups
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, MemoryRegion, Plan
 from onward.signals import signals_wait
@@ -63,8 +64,11 @@ class Executable:
         self._mesh = Mesh() if mesh is None else mesh
         self.memory = memory
         self.owned = owned
-        groups = self._mesh.groups if isinstance(self._mesh, ProcessMesh) else None
-        self._binder = Binder(plan, memory, owned, parts, groups)
+        ranks = None
+        if isinstance(self._mesh, ProcessMesh):
+            exchanges = sum(launch.op in STARTS for launch in plan.launches)
+            ranks = RankGroups(self._mesh.groups, self._mesh.watch, exchanges)
+        self._binder = Binder(plan, memory, owned, parts, ranks)
         self._in_regions = read_in_regions(plan, owned) if parts else {}
         self._recording = Recording(plan, self._binder, memory.device)
 

@@ -17,6 +17,7 @@ import torch
 
 from onward.execute import Executable
 from onward.graph.names import BATCH, BUFFER, PARAM, user_name
+from onward.graph.ops.collective import STARTS, WAIT
 from onward.plan import Layout, Plan
 
 _KINDS = {BATCH: "batch", BUFFER: "buffer", PARAM: "parameter"}  # of inputs, by the name's start
@@ -53,10 +54,18 @@ class NonfiniteOrigin:
     backward: bool = False
     infinite: NonfiniteOrigin | None = None
 
+    @property
+    def is_of_others(self) -> bool:
+        """Says whether an exchange between ranks has brought the numbers, so that another rank has
+        the origin."""
+        return self.name == WAIT
+
     def __str__(self) -> str:
         if self.kind != "op":
             what = f"the {self.kind} {self.name!r}" if self.name else f"a {self.kind}"
             return f"{what} holds {self.worst.words}"
+        if self.is_of_others:
+            return f"another rank's numbers bring {self.worst.words}"
         half = "backward" if self.backward else "forward"
         place = f" of {self.module}" if self.module not in ("", "(top)") else ""
         text = f"{self.name}{place} ({half}) is the first op that makes {self.worst.words}"
@@ -82,8 +91,13 @@ class _Watch:
         self._writers: dict[int, list[int]] = defaultdict(list)  # by buffer
         self.read: dict[int, list[_Operand]] = {}  # by launch
         self.wrote: dict[int, Finiteness] = {}
+        self._starts: dict[int, int] = {}  # launches of exchanges, by their number
 
     def before(self, number: int) -> None:
+        launch = self._launches[number]
+        if launch.op == WAIT:  # what arrives is in the memory of its inputs already
+            self.read[number] = self.read[self._starts[launch.attrs["sequence"]]]
+            return
         found: list[_Operand] = []
         for layout in self._launches[number].inputs:
             worst = Finiteness.FINITE if layout is None else self._worst(layout)
@@ -95,6 +109,11 @@ class _Watch:
         self.read[number] = found
 
     def after(self, number: int) -> None:
+        launch = self._launches[number]
+        if launch.op in STARTS:  # its results have not arrived
+            self._starts[launch.attrs["sequence"]] = number
+            self.wrote[number] = Finiteness.FINITE
+            return
         worsts = {layout.buffer: self._worst(layout) for layout in self._launches[number].outputs}
         self.wrote[number] = max(worsts.values(), default=Finiteness.FINITE)
         for buffer, worst in worsts.items():
@@ -126,7 +145,30 @@ def nonfinite_origin(
     executable.watch(inputs, dims, watch.before, watch.after)
     flag = plan.outputs[finite].buffer
     test = max(i for i in watch.read if any(y.buffer == flag for y in plan.launches[i].outputs))
-    return _origin(plan, watch, watch.read[test])
+    return _origin(plan, watch, _first_read(plan, watch, test))
+
+
+def _first_read(plan: Plan, watch: _Watch, test: int) -> list[_Operand]:
+    """The operands that are not finite nearest before the launch that writes the flag: ranks
+    exchange a count between the two."""
+    todo, seen, found = [test], set[int](), list[_Operand]()
+    while todo:
+        number = todo.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        if watch.read[number]:
+            found += watch.read[number]
+            continue
+        buffers = {x.buffer for x in plan.launches[number].inputs if x is not None}
+        for buffer in buffers:
+            writers = [
+                i
+                for i in range(number)
+                if any(y.buffer == buffer for y in plan.launches[i].outputs)
+            ]
+            todo += writers[-1:]
+    return found
 
 
 def _origin(plan: Plan, watch: _Watch, start: Sequence[_Operand]) -> NonfiniteOrigin | None:

@@ -6,15 +6,15 @@ the two may read and write the operands at any time, so that the plan keeps them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from onward.errors import OnwardError, one_line
+from onward.errors import OnwardError
 from onward.graph.ops.collective import MOST, WAIT
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.target import Target
@@ -32,12 +32,28 @@ class PendingExchange:
     operands: tuple[torch.Tensor, ...] = ()
 
 
+class ExchangeWatch(Protocol):
+    """Names the rank that does not come to an exchange."""
+
+    def waiting(self, where: str) -> AbstractContextManager[None]:
+        """A context in which this rank exchanges something. where: what it does, behind "rank 0 ".
+        Raises an error that names the rank that has not come."""
+        ...
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Waits for torch's works on the host. Raises RuntimeError where one fails."""
+        ...
+
+
 @dataclass
 class RankGroups:
     """The process groups that a plan's collectives run on, by mesh axis, and the exchanges that
-    have started in this run and have not been waited for, by number."""
+    have started in this run and have not been waited for, by number. watch: names a rank that does
+    not come; None without a mesh. exchanges: of the plan."""
 
     groups: Mapping[str, Any] = field(default_factory=dict)
+    watch: ExchangeWatch | None = None
+    exchanges: int = 0
     pending: dict[int, PendingExchange] = field(default_factory=dict)
 
     def group(self, axis: str) -> Any:
@@ -54,8 +70,18 @@ class RankGroups:
         """Waits for what a run that failed has left started."""
         while self.pending:
             _, exchange = self.pending.popitem()
-            for work in exchange.works:
-                work.wait()
+            with suppress(RuntimeError):  # the run that started it has raised its error
+                for work in exchange.works:
+                    work.wait()
+
+    def waiting(self, attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """A context in which this rank waits in an exchange, which names the rank that does not
+        come."""
+        if self.watch is None:
+            return nullcontext()
+        what, number, axis = (attrs[name] for name in ("record", "sequence", "axis"))
+        of = f"{number} of {self.exchanges}" if self.exchanges else str(number)
+        return self.watch.waiting(f"is in exchange {of} along {axis}, of {what},")
 
 
 def _ranks(args: KernelArguments) -> RankGroups:
@@ -83,33 +109,12 @@ def _start(begin: Callable[[KernelArguments, Any], PendingExchange]) -> Callable
 
         def launch() -> None:
             assert number not in ranks.pending, "a collective starts twice in one run"
-            with _naming_lost(args):
+            with ranks.waiting(args.attrs):
                 ranks.pending[number] = begin(args, group)
 
         return launch
 
     return bind
-
-
-@contextmanager
-def _naming_lost(args: KernelArguments) -> Generator[None]:
-    """Names the exchange in which another rank has ended, or has not answered in time."""
-    try:
-        yield
-    except RuntimeError as error:
-        what, number, axis = (args.attrs[name] for name in ("record", "sequence", "axis"))
-        where = f": exchange {number} along {axis}, of {what}, has failed"
-        raise OnwardError(lost_rank(where, error)) from error
-
-
-def lost_rank(where: str, error: RuntimeError) -> str:
-    """The message about an exchange that torch.distributed has given up. where: what this rank was
-    doing, behind the first words."""
-    return (
-        f"another rank has ended or does not answer{where} (torch.distributed says: "
-        f"{one_line(str(error), 160)}); fix: see what that rank printed, and start the program "
-        "again from its last checkpoint"
-    )
 
 
 def _in_results(args: KernelArguments) -> tuple[torch.Tensor, ...]:
@@ -180,9 +185,12 @@ def _bind_wait(args: KernelArguments) -> Launch:
 
     def launch() -> None:
         exchange = ranks.pending.pop(number)
-        with _naming_lost(args):
-            for work in exchange.works:
-                work.wait()
+        with ranks.waiting(args.attrs):
+            if ranks.watch is not None and exchange.results[0].device.type == "cpu":
+                ranks.watch.finish(exchange.works)
+            else:
+                for work in exchange.works:
+                    work.wait()
         if exchange.divisor > 1:
             for y in exchange.results:
                 y.div_(exchange.divisor)
@@ -227,4 +235,4 @@ _KERNELS = {
 }  # fmt: skip
 TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in _KERNELS.items()}
 
-__all__ = ["TABLE", "PendingExchange", "RankGroups", "lost_rank"]
+__all__ = ["TABLE", "ExchangeWatch", "PendingExchange", "RankGroups"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -23,9 +23,11 @@ from onward.checkpoint.tensor_file import tensor_chunks
 from onward.distribute import MeetingKind, Mesh, RanksApartError
 from onward.errors import CheckpointError, OnwardError
 from onward.execute import Executable, ProcessMesh
+from onward.explanation.nonfinite import NonfiniteOrigin
 from onward.mesh_sizes import auto_sizes
 from onward.options import TrainerOptions
 from onward.plan import sequence_hash
+from onward.train.skipped_updates import FindOrigin
 
 # what has to be equal on all ranks before a step, in the order in which ranks tell it
 _ALIKE = (
@@ -61,7 +63,7 @@ class Ranks:
     torch.distributed are not those of the mesh.
     """
 
-    def __init__(self, options: TrainerOptions, device: torch.device) -> None:
+    def __init__(self, options: TrainerOptions) -> None:
         sizes = mesh_sizes(options)
         self.mesh = Mesh()
         if any(size > 1 for size in sizes.values()):
@@ -70,7 +72,7 @@ class Ranks:
                     "auto_micro_batch splits the batch of one rank, whose steps would not be those "
                     "of the others; fix: leave it out, or mesh=None"
                 )
-            self.mesh = ProcessMesh(sizes, device.type)
+            self.mesh = ProcessMesh(sizes, options.ranks_timeout)
         self._every = options.compare_ranks_every
         self._compared: int | None = None  # updates done when the weights were compared last
         self._lost = False
@@ -131,9 +133,10 @@ class Ranks:
 
     # ---- before a step
 
-    def require_together(self) -> None:
+    def require_together(self, updates: int) -> None:
         """Raises OnwardError where an exception has interrupted a run of this rank, in which the
-        others may still wait."""
+        others may still wait. updates: done by now, for messages."""
+        self.mesh.note_updates(updates)
         if self._lost:
             raise OnwardError(
                 "an exception interrupted a step that the ranks make together, so that this rank "
@@ -167,6 +170,8 @@ class Ranks:
 
     def forget(self) -> None:
         """Has the weights compared again before the next step, since a state was loaded."""
+        if self._lost:
+            self.mesh.begin_again()
         self._compared, self._lost = None, False
 
     @contextmanager
@@ -252,13 +257,32 @@ class Ranks:
             self.mesh.gathered(MeetingKind.SEED, seed.tolist())[0], dtype=torch.int64
         )
 
+    def origin_of_all(self, find: FindOrigin) -> FindOrigin:
+        """A function that finds the origin of infinite and NaN gradients on all ranks, which call
+        it together, and names the ranks that have it. find: what finds it on this one."""
+        if self.is_one:
+            return find
+
+        def find_all() -> NonfiniteOrigin | str | None:
+            origin = find()
+            is_here = isinstance(origin, NonfiniteOrigin) and not origin.is_of_others
+            told = self.mesh.gathered_facts(
+                {"origin": str(origin)} if is_here else {}, MeetingKind.ORIGIN
+            )
+            named = [f"on rank {r} {f['origin']}" for r, f in enumerate(told) if f]
+            return "; ".join(named[:3]) if named else origin
+
+        return find_all
+
     @contextmanager
     def running(self) -> Generator[None]:
         """A context after whose failure no other step is made together."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._lost = not self.is_one
+            if not isinstance(error, RanksApartError):
+                self.mesh.leave(error)
             raise
 
     def _batch_digest(self, inputs: Mapping[str, Any]) -> int:
@@ -321,18 +345,28 @@ def _facts(
 ) -> dict[str, str]:
     """What has to be equal on all ranks, by words for it; not parameters that ranks have parts
     of."""
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     facts = {
         "the version of onward": version("onward"),
         "the version of torch": torch.__version__,
-        "the options": repr(options),
         "the class of the model": type(model).__qualname__,
-        "the optimizer": f"{type(optimizer).__qualname__} {groups}",
+        "the class of the optimizer": type(optimizer).__qualname__,
+        "the number of the optimizer's groups": str(len(optimizer.param_groups)),
     }
+    for field in fields(options):
+        facts[f"the option {field.name}"] = repr(getattr(options, field.name))
     held = {name: p for name, p in model.named_parameters() if is_whole(p)}
     held |= dict(model.named_buffers())
     for name, tensor in held.items():
-        facts[f"the value of {name}"] = f"{tensor.requires_grad} {digest(tensor)}"
+        kind = "trained" if tensor.requires_grad else "not trained"
+        shape = ",".join(map(str, tensor.shape))
+        facts[f"the type of {name}"] = f"{str(tensor.dtype)[6:]}[{shape}], {kind}"
+    for i, group in enumerate(optimizer.param_groups):
+        for key, setting in group.items():
+            said = len(setting) if key == "params" else setting
+            what = "the number of parameters" if key == "params" else key
+            facts[f"{what} of the optimizer's group {i}"] = repr(said)
+    for name, tensor in held.items():
+        facts[f"the value of {name}"] = digest(tensor)
     return facts
 
 

@@ -13,7 +13,7 @@ from onward.train.way_back import WayBack
 log = logging.getLogger("onward")
 
 LEAST_SCALE_EXCUSED = 1.0
-FindOrigin = Callable[[], NonfiniteOrigin | None]
+FindOrigin = Callable[[], NonfiniteOrigin | str | None]
 
 
 class SkippedUpdates:

@@ -113,7 +113,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch
         self._average = AveragedWeights(model, self.options.ema_decay)
-        self._ranks = Ranks(self.options, self.device)
+        self._ranks = Ranks(self.options)
         self._cuts = WeightCuts(model, self._ranks, self.options)
         self._weights = self._cuts.parts
         self._lock = lock_of(model)
@@ -160,7 +160,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together()
+        self._ranks.require_together(self.updates)
         with self._ranks.preparing():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
@@ -254,7 +254,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together()
+        self._ranks.require_together(self.updates)
         window = self._window
         if window.is_first:
             return None
@@ -539,7 +539,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._spikes.skipped(self.updates + 1)
         else:
             scale = self.loss_scale if self._scaling.moves else None
-            self._skipped.skipped(self.updates + 1, float(loss), scale, origin)
+            find = self._ranks.origin_of_all(origin)
+            self._skipped.skipped(self.updates + 1, float(loss), scale, find)
 
     def _position(self) -> Position:
         """Where the Trainer stands in its run."""
