@@ -153,7 +153,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: what an exchange brings is looked at before it has come",
         "explanation/nonfinite.py",
-        "        if launch.op in STARTS:  # its results", "        if False:  # its results", UNLIKE,
+        "        if launch.op in STARTS:  # its results", "        if False:  # its results",
+        UNLIKE,
     ),
     Fault(
         "ranks: a flag that ranks have exchanged hides the origin", "explanation/nonfinite.py",

@@ -21,7 +21,7 @@ ALLOWED = (
     Allowed("paths", r"(text|bert|train|module)\.(txt|py)", r"docs/.*", "a user's file"),
     Allowed("paths", r"(file\.txt|batches\.json)", r"examples/.*", "a user's file"),
     Allowed("paths", r"(result\.json|script\.py)", r"tests/outsiders/.*", "a call's arguments"),
-    Allowed("command_line", r"--nproc-per-node", r".*", "a switch of torchrun"),
+    Allowed("command_line", r"--(nproc-per-node|max-restarts)", r".*", "switches of torchrun"),
     Allowed("command_line", r"--lr", r"docs/explain\.md", "an option of the user's script"),
     Allowed("rewrite_passes", r"pass squared_relu", r"examples/plugin/.*", "the plugin's pass"),
     Allowed("dotted", r"onward\.plugins", r".*", "the group of entry points"),
