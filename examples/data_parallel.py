@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node=2 data_parallel.py
 
-With a folder, it saves there, and goes on from the newest checkpoint where torchrun starts it again:
+With a folder, it saves there, and goes on from the newest checkpoint when it is started again:
 
 torchrun --nproc-per-node=2 --max-restarts=3 data_parallel.py FOLDER
 """

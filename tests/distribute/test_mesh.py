@@ -22,7 +22,7 @@ from onward.kernels import host
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
 ALONE = Mesh(AXES, (1,) * len(AXES), (0,) * len(AXES))
-PAIR = Mesh(("dp_replicate", "tp"), (1, 2), (0, 1))
+PAIR = Mesh(("dp_replicate", "pp"), (1, 2), (0, 1))
 
 
 def test_one_rank_is_the_default_and_the_identity() -> None:
@@ -48,7 +48,7 @@ def test_a_step_on_a_mesh_of_one_rank_is_the_step() -> None:
 
 
 def test_more_ranks_are_refused() -> None:
-    with pytest.raises(OnwardError, match="tp 2 cannot be distributed along tp yet; fix"):
+    with pytest.raises(OnwardError, match="pp 2 cannot be distributed along pp yet; fix"):
         step(PAIR)
 
 

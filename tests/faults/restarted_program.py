@@ -12,6 +12,9 @@ from typing import Any
 
 RANKS, UPDATES, EVERY, KILLED_AT = 2, 9, 2, 5
 STAGES = (0, 1)  # of ZeRO
+# torchrun of torch 2.13 keeps one store for all of its tries, in which Gloo may find the addresses
+# of processes that have ended, and wait for them
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def run(folder: Path, is_killed: bool) -> list[dict[str, Any]]:
@@ -27,7 +30,7 @@ def run(folder: Path, is_killed: bool) -> list[dict[str, Any]]:
         __file__, str(folder), "killed" if is_killed else "whole",
     ]  # fmt: skip
     made = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=600,
+        command, env={**os.environ, "PYTHONPATH": path, **ENVIRONMENT}, timeout=600,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr[-3000:]

@@ -20,7 +20,7 @@ def test_fault_applies(fault: Fault) -> None:
     compile(mutated(fault), fault.file, "exec")
     for path, _, test in (t.partition("::") for t in fault.tests):
         assert (
-            f"def {test}" in (ROOT / "tests" / path).read_text()
+            f"def {test.partition('[')[0]}" in (ROOT / "tests" / path).read_text()
             if test
             else (ROOT / "tests" / path).exists()
         )

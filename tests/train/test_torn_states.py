@@ -67,6 +67,7 @@ REFUSES: dict[str, Act] = {
     "update": lambda t, _: t.update(),
     "eval_step": lambda t, _: t.eval_step(X, Y),
     "state_dict": lambda t, _: t.state_dict(),
+    "gather": lambda t, _: t.gather(),
     "ema_state_dict": lambda t, _: t.ema_state_dict(),
     "ema_weights": averaged,
     "save": lambda t, folder: t.save(folder),

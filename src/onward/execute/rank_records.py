@@ -66,8 +66,11 @@ class RankRecords:
 
     def is_lost(self) -> bool:
         """Says whether any rank has told that it does not go on."""
-        key = self._key(0, "lost")
-        return bool(_bounded(lambda: self._ask(lambda store: store.check([key])), _ABORTED))
+
+        def look() -> bool:
+            return bool(self._ask(lambda store: store.check([self._key(0, "lost")])))
+
+        return bool(_bounded(look, _ABORTED))
 
     def find(self, own: Mapping[str, Any], seconds: float) -> list[RankFinding]:
         """Tells that this rank gives up waiting, and returns what is known of each other rank once
@@ -128,13 +131,18 @@ class RankRecords:
         return f" (process {process['pid']} on {process['host'][0]})"
 
     def _read(self, rank: int, what: str) -> dict[str, Any] | None:
-        key = self._key(rank, what)
-        found = self._ask(lambda store: store.get(key) if store.check([key]) else None)
+
+        def read(store: Any) -> Any:
+            key = self._key(rank, what)
+            return store.get(key) if store.check([key]) else None
+
+        found = self._ask(read)
         return None if found is None else json.loads(found)
 
     def _ask(self, act: Callable[[Any], Any]) -> Any:
-        """What a function of the store returns; None once the process that holds it has ended."""
-        if self._store is None:
+        """What a function of the store returns; None once the process that holds it has ended, and
+        before the processes of the ranks are known."""
+        if self._store is None or not self.processes:
             return None
         try:
             return act(self._store)
@@ -143,7 +151,9 @@ class RankRecords:
             return None
 
     def _key(self, rank: int, what: str) -> str:
-        return f"onward/{self._number}/{self.generation}/{rank}/{what}"
+        first = self.processes[0]  # torchrun keeps the store for the ranks that it starts again
+        run = f"{first['host'][0]}/{first['pid']}/{first['started']}"
+        return f"onward/{run}/{self._number}/{self.generation}/{rank}/{what}"
 
 
 def blamed(found: list[RankFinding]) -> list[RankFinding]:

@@ -122,6 +122,8 @@ class RankWatch:
             fix = "see what kept it, or raise the option ranks_timeout"
         elif not culprits:
             who = "another rank has ended or does not answer"
+            if not found:
+                who += ", and torch's store does not answer either"
         elif culprits[0].certainty < Certainty.LOST:
             fix = "see what keeps that rank, or raise the option ranks_timeout"
         said = ""

@@ -133,10 +133,9 @@ class Ranks:
 
     # ---- before a step
 
-    def require_together(self, updates: int) -> None:
+    def require_together(self) -> None:
         """Raises OnwardError where an exception has interrupted a run of this rank, in which the
-        others may still wait. updates: done by now, for messages."""
-        self.mesh.note_updates(updates)
+        others may still wait."""
         if self._lost:
             raise OnwardError(
                 "an exception interrupted a step that the ranks make together, so that this rank "

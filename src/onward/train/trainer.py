@@ -160,7 +160,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together(self.updates)
+        self._ranks.require_together()
         with self._ranks.preparing():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
@@ -254,7 +254,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """
         self._check_idle()
         self._check_whole()
-        self._ranks.require_together(self.updates)
+        self._ranks.require_together()
         window = self._window
         if window.is_first:
             return None
@@ -459,6 +459,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def _check_whole(self) -> None:
         """Raises OnwardError where `_check_not_torn` does, and where the model has its averaged
         weights."""
+        self._ranks.mesh.note_updates(self.updates)
         self._average.require_own()
         self._check_not_torn()
 
