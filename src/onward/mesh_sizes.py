@@ -1,11 +1,11 @@
-"""Sizes of a mesh of ranks as users write them: `{"dp_replicate": 4}`."""
+"""Sizes of a mesh of ranks as users write them, `{"dp_replicate": 4}`, and options beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
 
-from onward.errors import refused
+from onward.errors import OnwardError, refused
 
 # Names as in torch's DeviceMesh: replicas of the data, shards of data and state, shards of weights,
 # of sequences, and of layers.
@@ -40,4 +40,56 @@ def auto_sizes(ranks: int, zero: int) -> dict[str, int]:
     return {"dp_shard" if zero else "dp_replicate": ranks}
 
 
-__all__ = ["AUTO", "AXES", "DATA_AXES", "auto_sizes", "read_mesh"]
+def check_sharing(
+    mesh: Mapping[str, int] | str | None,
+    zero: int,
+    adasum: bool,
+    averages_weights: bool,
+    optimizer_state: str,
+) -> None:
+    """Raises OnwardError for options of a Trainer that its mesh does not go with."""
+    sizes = {} if mesh is None or isinstance(mesh, str) else mesh
+    if zero and mesh != AUTO and sizes.get("dp_shard", 1) == 1:
+        raise OnwardError(
+            f"zero={zero} cuts state over the ranks along dp_shard, of which there is one; fix: "
+            'mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
+        )
+    tp = sizes.get("tp", 1)
+    if (zero == 3 or tp > 1) and averages_weights:
+        raise OnwardError(
+            "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "
+            "with tp; fix: zero=2 without tp, or leave ema_decay out"
+        )
+    if tp > 1 and (zero or optimizer_state != "fp32"):
+        other = f"zero={zero}" if zero else f'optimizer_state="{optimizer_state}"'
+        raise OnwardError(
+            f"{other} and a mesh with tp cut the same state in two ways, which is not there yet; "
+            "fix: leave one of them out"
+        )
+    if adasum:
+        _check_adasum(mesh, sizes, zero)
+
+
+def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
+    ranks = sizes.get("dp_replicate", 1)
+    if sizes.get("tp", 1) > 1:
+        raise OnwardError(
+            "adasum=True combines whole gradients, and ranks along tp have parts of them; fix: "
+            "leave one of them out"
+        )
+    if mesh != AUTO and (ranks < 2 or ranks & (ranks - 1)):
+        raise OnwardError(
+            "adasum=True combines gradients along dp_replicate two by two, and mesh has "
+            f"{ranks} there; fix: 2, 4, 8 or another power of two, such as "
+            'mesh={"dp_replicate": 2}, or leave adasum out'
+        )
+    if zero:
+        raise OnwardError(
+            f"adasum=True combines whole gradients, and zero={zero} gives each rank a part of "
+            "them; fix: leave one of them out"
+        )
+
+
+__all__ = [
+    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "auto_sizes", "check_sharing", "read_mesh"
+]  # fmt: skip

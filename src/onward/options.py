@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.mesh_sizes import AUTO, read_mesh
+from onward.mesh_sizes import check_sharing, read_mesh
 from onward.option_readers import (
     Reader,
     read_budget,
@@ -491,27 +491,9 @@ class TrainerOptions:
                 "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
                 "leave one of them out"
             )
-        sizes = {} if self.mesh is None or isinstance(self.mesh, str) else self.mesh
-        if self.zero and self.mesh != AUTO and sizes.get("dp_shard", 1) == 1:
-            raise OnwardError(
-                f"zero={self.zero} cuts state over the ranks along dp_shard, of which there is "
-                'one; fix: mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
-            )
-        tp = sizes.get("tp", 1)
-        if (self.zero == 3 or tp > 1) and self.ema_decay is not None:
-            raise OnwardError(
-                "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "
-                "with tp; fix: zero=2 without tp, or leave ema_decay out"
-            )
-        if tp > 1 and (self.zero or self.optimizer_state != "fp32"):
-            other = (
-                f"zero={self.zero}" if self.zero else f'optimizer_state="{self.optimizer_state}"'
-            )
-            raise OnwardError(
-                f"{other} and a mesh with tp cut the same state in two ways, which is not there "
-                "yet; fix: leave one of them out"
-            )
-        self._check_adasum()
+        check_sharing(
+            self.mesh, self.zero, self.adasum, self.ema_decay is not None, self.optimizer_state
+        )
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(
                 "auto_micro_batch adds up the parts of a batch by their labels, which "
@@ -523,30 +505,6 @@ class TrainerOptions:
                 "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "
                 "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
                 "number as loss_scale"
-            )
-
-    def _check_adasum(self) -> None:
-        if not self.adasum:
-            return
-        if isinstance(self.mesh, str):  # as many replicas as there are processes
-            return
-        sizes = self.mesh or {}
-        ranks = sizes.get("dp_replicate", 1)
-        if sizes.get("tp", 1) > 1:
-            raise OnwardError(
-                "adasum=True combines whole gradients, and ranks along tp have parts of them; fix: "
-                "leave one of them out"
-            )
-        if ranks < 2 or ranks & (ranks - 1):
-            raise OnwardError(
-                "adasum=True combines gradients along dp_replicate two by two, and mesh has "
-                f"{ranks} there; fix: 2, 4, 8 or another power of two, such as "
-                'mesh={"dp_replicate": 2}, or leave adasum out'
-            )
-        if self.zero:
-            raise OnwardError(
-                f"adasum=True combines whole gradients, and zero={self.zero} gives each rank a "
-                "part of them; fix: leave one of them out"
             )
 
     @property

@@ -31,7 +31,7 @@ def test_one_rank_is_the_default_and_the_identity() -> None:
     for mesh in (Mesh(), ALONE):
         assert distribute(graph, mesh) is graph
         assert mesh.agreed(True) is True and mesh.agreed(False) is False
-    assert (str(Mesh()), str(PAIR)) == ("one rank", "dp_replicate 1 x tp 2")
+    assert (str(Mesh()), str(PAIR)) == ("one rank", "dp_replicate 1 x pp 2")
 
 
 def step(mesh: Mesh | None) -> Graph:

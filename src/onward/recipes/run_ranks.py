@@ -16,8 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from onward.errors import OnwardError
-from onward.kernels.collective import lost_rank
+from onward.errors import OnwardError, one_line
 from onward.mesh_sizes import AUTO, DATA_AXES, auto_sizes
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import started
@@ -145,7 +144,10 @@ def _others_answer() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OnwardError(lost_rank("", error)) from error
+        raise OnwardError(
+            "another rank has ended or does not answer; fix: see what that rank printed (torch: "
+            f"{one_line(str(error), 200)})"
+        ) from error
 
 
 # ---- the switches
