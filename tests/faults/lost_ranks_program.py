@@ -4,6 +4,7 @@ a moment that is given; `survivors` starts all of them and returns what the othe
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -31,6 +32,11 @@ def stopped() -> None:
 def waits_for_a_file_that_never_comes() -> NoReturn:
     while True:
         time.sleep(0.5)
+
+
+def holds_the_lock() -> None:
+    """Waits in C without letting go of Python's lock, so that no thread of Python runs."""
+    ctypes.PyDLL(None).sleep(10**6)
 
 
 def raises() -> None:
@@ -68,6 +74,7 @@ LOSSES: Mapping[str, Loss] = {
     "stopped with the store": Loss(stopped, "between", SECONDS, at_first=True),
     "hung in its loader": Loss(waits_for_a_file_that_never_comes, "between", SECONDS),
     "hung in an evaluation": Loss(waits_for_a_file_that_never_comes, "evaluation", SECONDS),
+    "holds Python's lock": Loss(holds_the_lock, "between", SECONDS),
     "failed in a step": Loss(raises, "exchange"),
 }
 

@@ -32,6 +32,10 @@ SAID = {  # of the rank that is lost, and what the others do
     "stopped with the store": (STOPPED, "after 2 updates"),
     "hung in its loader": (HUNG, "after 2 updates"),
     "hung in an evaluation": (HUNG, "after 2 updates"),
+    "holds Python's lock": (
+        r"rank {rank} does not come, and nothing is heard of it \(process {pid} on ",
+        "after 2 updates",
+    ),
     "failed in a step": (
         r"rank {rank} has failed in a step that the ranks make together \(ArithmeticError: a pl",
         r"is in exchange 3 of 3 along dp_replicate, of the loss, after 2 updates",

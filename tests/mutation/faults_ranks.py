@@ -366,7 +366,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a flag that ranks have exchanged hides the origin", "explanation/nonfinite.py",
-        "            todo += writers[-1:]\n", "            pass\n", UNLIKE,
+        "            todo += wrote[: bisect_left(wrote, number)][-1:]\n",
+        "            pass\n", UNLIKE,
     ),
     Fault(
         "ranks: options are not compared", "train/ranks.py",

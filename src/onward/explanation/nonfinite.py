@@ -7,6 +7,7 @@ that are not finite, over operands that are not finite either, to where there is
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,10 @@ def nonfinite_origin(
 def _first_read(plan: Plan, watch: _Watch, test: int) -> list[_Operand]:
     """The operands that are not finite nearest before the launch that writes the flag: ranks
     exchange a count between the two."""
+    writers: dict[int, list[int]] = defaultdict(list)
+    for number, launch in enumerate(plan.launches):
+        for y in launch.outputs:
+            writers[y.buffer].append(number)
     todo, seen, found = [test], set[int](), list[_Operand]()
     while todo:
         number = todo.pop()
@@ -160,14 +165,9 @@ def _first_read(plan: Plan, watch: _Watch, test: int) -> list[_Operand]:
         if watch.read[number]:
             found += watch.read[number]
             continue
-        buffers = {x.buffer for x in plan.launches[number].inputs if x is not None}
-        for buffer in buffers:
-            writers = [
-                i
-                for i in range(number)
-                if any(y.buffer == buffer for y in plan.launches[i].outputs)
-            ]
-            todo += writers[-1:]
+        for x in plan.launches[number].inputs:
+            wrote = [] if x is None else writers[x.buffer]
+            todo += wrote[: bisect_left(wrote, number)][-1:]
     return found
 
 
