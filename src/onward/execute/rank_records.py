@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -190,8 +190,8 @@ def _host() -> list[str]:
     containers."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return [socket.gethostname(), boot, str(Path("/proc/self/ns/pid").readlink())]
-    return [socket.gethostname()]
+        return [platform.node(), boot, str(Path("/proc/self/ns/pid").readlink())]
+    return [platform.node()]
 
 
 def _stat(pid: int) -> tuple[str, str]:
