@@ -155,12 +155,7 @@ class Compiler:
         OnwardError for a mesh that a step cannot be distributed over."""
 
         def make() -> Graph:
-            start = summed(forward) if recipe.average == "labels" else forward
-            graph = self._differentiate(start, recipe.parameters, recipe.parameters)
-            with self.journal.timed("updates"):
-                graph = add_updates(graph, self.joint(recipe))
-            self.journal.note("updates", graph)
-            graph = self._distribute(graph, recipe)
+            graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
@@ -170,13 +165,11 @@ class Compiler:
     ) -> dict[str, tuple[int, int]]:
         """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
         groups. sizes: of a batch, by symbol."""
-        start = summed(forward) if recipe.average == "labels" else forward
-        graph = self._differentiate(start, recipe.parameters, recipe.parameters)
         target = self.target
         rates = link_rates(
             target.device, target.rates.flops_per_second, target.rates.bytes_per_second
         )
-        return chosen_cuts(add_updates(graph, recipe), mesh, rates, sizes)
+        return chosen_cuts(self._updated(forward, recipe), mesh, rates, sizes)
 
     def evaluated(
         self, forward: Graph, held: Mapping[str, Shard], cuts: Mapping[str, tuple[int, int]]
@@ -243,6 +236,15 @@ class Compiler:
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
         return replace(recipe, joint=self.mesh.batches > 1)
+
+    def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
+        """The step of one rank alone: forward, gradients and updates."""
+        start = summed(forward) if recipe.average == "labels" else forward
+        graph = self._differentiate(start, recipe.parameters, recipe.parameters)
+        with self.journal.timed("updates"):
+            graph = add_updates(graph, recipe)
+        self.journal.note("updates", graph)
+        return graph
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shared_steps import Arrays, close, made, part_of, recipe_of, run, shards_of, step_of
+from shared_steps import compare_parts, made, run, shards_of, step_of
 
 from onward.distribute import Mesh, gathered_ahead, parameter_gathers, ranks_of
 from onward.graph.graph import Graph, attributes
@@ -21,19 +21,6 @@ MORE: dict[str, Any] = {"optimizer": "AdamW", "stage": 3}
 
 def gathers_of(graph: Graph) -> list[Any]:
     return [node for node in graph if attributes(node).get("placed")]
-
-
-def compare_parts(kind: str, meshes: list[Mesh], found: list[Arrays], want: Arrays) -> None:
-    """Compares parts of weights and of state with those of one rank's."""
-    for mesh, outputs in zip(meshes, found, strict=True):
-        signature = step_of(kind, mesh, **MORE).signature
-        of = {out: name for name, out in signature.updated.items()}
-        of |= {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
-        shards = recipe_of(kind, mesh, **MORE).shards
-        assert outputs.keys() == want.keys() and shards
-        for name, y in outputs.items():
-            if not name.startswith("output."):
-                close(y, part_of(want[name], shards.get(of.get(name, ""))), name)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +48,15 @@ def test_parts_make_the_update_of_the_whole(
     monkeypatch.setattr(gathered_ahead, "__defaults__", (kept,))
     meshes = ranks_of(axes, sizes)
     [want] = run(kind, [Mesh()], [[sum(shares)]], **MORE)
-    compare_parts(kind, meshes, run(kind, meshes, [shares], **MORE), want)
+    compare_parts(kind, meshes, run(kind, meshes, [shares], **MORE), want, **MORE)
 
 
 def test_a_window_of_micro_batches() -> None:
     shares, meshes = [(1, 2, 1, 1), (2, 1, 1, 1)], ranks_of(("dp_replicate", "dp_shard"), (2, 2))
     [want] = run("gpt2", [Mesh()], [[sum(sizes)] for sizes in shares], **MORE)
-    compare_parts("gpt2", meshes, run("gpt2", meshes, shares, **MORE), want)
+    compare_parts(
+        "gpt2", meshes, run("gpt2", meshes, shares, **MORE), want, **MORE, accumulate=True
+    )
 
 
 def test_each_parameter_is_gathered_once_or_twice(monkeypatch: pytest.MonkeyPatch) -> None:

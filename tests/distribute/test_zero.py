@@ -3,7 +3,6 @@ evaluator, dropout on, whatever the shares, the optimizer and the form of its st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from shared_steps import (
     Arrays,
     close,
+    compare_parts,
     made,
     part_of,
     recipe_of,
@@ -36,22 +36,6 @@ from onward.shards import LEAST, Shard, shard_of
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
 ELEMENTWISE = sorted(name for name, record in OPTIMIZERS.items() if record.elementwise)
-
-
-def compare_parts(
-    kind: str, meshes: Sequence[Mesh], found: Sequence[Arrays], want: Arrays, **more: Any
-) -> None:
-    """Compares weights and results with one rank's, and parts of state with parts of one rank's."""
-    for mesh, outputs in zip(meshes, found, strict=True):
-        recipe = recipe_of(kind, mesh, **more)
-        signature = step_of(kind, mesh, **more).signature
-        slots = {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
-        assert outputs.keys() == want.keys()
-        for name, y in outputs.items():
-            if not name.startswith("output."):
-                close(y, part_of(want[name], recipe.shards.get(slots.get(name, ""))), name)
-            if name.startswith("next.param."):
-                np.testing.assert_array_equal(y, found[0][name], err_msg=f"{name} of two ranks")
 
 
 @pytest.mark.parametrize(

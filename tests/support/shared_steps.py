@@ -179,6 +179,22 @@ def close(y: np.ndarray, want: np.ndarray, name: str) -> None:
     np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+def compare_parts(
+    kind: str, meshes: Sequence[Mesh], found: Sequence[Arrays], want: Arrays, **more: Any
+) -> None:
+    """Compares what ranks with parts of state, or of weights too, have made with one rank's."""
+    for mesh, outputs in zip(meshes, found, strict=True):
+        recipe, signature = recipe_of(kind, mesh, **more), step_of(kind, mesh, **more).signature
+        of = {out: name for name, out in signature.updated.items() if name in recipe.held}
+        of |= {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
+        assert outputs.keys() == want.keys()
+        for name, y in outputs.items():
+            if not name.startswith("output."):
+                close(y, part_of(want[name], recipe.shards.get(of.get(name, ""))), name)
+            if name.startswith("next.param.") and name not in of:
+                np.testing.assert_array_equal(y, found[0][name], err_msg=f"{name} of two ranks")
+
+
 def compare(found: Sequence[Arrays], want: Arrays) -> None:
     """Compares what every rank has made with what one rank with the whole batch makes."""
     for outputs in found:

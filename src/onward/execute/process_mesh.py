@@ -142,20 +142,13 @@ class ProcessMesh(Mesh):
     def gathered_row(self, part: torch.Tensor, shard: Shard, to_first: bool) -> Any:
         """The tensor of which each rank along the axis of a shard has a part, as one row. Waits for
         the other ranks."""
-        group, blocks = self.groups[shard.axis], part.numel() != shard.size
+        blocks = part.numel() != shard.size
         length = shard.length // shard.block if blocks else shard.length
         elements = -(-shard.elements // shard.block) if blocks else shard.elements
         own = part.new_zeros(length)
         own[: part.numel()] = part.reshape(-1)
-        with self.watch.waiting(MeetingKind.STATE.value):
-            if not to_first:
-                rows = [torch.empty_like(own) for _ in range(shard.ranks)]
-                dist.all_gather(rows, own, group=group)
-                return torch.cat(rows)[:elements]
-            is_root = dist.get_rank(group) == 0
-            rows = [torch.empty_like(own) for _ in range(shard.ranks)] if is_root else None
-            dist.gather(own, rows, group=group, group_dst=0)
-        return None if rows is None or self.rank else torch.cat(rows)[:elements]
+        rows = self.gathered_parts(own, shard.axis, to_first)
+        return None if rows is None else torch.cat(rows)[:elements]
 
     def gathered_parts(
         self, part: torch.Tensor, axis: str, to_first: bool
