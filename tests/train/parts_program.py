@@ -63,6 +63,13 @@ def refused(folder: Path, rank: int) -> Said:
         "export_training": refusal(lambda: trainer.export_training(folder / "t")),
         "whole": refusal(lambda: trainer_of(uncut(1), RANKS, model=model)),
     }
+    hook = model.register_state_dict_post_hook(_copies)
+    said["copies"] = refusal(trainer.state_dict)
+    hook.remove()
+    if CASE.zero:
+        other = trainer_of(CASE, RANKS, model=model, optimizer_state="bf16")
+        said["blocks"] = refusal(lambda: steps(other, rank, 1))
+        trainer = trainer_of(CASE, RANKS, model=model)
     p = model.transformer.h[0].attn.c_attn.weight
     try:
         with torch.no_grad():
@@ -76,6 +83,10 @@ def refused(folder: Path, rank: int) -> Said:
     steps(trainer, rank, 1)
     assert not list(folder.glob("*.onnx")) and not (folder / "t").exists()
     return said
+
+
+def _copies(module: nn.Module, state: Said, prefix: str, metadata: Any) -> None:
+    state.update({name: x.detach().clone() for name, x in state.items()})
 
 
 def captured_again(rank: int) -> int:

@@ -8,6 +8,7 @@ its weights back.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class ParameterParts:
         self._held: dict[torch.Tensor, HeldPart] = {}
         self._hooks: list[RemovableHandle] = []
         self._is_open = False  # whether the model may show its own state
+        self._was_loaded = False  # whether whole weights have come into some parts' places since
 
     def __deepcopy__(self, memo: Any) -> ParameterParts:
         return self  # a copy of a model shows NaN as well, and is refused its state
@@ -96,21 +98,25 @@ class ParameterParts:
         """Keeps of each large parameter this rank's part, and has the model show NaN in its place.
         Does nothing for those that are cut already. cut_of: the part of a parameter; None: it
         stays whole. Raises OnwardError for parameters that are cut otherwise."""
-        if self._hooks and self.is_cut:
+        for p, held in self._held.items():
+            other = cut_of(p)
+            if other is not held.cut and other != held.cut:
+                self.require_whole("an optimizer that cuts parameters in another way")
+        if self.is_cut and not self._was_loaded:
             self.require_parts()
             return
+        alone = alone_in_memory(model)
         with signals_wait(), torch.no_grad():
             for name, p in model.named_parameters():
-                cut = cut_of(p) if _is_alone(p) or p in self._held else None
-                if p in self._held and cut != self._held[p].cut:
-                    self.require_whole("an optimizer that cuts parameters in another way")
-                elif cut is not None and p not in self._held:
+                cut = cut_of(p) if p in alone else None
+                if cut is not None and p not in self._held:
                     self._held[p] = HeldPart.of(name, p, cut)
             for held in self._held.values():
                 if not held.is_cut:
                     held.part.copy_(part_of(held.cut, held.parameter.detach()))
                     held.parameter.data = held.stand_in
-            for module in model.modules():
+            self._was_loaded = False
+            for module in [] if self._hooks else model.modules():
                 if any(p in self._held for p in module.parameters(recurse=False)):
                     self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
 
@@ -122,10 +128,8 @@ class ParameterParts:
                     whole = joined(part.cut, part.part, part.stand_in.shape, self._mesh, False)
                     assert whole is not None, "every rank gets it"
                     part.parameter.data = part.empty().copy_(whole)
-        self._forget_hooks()
-
-    def _forget_hooks(self) -> None:
-        for hook in self._hooks:
+        self._was_loaded = False
+        for hook in self._hooks:  # without them the model can be pickled
             hook.remove()
         self._hooks.clear()
 
@@ -193,11 +197,20 @@ class ParameterParts:
 
     def state_of(self, model: torch.nn.Module, to_first: bool) -> dict[str, Any]:
         """The model's `state_dict` with whole parameters, each gathered once. to_first: rank 0
-        alone gets them, and others get NaN. All ranks call it at the same points."""
+        alone gets them, and others get NaN. All ranks call it at the same points. Raises
+        OnwardError for a model whose `state_dict` has copies of its parameters, or not all."""
         if not self.is_cut:
             return dict(model.state_dict())
         with self._opened():
             state: dict[str, Any] = model.state_dict(keep_vars=True)
+        shown = {value for value in state.values() if isinstance(value, torch.Tensor)}
+        lacking = [p.name for p in self._held.values() if p.is_cut and p.parameter not in shown]
+        if lacking:
+            raise OnwardError(
+                f"the model's state_dict has not the parameter {lacking[0]} itself, of which each "
+                "rank holds a part (zero=3, or tp), so that it cannot be made whole; fix: a "
+                "state_dict with all parameters as they are, or call trainer.gather() first"
+            )
         gathered: dict[torch.Tensor, torch.Tensor] = {}
         found: dict[str, Any] = {}
         for key, value in state.items():
@@ -221,19 +234,23 @@ class ParameterParts:
         at = tensor.data_ptr()
         return any(at == part.stand_in.data_ptr() for part in self._held.values())
 
-    def open(self) -> Callable[[], None]:
-        """Gives cut parameters memory for the whole, to be written next; returns what takes it away
-        again. The parts stay as they are until the parameters are cut anew."""
-        cut, hooks = [part for part in self._held.values() if part.is_cut], self._hooks
+    def open(self, model: torch.nn.Module) -> Callable[[], None]:
+        """Gives the cut parameters of the model's state memory for the whole, to be written next;
+        returns what takes it away again. The parts stay as they are until the parameters are cut
+        anew."""
+        with self._opened():
+            state = model.state_dict(keep_vars=True)
+        shown = {value for value in state.values() if isinstance(value, torch.Tensor)}
+        cut = [p for p in self._held.values() if p.is_cut and p.parameter in shown]
 
         def close() -> None:
             for part in cut:
                 part.parameter.data = part.stand_in
-            self._hooks = hooks
+            self._was_loaded = False
 
         for part in cut:
             part.parameter.data = part.empty()
-        self._hooks = []
+        self._was_loaded = self._was_loaded or bool(cut)
         return close
 
     @contextmanager
@@ -264,11 +281,19 @@ def parts_of(model: torch.nn.Module, mesh: Mesh, cuts: bool) -> ParameterParts:
     return found
 
 
-def _is_alone(p: torch.Tensor) -> bool:
-    """Whether a parameter is a plain dense tensor with memory of its own."""
-    if p.layout is not torch.strided or not p.is_floating_point() or p.is_meta:
-        return False
-    return p.untyped_storage().nbytes() == p.numel() * p.element_size()
+def alone_in_memory(model: torch.nn.Module) -> set[torch.Tensor]:
+    """The parameters that are plain dense tensors with memory of their own, which no other
+    parameter or buffer shows."""
+    plain = [p for p in model.parameters() if p.layout is torch.strided and not p.is_meta]
+    tensors = [*plain, *(b for b in model.buffers() if b.layout is torch.strided)]
+    times = Counter(t.untyped_storage().data_ptr() for t in tensors)
+    return {
+        p
+        for p in plain
+        if p.is_floating_point()
+        and times[p.untyped_storage().data_ptr()] == 1
+        and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+    }
 
 
-__all__ = ["HeldPart", "ParameterParts", "parts_of"]
+__all__ = ["HeldPart", "ParameterParts", "alone_in_memory", "parts_of"]

@@ -44,7 +44,7 @@ def model_part(
         shown = held.shown_state(model)
         hidden = {k for k, v in shown.items() if isinstance(v, torch.Tensor) and held.hides(v)}
         before = {k: copied(v) for k, v in shown.items() if k not in hidden}
-        close = held.open()
+        close = held.open(model)
 
         def back() -> None:
             with torch.no_grad():

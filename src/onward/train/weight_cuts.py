@@ -11,7 +11,7 @@ import torch
 from onward.distribute.tensor import AXIS, Sharding, TensorCut
 from onward.options import TrainerOptions
 from onward.train.held_optimizer import HeldOptimizer, paths_of
-from onward.train.parameter_parts import parts_of
+from onward.train.parameter_parts import alone_in_memory, parts_of
 from onward.train.ranks import Ranks
 from onward.train.state_part import State, StatePart
 from onward.train.torch_optimizer import TorchOptimizer
@@ -42,7 +42,9 @@ class WeightCuts:
         if self._is_tensor and not shards.tensor_cuts:
             cuts = self.parts.cut_along_dims()
             if not self.parts.is_cut:
+                alone = alone_in_memory(self._model)
                 cuts = self._of(self._ranks.cuts_of_first(choose()))
+                cuts = {p: cut for p, cut in cuts.items() if p in alone}
             held.cut_tensors(cuts)
         self.parts.cut(self._model, shards.cut_of)
 
