@@ -286,6 +286,15 @@ def test_kernels(tmp_path: Path) -> None:
     assert min(report["copy_bytes_per_s"].values()) > 0 < report["product_gflops"]
 
 
+def test_portable_training(tmp_path: Path) -> None:
+    """Of Onward alone where onnxsim is not installed, as here."""
+    report = run(tmp_path, "portable_training", "--quick").report("portable_training")
+    assert [row["model"] for row in report["rows"]] == ["MLP", "GPT-2"]
+    for row in report["rows"]:
+        ours = row["onward"]["as it is"]
+        assert ours["difference"] < 1e-5 and ours["steps_per_s"] > 0 and ours["built_s"] > 0
+
+
 @pytest.mark.slow
 def test_limit(tmp_path: Path) -> None:
     limit = run(tmp_path, "limit", "tutorial", "--quick").report("limit")["limit"]
