@@ -37,6 +37,12 @@ class Sharding:
             return f"partial by {self.terms}" if self.terms else "replicated"
         return f"split along {self.dim}" + (f" in {self.groups}" if self.groups != 1 else "")
 
+    @property
+    def pieces(self) -> int:
+        """The number of groups of a parameter, which has no symbolic sizes."""
+        assert isinstance(self.groups, int), f"{self.groups} groups of a parameter"
+        return self.groups
+
     def fits(self, type: Type, ranks: int) -> bool:
         """Whether a value of this type can be split so: groups and ranks divide the dim's size,
         whatever numbers its symbols stand for."""
@@ -81,8 +87,7 @@ class TensorCut:
         """Start and stop of each run of indices that a rank has of the dim, whose whole size is
         given, in their order. place: of the rank; None: this one."""
         at = self.place if place is None else place
-        groups = self.sharding.groups
-        assert isinstance(groups, int), "parameters have no symbolic sizes"
+        groups = self.sharding.pieces
         inner = size // (groups * self.ranks)
         starts = [(group * self.ranks + at) * inner for group in range(groups)]
         return [(start, start + inner) for start in starts]
@@ -98,9 +103,7 @@ class TensorCut:
         """The tensor whose parts the ranks have, in the order of their coordinates."""
         dim = self.sharding.dim
         assert dim is not None, "a cut is along a dim"
-        groups = self.sharding.groups
-        assert isinstance(groups, int), "parameters have no symbolic sizes"
-        pieces = [np.split(part, groups, dim) for part in parts]
+        pieces = [np.split(part, self.sharding.pieces, dim) for part in parts]
         return np.concatenate([each for group in zip(*pieces, strict=True) for each in group], dim)
 
 
