@@ -141,9 +141,9 @@ def test_keys_are_gathered_twice(kind: str, ranks: int, layers: int) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("kind", "ranks"), [("gpt2", 2), ("gpt2", 4), ("bert", 2)])
 def test_heads_are_exchanged_once_each_way(kind: str, ranks: int, layers: int) -> None:
-    """Of q, k, v, y in forward and of dy, dq, dk, dv in backward, B x H x T / N x K elements each,
-    of which all but an N-th come from others: eight tensors, which is less than the six gathered
-    and scattered ones of N times the size."""
+    """Eight tensors: q, k, v, y in forward and dy, dq, dk, dv in backward, B x H x T / N x K
+    elements each, of which all but an N-th come from others. That is less than the six gathered and
+    scattered ones of N times the size."""
     own = rank_graph(steps.made(kind, layers=layers), cp(ranks)[0])
     assert Counter(node.op_type for node in starts(own)) == {"AllToAllStart": 8 * layers}
     size, part = 3, 5
@@ -154,8 +154,8 @@ def test_heads_are_exchanged_once_each_way(kind: str, ranks: int, layers: int) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_has_its_positions_alone(kind: str) -> None:
-    """Of what is kept from forward to backward, nothing but masks, sizes and the batch itself has
-    all positions of a sample; T5's bias of all pairs, which no batch is in, aside."""
+    """Nothing that is kept from forward to backward has all positions of a sample, but masks, sizes
+    and the batch itself, and T5's bias of all pairs, in which no batch is."""
     own = rank_graph(steps.made(kind), cp(8)[0])
     for node in own:
         if node.meta.get("backward"):
