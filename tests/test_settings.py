@@ -64,7 +64,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "mesh": (
         2, "2", "", "Auto", "dp_replicate=2", (), {}, [("dp_replicate", 2)], {"data": 2},
-        {"dp_replicate": 0}, {"pp": 2}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2},
+        {"dp_replicate": 0}, {"pp": 2}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {"cp": 2},
         {2: 2},
     ),
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
@@ -117,6 +117,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         (None, None), ("auto", "auto"), ({"dp_replicate": 1}, {"dp_replicate": 1}),
         ({"dp_replicate": np.int64(1), "tp": 1}, {"dp_replicate": 1, "tp": 1}),
         ({"dp_replicate": 1, "dp_shard": 1}, {"dp_replicate": 1, "dp_shard": 1}),
+        ({"cp": 1, "tp": 1}, {"cp": 1, "tp": 1}),
     ),
     "zero": ((0, 0), (np.int64(0), 0)),
     "adasum": ((False, False), (np.False_, False)),

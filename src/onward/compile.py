@@ -24,7 +24,15 @@ from typing import Any
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
-from onward.distribute import Mesh, cut_along, distribute, gathered_ahead
+from onward.distribute import (
+    Mesh,
+    cut_along,
+    distribute,
+    gathered_ahead,
+    length_parts,
+    shares_steps,
+    splits_sequences,
+)
 from onward.distribute.tensor import chosen_cuts, link_rates
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
@@ -115,10 +123,11 @@ class Compiler:
     def pack(
         self, forward: Graph, outputs: Sequence[str], watch: bool = False
     ) -> rewrite.PackedForward | None:
-        """Returns the forward on the rows that these outputs read; None where they read every row.
+        """Returns the forward on the rows that these outputs read; None where they read every row,
+        and where ranks have parts of sequences, whose positions are not packed.
         watch: the graph also reports whether anything reads the other rows
         (`rewrite.row_demand`)."""
-        if "row_demand" in self.disable:
+        if "row_demand" in self.disable or splits_sequences(self.mesh):
             return None
 
         def make() -> rewrite.PackedForward | None:
@@ -201,8 +210,9 @@ class Compiler:
     ) -> Plan:
         """Plans the computation of these outputs at these sizes, within a budget of bytes. open:
         sizes that may be smaller at run time. label: prefix of the names of dumps."""
+        sizes = {**dims, **length_parts(graph.symbols, dims)}
         with self.journal.timed("specialize"):
-            specialized = rewrite.specialize(graph, dims, open, outputs)
+            specialized = rewrite.specialize(graph, sizes, open, outputs)
         self.journal.note(f"{label}specialize", specialized, Stage.SPECIALIZED)
         with self.journal.timed("plan"):
             plan = make_plan(specialized, dict(dims), target=self.target)
@@ -235,7 +245,7 @@ class Compiler:
 
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
-        return replace(recipe, joint=self.mesh.batches > 1)
+        return replace(recipe, joint=shares_steps(self.mesh))
 
     def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
         """The step of one rank alone: forward, gradients and updates."""

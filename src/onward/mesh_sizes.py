@@ -11,7 +11,8 @@ from onward.errors import OnwardError, refused
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
-SHARED_AXES = (*DATA_AXES, "tp")  # along which a Trainer shares its work
+SHARED_AXES = (*DATA_AXES, "tp", "cp")  # along which a Trainer shares its work
+SUMMED_AXES = ("cp", *DATA_AXES)  # along which ranks have terms of each gradient, innermost first
 AUTO = "auto"  # all processes that were started, along one axis of data
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
 
@@ -66,16 +67,28 @@ def check_sharing(
             f"{other} and a mesh with tp cut the same state in two ways, which is not there yet; "
             "fix: leave one of them out"
         )
+    if sizes.get("cp", 1) > 1:
+        _check_sequences(sizes, zero)
     if adasum:
         _check_adasum(mesh, sizes, zero)
 
 
+def _check_sequences(sizes: Mapping[str, int], zero: int) -> None:
+    other = "tp" if sizes.get("tp", 1) > 1 else f"zero={zero}" if zero else None
+    if other:
+        raise OnwardError(
+            f"a mesh with cp beside {other} would cut the step in two ways, which is not there "
+            "yet; fix: leave one of them out"
+        )
+
+
 def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
     ranks = sizes.get("dp_replicate", 1)
-    if sizes.get("tp", 1) > 1:
+    other = next((axis for axis in ("tp", "cp") if sizes.get(axis, 1) > 1), None)
+    if other:
         raise OnwardError(
-            "adasum=True combines whole gradients, and ranks along tp have parts of them; fix: "
-            "leave one of them out"
+            f"adasum=True combines whole gradients, and ranks along {other} have parts of them; "
+            "fix: leave one of them out"
         )
     if mesh != AUTO and (ranks < 2 or ranks & (ranks - 1)):
         raise OnwardError(
@@ -91,5 +104,6 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 
 __all__ = [
-    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "auto_sizes", "check_sharing", "read_mesh"
+    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "SUMMED_AXES", "auto_sizes", "check_sharing",
+    "read_mesh",
 ]  # fmt: skip

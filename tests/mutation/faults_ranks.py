@@ -13,6 +13,7 @@ GATHERS = ("distribute/test_parameter_gathers.py",)
 PARTS = ("train/test_parameter_parts.py",)
 GLOO = ("execute/test_exchanges.py",)
 TENSOR = ("distribute/test_tensor_models.py",)
+CONTEXT = ("distribute/test_context.py",)
 TENSOR_RULES = ("distribute/test_tensor_rules.py",)
 FIRSTS = ("kernels/test_kernels.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
@@ -245,7 +246,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a row of -1 is no rank's", "distribute/tensor/rules/indexing.py",
-        "        ids = b.Where(b.Less(ids, np.array(0, dtype)), past, ids)\n",
+        "        ids = b.Where(b.Less(ids, zero), past, ids)\n",
         "        del past\n", TENSOR_RULES,
     ),
     Fault(
@@ -260,8 +261,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a reshape keeps the groups", "distribute/tensor/rules/shape.py",
-        "split(after.start + k, size // (ranks * stride // tail))",
-        "split(after.start + k, found.groups)", TENSOR_RULES,
+        "return split(after.start + k, groups)",
+        "return split(after.start + k, found.groups)", TENSOR_RULES,
     ),
     Fault(
         "ranks: every rank has the first one's part", "distribute/tensor/conversions.py",
@@ -302,6 +303,91 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: a region runs on parts", "distribute/tensor/__init__.py",
         "    if region is not None:\n",
         "    if False:\n", ("distribute/test_tensor_models.py::test_what_is_refused",),
+    ),
+    Fault(
+        "ranks: positions of a rank are counted from 0", "distribute/tensor/rules/drawn_rows.py",
+        "    if place.at:\n", "    if False:\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: rows of a group are counted from those of the rank before",
+        "distribute/tensor/rules/drawn_rows.py",
+        "b.size(inner * place.ranks)", "b.size(inner)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: all samples have one mask", "distribute/tensor/rules/drawn_rows.py",
+        "for dim in range(len(local)):", "for dim in range(1, len(local)):", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a query sees keys as if it were among the first",
+        "distribute/tensor/rules/attention_queries.py",
+        "numbers_along(b, (samples, queries), 1, split(1), place)", "b.arange(queries)",
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: padding is seen", "distribute/tensor/rules/attention_queries.py",
+        "        sample = b.Where(seen, sample, np.array(-1))\n", "        seen = seen\n",
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a mask for each query hides what it hides from the first ones",
+        "distribute/tensor/rules/attention_queries.py",
+        "shape[0] in (1, q.shape[0]) and shape[1:3] == (1, 1)", "shape[0] in (1, q.shape[0])",
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: samples are told apart in another order",
+        "distribute/tensor/rules/attention_queries.py",
+        "(samples, rows, heads, *more)", "(rows, samples, heads, *more)", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: the gradient of keys is of the rank's own queries",
+        "distribute/tensor/rules/attention_queries.py",
+        "(_QUERIES, PARTIAL, PARTIAL, of_bias)", "(_QUERIES, REPLICATED, REPLICATED, of_bias)",
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: heads are exchanged whatever it costs",
+        "distribute/tensor/rules/attention_exchange.py",
+        "4 * heads + 4 * groups < 6 * groups * call.ranks", "True", CONTEXT,
+    ),
+    Fault(
+        "ranks: backward exchanges heads once more",
+        "distribute/tensor/rules/attention_exchange.py",
+        'place.shared["heads", results[i]] = made[i]', "pass", CONTEXT,
+    ),
+    Fault(
+        "ranks: a mean is over the labels of one rank", "distribute/tensor/rules/loss_rows.py",
+        '[place.shared[key]] = place.reduced(', '[place.shared[key]] = (lambda b, xs, *_: xs)(',
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: the mean of parts is their sum", "distribute/tensor/rules/reduce.py",
+        "    return [b.Mul(y, 1.0 / place.ranks)]\n", "    return [y]\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: whole keys are kept for backward", "distribute/context.py",
+        "    solution.gathers_again = True\n", "", CONTEXT,
+    ),
+    Fault(
+        "ranks: keys are gathered again as soon as they can be",
+        "distribute/tensor/write.py", "value, want, placed=1)", "value, want, placed=0)", CONTEXT,
+    ),
+    Fault(
+        "ranks: gradients of other positions are left out", "mesh_sizes.py",
+        'SUMMED_AXES = ("cp", *DATA_AXES)', "SUMMED_AXES = DATA_AXES", CONTEXT,
+    ),
+    Fault(
+        "ranks: gradients are means over ranks with parts of one mean",
+        "distribute/data_parallel.py",
+        'return by if axis in DATA_AXES else "sum"', "return by", CONTEXT,
+    ),
+    Fault(
+        "ranks: a window's terms are summed with each micro-batch", "distribute/context.py",
+        "return PARTIAL if name in self._windows else REPLICATED", "return REPLICATED", CONTEXT,
+    ),
+    Fault(
+        "ranks: a length is cut to what ranks divide", "distribute/context.py",
+        "        if length % ranks:\n", "        if False:\n", CONTEXT,
     ),
     Fault(
         "ranks: new collectives are numbered last", "distribute/collectives.py",

@@ -62,7 +62,7 @@ def _losses() -> Iterator[OpCase]:
         {"reduction": "none", "ignore_index": -100}, {},
     ):  # fmt: skip
         ignored = int(attrs.get("ignore_index", -100))
-        for shape, rows in (((9, 24), (9,)), ((3, 8, 2), (3, 2))):
+        for shape, rows in (((8, 24), (8,)), ((3, 8, 4), (3, 4))):
             labels = _labels(rows, shape[1], ignored)
             if attrs:  # without attributes the op of the standard ignores no label
                 yield OpCase("SoftmaxCrossEntropyLoss", (r(*shape), labels), attrs)
@@ -75,11 +75,11 @@ def _losses() -> Iterator[OpCase]:
                     yield OpCase("CrossEntropyLoss", (r(*shape), labels), more)
         if attrs.get("reduction", "none") == "none":
             continue
-        labels = _labels((9,), 24, ignored)
+        labels = _labels((8,), 24, ignored)
         for bias in (None, r(24)):
             for smooth in (0.0, 0.125):
                 more = {"label_smoothing": smooth, **attrs}
-                head = (r(9, 5), r(24, 5), bias, labels)
+                head = (r(8, 5), r(24, 5), bias, labels)
                 yield OpCase("LinearCrossEntropy", (*head, None), more)
                 yield OpCase("LinearCrossEntropyGrad", (r(), *head, None), more)
 
@@ -94,6 +94,26 @@ def _attention() -> Iterator[OpCase]:
                     for t in types]  # fmt: skip
             inputs = [op_cases._of_type(op, i, wide, attrs) for i in range(len(wide))]
             yield OpCase(op, tuple(inputs), attrs)
+
+
+def _attention_rows() -> Iterator[OpCase]:
+    """The sample calls of the records that are not packed, with 8 queries and, where these are
+    others, 16 keys; with their own heads, and with so many that ranks exchange them."""
+    sizes = {5: 8, 6: 16}
+    for op, first in (("Attention", 0), ("FlashAttention", 0), ("FlashAttentionGrad", 1)):
+        for attrs, texts in OWN[op].cases:
+            types = [None if t is None else parse_type(t) for t in texts]
+            if any(t is not None and t.dtype == DType.INT64 and t.rank == 2 for t in types):
+                continue
+            for times in (1, 4):
+                wide = [t if t is None else t.with_shape(
+                            times * n if i == 1 and t.rank > 2 and n != 1
+                            else n if i == 0 and t.rank == 4 else sizes.get(int(n), n)  # type: ignore[arg-type]
+                            for i, n in enumerate(t.shape))
+                        for t in types]  # fmt: skip
+                assert wide[first] is not None and wide[first].shape[2] == 8
+                inputs = [op_cases._of_type(op, i, wide, attrs) for i in range(len(wide))]
+                yield OpCase(op, tuple(inputs), attrs)
 
 
 def _others() -> Iterator[OpCase]:
@@ -144,7 +164,7 @@ def _others() -> Iterator[OpCase]:
 @cache
 def calls() -> tuple[OpCase, ...]:
     """All calls, of ops that have rules."""
-    found = [*_others(), *_losses(), *_attention()]
+    found = [*_others(), *_losses(), *_attention(), *_attention_rows()]
     for case in (*op_cases.CASES, *op_cases.ONWARD_CASES):
         if case.op not in _BY_HAND and rules_of(case.op):
             inputs = tuple(map(_larger, case.inputs))

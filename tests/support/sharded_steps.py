@@ -1,5 +1,5 @@
-"""Steps of tiny models whose weights ranks share, in lockstep: the graph of each rank, its inputs
-cut as it says, and what all ranks have made, joined."""
+"""Steps of tiny models whose weights or sequences ranks share, in lockstep: the graph of each rank,
+its inputs cut as it says, and what all ranks have made, joined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 from onward import rewrite
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup, add_updates, summed, vjp
-from onward.distribute import Mesh, data_parallel, lockstep, number_in_order
+from onward.distribute import (
+    Mesh,
+    context_parallel,
+    data_parallel,
+    lockstep,
+    number_in_order,
+)
 from onward.distribute.tensor import DeviceRates, Sharding, TensorCut, tensor_parallel
 from onward.extend import OPTIMIZERS
 from onward.graph.graph import Graph, Role, role_of, type_of
@@ -74,9 +80,11 @@ def made(
     return Made(kind, tiny.compiled(model, batch(kind, vocabulary, 4)), vocabulary)
 
 
-def batch(kind: str, vocabulary: int, size: int, seed: int = 1) -> tiny.Tensors:
+def batch(
+    kind: str, vocabulary: int, size: int, seed: int = 1, length: int = LENGTH
+) -> tiny.Tensors:
     """Rows of which some have fewer labels, with padding where the family has masks."""
-    data = tiny.batch(size, LENGTH, "right" if kind in ("bert", "t5") else None, seed=seed)
+    data = tiny.batch(size, length, "right" if kind in ("bert", "t5") else None, seed=seed)
     data = {n: x if n == "attention_mask" else x % vocabulary for n, x in data.items()}
     data["labels"][::3, 2:] = -100
     return data
@@ -107,14 +115,17 @@ def step_of(model: Made, recipe: Recipe) -> Graph:
 
 def ranks_graphs(
     graph: Graph, meshes: Sequence[Mesh], sizes: Mapping[str, int] | None = None,
-    cuts: Mapping[str, Sharding] | None = None, rewritten: bool = True,
+    cuts: Mapping[str, Sharding] | None = None, rewritten: bool = True, average: str = "labels",
 ) -> tuple[list[Graph], list[dict[str, TensorCut]]]:  # fmt: skip
     """The graph of each rank, as the compiler would go on to rewrite it, and its cuts."""
     graphs, found = [], []
     for mesh in meshes:
-        own, here = tensor_parallel(graph, mesh, RATES, sizes or SIZES, cuts)
-        if mesh.size("dp_replicate") > 1:
-            own = data_parallel(own, mesh, "labels")
+        if mesh.size("cp") > 1:
+            own, here = context_parallel(graph, mesh), {}
+        else:
+            own, here = tensor_parallel(graph, mesh, RATES, sizes or SIZES, cuts)
+        if mesh.size("dp_replicate") > 1 or (mesh.size("cp") > 1 and graph.signature.updated):
+            own = data_parallel(own, mesh, average)
             number_in_order(own)
         if rewritten:
             own = Compiler(host(), mesh=mesh)._rewrite(own, rewrite.STEP, "step")
@@ -197,10 +208,11 @@ def joined(
 
 def run(
     model: Made, graph: Graph, meshes: Sequence[Mesh], windows: Sequence[int] = (4,),
-    results: Sequence[str] = (), **more: Any,
+    results: Sequence[str] = (), length: int = LENGTH, **more: Any,
 ) -> list[Arrays]:  # fmt: skip
     """The outputs of each group of ranks after a window of micro-batches of these sizes, of which
-    each group has an equal share; of one rank with the mesh of one."""
+    each group has an equal share; of one rank with the mesh of one. Ranks along `cp` are a group
+    each. length: of the rows."""
     if meshes[0].ranks == 1:
         graphs, cuts = [graph], [{}]
     else:
@@ -212,7 +224,7 @@ def run(
         last = number == len(windows)
         outputs = signature.requested(results, last) if signature.updated else list(graph.outputs)
         cut = [prune(own, outputs) for own in graphs]
-        data, given = batch(model.kind, model.vocabulary, size, seed=number), []
+        data, given = batch(model.kind, model.vocabulary, size, number, length), []
         for mesh, own, here, window in zip(meshes, cut, cuts, held, strict=True):
             share = size // mesh.size("dp_replicate")
             start = share * mesh.coordinate("dp_replicate")

@@ -58,7 +58,8 @@ class Case:
     """A run that several ranks make, and one as well. padding: whether rows are of different
     lengths. early: the step after which a window of two micro-batches ends with one. near: the case
     in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
-    are along dp_shard too. tp: whether pairs of ranks share weights."""
+    are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
+    share sequences, of as many as there are."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Case:
     zero: int = 0
     is_cut: bool = False
     tp: bool = False
+    cp: int = 0
 
     @property
     def has_parts(self) -> bool:
@@ -76,9 +78,10 @@ class Case:
         return self.zero == 3 or self.tp
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The number of a rank's share of the batch, and the number of shares: ranks along `tp`,
-        who are neighbours, have the same."""
-        return (rank // 2, ranks // 2) if self.tp and ranks > 1 else (rank, ranks)
+        """The number of a rank's share of the batch, and the number of shares: ranks along `tp` and
+        `cp`, who are neighbours, have the same."""
+        same = min(2 if self.tp else max(self.cp, 1), ranks)
+        return rank // same, ranks // same
 
     def options_of(self, ranks: int) -> dict[str, Any]:
         """The options of a run with this number of ranks."""
@@ -86,6 +89,9 @@ class Case:
             return dict(self.options)
         if self.tp:
             return {**self.options, "mesh": {"dp_replicate": ranks // 2, "tp": 2}}
+        if self.cp:
+            same = min(self.cp, ranks)
+            return {**self.options, "mesh": {"dp_replicate": ranks // same, "cp": same}}
         sizes = {"dp_replicate": ranks // 2, "dp_shard": 2}
         mesh = sizes if self.zero or self.is_cut else {"dp_replicate": ranks}
         return {**self.options, "mesh": mesh, "zero": self.zero}
@@ -140,6 +146,18 @@ CASES = {
     "gpt2 tp bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 tp", tp=True
     ),
+    "gpt2 cp": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "AdamW", cp=2),
+    "gpt2 cp 4": Case(gpt2, {**WINDOW, "gradient_accumulation_average": "micro_batches"}, cp=4),
+    "bert cp": Case(bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, cp=2),
+    "t5 cp": Case(t5, {**WINDOW, "memory_budget": 0.5}, padding=True, early=2, cp=4),
+    "llama cp": Case(llama, CLIPPED, "LAMB", cp=2),
+    "llama cp sums": Case(
+        llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window", cp=2
+    ),
+    "gpt2 cp bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2", cp=2),
+    "gpt2 cp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=4
+    ),
     "llama zero bf16": Case(
         llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
@@ -147,9 +165,10 @@ CASES = {
 
 
 GROUPS = {  # by what ranks share
-    "the batch": {n: case for n, case in CASES.items() if not case.zero and not case.tp},
+    "the batch": {n: c for n, c in CASES.items() if not c.zero and not c.tp and not c.cp},
     "state": {n: case for n, case in CASES.items() if case.zero},
     "weights": {n: case for n, case in CASES.items() if case.tp},
+    "sequences": {n: case for n, case in CASES.items() if case.cp},
 }
 
 

@@ -6,6 +6,7 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
 `parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
+`context` cuts sequences along `cp`.
 `adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
 """
 
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onward.distribute import tensor
+from onward.distribute import context, tensor
 from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
+from onward.distribute.context import context_parallel, length_parts
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
@@ -58,6 +60,10 @@ def distribute(
     why = _unshared(graph)
     if why is not None:
         raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+    if splits_sequences(mesh):
+        graph = data_parallel(context_parallel(graph, mesh), mesh, average)
+        number_in_order(graph)
+        return graph
     if mesh.size(tensor.AXIS) > 1:
         graph = cut_along(graph, mesh, cuts or {})
         if mesh.batches == 1:
@@ -78,6 +84,16 @@ def distribute(
     if here or parts:
         return zero(graph, mesh, here, average, summed, parts)
     return data_parallel(graph, mesh, average)
+
+
+def splits_sequences(mesh: Mesh) -> bool:
+    """Whether ranks of a mesh have parts of sequences."""
+    return mesh.size(context.AXIS) > 1
+
+
+def shares_steps(mesh: Mesh) -> bool:
+    """Whether ranks of a mesh have terms of each gradient, by samples or by positions."""
+    return mesh.batches > 1 or splits_sequences(mesh)
 
 
 def cut_along(graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]) -> Graph:
@@ -110,6 +126,7 @@ def _unshared(graph: Graph) -> str | None:
 
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
-    "RanksApartError", "Shard", "StartedCollective", "adasum", "cut_along", "data_parallel",
-    "distribute", "gathered_ahead", "lockstep", "number_in_order", "ranks_of", "shard_of", "zero",
+    "RanksApartError", "Shard", "StartedCollective", "adasum", "context_parallel", "cut_along",
+    "data_parallel", "distribute", "gathered_ahead", "length_parts", "lockstep", "number_in_order",
+    "ranks_of", "shard_of", "shares_steps", "splits_sequences", "zero",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of, where
 from onward.graph.names import user_name
 from onward.graph.ops.collective import MOST
-from onward.mesh_sizes import DATA_AXES
+from onward.mesh_sizes import DATA_AXES, SUMMED_AXES
 from onward.shards import Shard
 
 OF_GRADIENTS = frozenset({"norms", "finite"})  # sums of ranks that have parts of them
@@ -75,7 +75,7 @@ def data_parallel(
     left = {n: out for n, out in signature.local_sums.items() if shards and n in OF_GRADIENTS}
     sums = {n: taken(graph, out) for n, out in signature.local_sums.items() if n not in left}
     graph.signature = replace(signature, local_gradients={}, local_sums=left)
-    axes = [axis for axis in DATA_AXES if mesh.size(axis) > 1]
+    axes = [axis for axis in SUMMED_AXES if mesh.size(axis) > 1]
     exchange = Collectives(graph, mesh)
     by = "sum" if average == "labels" else "mean"
     if "labels" in sums:
@@ -118,8 +118,15 @@ def exchanged_at_once(
     b, value = builder(graph, identity), identity.inputs[0]
     assert value is not None
     for axis in axes:
-        [value] = exchange.run(b, "AllReduceStart", [value], axis, what, reduction=by)
+        attrs = {"reduction": _along(axis, by)}
+        [value] = exchange.run(b, "AllReduceStart", [value], axis, what, **attrs)
     replaced(graph, identity, value)
+
+
+def _along(axis: str, by: str) -> str:
+    """The reduction along an axis. by: that of ranks with other samples; ranks with other positions
+    of the same ones have terms of one mean."""
+    return by if axis in DATA_AXES else "sum"
 
 
 def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
@@ -191,7 +198,6 @@ def _exchanged_in_buckets(
     for all of them before the first gradient is read; earlier for parts, which let go of the
     gradients that they are cut from. by: "sum" or "mean"."""
     nodes, end = list(graph), first_reader(graph, buckets)
-    attrs = {"reduction": by}
 
     def record(number: int, bucket: Bucket) -> str:
         return f"gradients {number} of {len(buckets)}: {bucket.record}"
@@ -210,7 +216,7 @@ def _exchanged_in_buckets(
         what, op, axis = record(number, bucket), "AllReduceStart", axes[0]
         if bucket.shard is not None:
             xs, op, axis = [_row(b, xs[0], bucket.shard)], "ReduceScatterStart", bucket.shard.axis
-        started.append(exchange.start(b, op, xs, axis, what, **attrs))
+        started.append(exchange.start(b, op, xs, axis, what, reduction=_along(axis, by)))
         for i in [] if bucket.shard is None else flying.add(number - 1, bucket.nbytes):
             wait(i)
     b = builder(graph, nodes[end] if end < len(nodes) else None)
@@ -218,6 +224,7 @@ def _exchanged_in_buckets(
         if i not in arrived:
             wait(i)
     for axis in axes[1:]:
+        attrs = {"reduction": _along(axis, by)}
         again = [
             exchange.start(b, "AllReduceStart", arrived[i], axis, record(i + 1, bucket), **attrs)
             for i, bucket in enumerate(buckets)

@@ -148,7 +148,7 @@ class ParameterParts:
         """The parts along a dim, of these parameters: by the same names, the dim and the groups."""
         found = self._cuts(parameters).items()
         cuts = {n: cut.sharding for n, cut in found if isinstance(cut, TensorCut)}
-        return {n: (s.dim, s.groups) for n, s in cuts.items() if s.dim is not None}
+        return {n: (s.dim, s.pieces) for n, s in cuts.items() if s.dim is not None}
 
     def cut_along_dims(self) -> dict[torch.Tensor, TensorCut]:
         """The parts along a dim, by parameter, while they are cut."""

@@ -202,8 +202,8 @@ class Ranks:
     ) -> Share:
         """Tells the other ranks where this one stands and how many samples it has, and returns its
         share. executable: what it is about to run. settings: of the update. inputs: of the batch.
-        Raises OnwardError where a rank stands elsewhere, and where ranks along `tp` have other
-        batches."""
+        Raises OnwardError where a rank stands elsewhere, and where ranks along `tp` or `cp`
+        have other batches."""
         if self.is_one:
             return Share(0, batch_size)
         alike = self._alike(position, executable, settings)
@@ -300,8 +300,9 @@ class Ranks:
             if batch != other:
                 raise OnwardError(
                     f"rank {rank} has another batch than rank {first}, with which it shares the "
-                    "weights (tp); fix: give ranks along tp the same batch, such as by a sampler "
-                    "of num_replicas=the ranks along dp_replicate and dp_shard"
+                    "weights (tp) or the positions (cp); fix: give ranks along tp and cp the same "
+                    "batch, such as by a sampler of num_replicas=the ranks along dp_replicate and "
+                    "dp_shard"
                 )
 
     def _alike(

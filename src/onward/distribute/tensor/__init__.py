@@ -81,7 +81,7 @@ def chosen_cuts(
     costs = Costs(rates, mesh.size(AXIS), dict(sizes))
     solution = StepSharding(graph, costs).solve()
     return {
-        value.name or "": (sharding.dim, sharding.groups)
+        value.name or "": (sharding.dim, sharding.pieces)
         for value, sharding in solution.inputs.items()
         if role_of(value) is Role.PARAM and sharding.dim is not None
     }

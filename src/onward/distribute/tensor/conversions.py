@@ -20,7 +20,7 @@ from onward.distribute.tensor.sharding import ALL, MAX, NORM, PARTIAL, REPLICATE
 from onward.distribute.tensor.ways import RankPlace
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, type_of
-from onward.graph.types import DType, Size, Type, product, substitute
+from onward.graph.types import DType, Size, Type, divide, product, substitute
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,17 @@ Finish = Callable[[Builder], Value]
 
 
 def start_conversion(
-    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: RankPlace, what: str
-) -> Finish:
+    b: Builder, x: Value, whole: Type, have: Sharding, want: Sharding, place: RankPlace, what: str,
+    placed: int = 0,
+) -> Finish:  # fmt: skip
     """Begins a conversion of what a rank has of a value; returns a function that ends it where the
-    result is read. whole: the type of the value. what: the value, for the collective's record."""
+    result is read. whole: the type of the value. what: the value, for the collective's record.
+    placed: 1 where a gathering starts no earlier than here, whatever else the plan could do."""
     if have == want:
         return lambda _: x
     if type_of(x).dtype == DType.BOOL and have.dim is not None and not want.terms:
         bits, kind = b.cast(x, DType.UINT8), whole.with_dtype(DType.UINT8)
-        end = start_conversion(b, bits, kind, have, want, place, what)
+        end = start_conversion(b, bits, kind, have, want, place, what, placed)
         return lambda late: late.cast(end(late), DType.BOOL)
     if have == PARTIAL and want.dim is not None:
         return _scattered(b, x, whole, want, place, what)
@@ -112,7 +114,7 @@ def start_conversion(
         return _swapped(b, x, whole, have, want, place, what)
     if have.dim is not None and want == PARTIAL:
         return lambda _: _among_zeros(b, x, whole, have, place)
-    first = _to_whole(b, x, whole, have, place, what)
+    first = _to_whole(b, x, whole, have, place, what, placed)
     if want == REPLICATED:
         return first
     return lambda late: from_whole(late, first(late), want, place)
@@ -136,7 +138,6 @@ def from_whole(b: Builder, x: Value, want: Sharding, place: RankPlace) -> Value:
         assert maker.inputs[0] is not None
         return b.expand(maker.inputs[0], local.shape)
     dim, size = want.dim, local.shape[want.dim]
-    assert isinstance(size, int)
     if want.groups == 1:
         return b.slice(x, dim, place.at * size, (place.at + 1) * size)
     grouped_shape = _grouped(type_of(x), want, place)
@@ -159,19 +160,19 @@ def _grouped(whole: Type, found: Sharding, place: RankPlace) -> tuple[Size, ...]
     """The shape of a whole value with the dim that is split as groups, ranks and inner."""
     dim = found.dim
     assert dim is not None
-    size = whole.shape[dim]
-    assert isinstance(size, int)
-    middle = (found.groups, place.ranks, size // (found.groups * place.ranks))
+    inner = divide(whole.shape[dim], found.groups * place.ranks)
+    assert inner is not None, f"{whole} is not {found} over {place.ranks} ranks"
+    middle = (found.groups, place.ranks, inner)
     return (*whole.shape[:dim], *middle, *whole.shape[dim + 1 :])
 
 
 def _to_whole(
-    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str
+    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str, placed: int
 ) -> Finish:
     if have == REPLICATED:
         return lambda _: x
     if have.dim is not None:
-        return _gathered(b, x, whole, have, place, what)
+        return _gathered(b, x, whole, have, place, what, placed)
     match have.terms:
         case "norm":
             wide = b.cast(x, DType.DOUBLE)
@@ -187,21 +188,22 @@ def _to_whole(
 
 
 def _start(
-    b: Builder, op: str, x: Value, place: RankPlace, what: str, **attrs: str
+    b: Builder, op: str, x: Value, place: RankPlace, what: str, **attrs: str | int
 ) -> StartedCollective:
     return place.exchange.start(b, op, [x], place.axis, what, **attrs)
 
 
 def _gathered(
-    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str
+    b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace, what: str, placed: int
 ) -> Finish:
     dim, shape = have.dim, _grouped(whole, have, place)
     assert dim is not None
+    attrs = {"placed": placed} if placed else {}
     if dim == 0 and have.groups == 1:
-        started = _start(b, "AllGatherStart", x, place, what)
+        started = _start(b, "AllGatherStart", x, place, what, **attrs)
         return lambda late: started.wait(late)[0]
     row = b.reshape(x, (1, *shape[: dim + 1], *shape[dim + 2 :]))
-    started = _start(b, "AllGatherStart", row, place, what)
+    started = _start(b, "AllGatherStart", row, place, what, **attrs)
 
     def finish(late: Builder) -> Value:
         [rows] = started.wait(late)
@@ -226,7 +228,7 @@ def _scattered(
     b: Builder, x: Value, whole: Type, want: Sharding, place: RankPlace, what: str
 ) -> Finish:
     local = want.local(whole, place.ranks)
-    if want.dim != 0 or want.groups > 1:
+    if want.dim != 0 or want.groups != 1:
         x = _in_front(b, x, whole, want, place)
     started = _start(b, "ReduceScatterStart", x, place, what, reduction=SUM)
     return lambda late: late.reshape(started.wait(late)[0], local.shape)

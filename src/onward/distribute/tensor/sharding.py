@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.graph.types import Type
+from onward.graph.types import Size, Type, divide
 
 SUM, NORM, MAX, ALL = "sum", "norm", "max", "all"
 TERMS = (SUM, NORM, MAX, ALL)
@@ -23,37 +23,44 @@ TERMS = (SUM, NORM, MAX, ALL)
 @dataclass(frozen=True)
 class Sharding:
     """What a rank has of a value. dim: along which the value is split, and groups: how, as the
-    module says; None: the rank has a tensor of the whole shape. terms: by which the value follows
+    module says; None: the rank has a tensor of the whole shape. groups may be a symbolic size: rows
+    of sequences one behind the other are split in B. terms: by which the value follows
     from what the ranks have: "sum"; "norm", the root of the sum of squares; "max"; "all", the
     conjunction of bools; "" where each rank has the value itself, or its part."""
 
     dim: int | None = None
-    groups: int = 1
+    groups: Size = 1
     terms: str = ""
 
     def __str__(self) -> str:
         if self.dim is None:
             return f"partial by {self.terms}" if self.terms else "replicated"
-        return f"split along {self.dim}" + (f" in {self.groups}" if self.groups > 1 else "")
+        return f"split along {self.dim}" + (f" in {self.groups}" if self.groups != 1 else "")
+
+    @property
+    def pieces(self) -> int:
+        """The number of groups of a parameter, which has no symbolic sizes."""
+        assert isinstance(self.groups, int), f"{self.groups} groups of a parameter"
+        return self.groups
 
     def fits(self, type: Type, ranks: int) -> bool:
-        """Whether a value of this type can be split so: the dim's size is a known number, which
-        groups and ranks divide."""
+        """Whether a value of this type can be split so: groups and ranks divide the dim's size,
+        whatever numbers its symbols stand for."""
         if self.dim is None:
             return True
         if not 0 <= self.dim < type.rank:
             return False
         size = type.shape[self.dim]
-        return isinstance(size, int) and size > 0 and size % (self.groups * ranks) == 0
+        return size != 0 and divide(size, self.groups * ranks) is not None
 
     def local(self, type: Type, ranks: int) -> Type:
         """The type of what a rank has of a value that `fits`."""
         if self.dim is None:
             return type
         shape = list(type.shape)
-        size = shape[self.dim]
-        assert isinstance(size, int), f"{type} is split along an open dim"
-        shape[self.dim] = size // ranks
+        size = divide(shape[self.dim], ranks)
+        assert size is not None, f"{type} is {self}, which {ranks} ranks do not divide"
+        shape[self.dim] = size
         return type.with_shape(shape)
 
 
@@ -61,7 +68,7 @@ REPLICATED = Sharding()
 PARTIAL = Sharding(terms=SUM)
 
 
-def split(dim: int, groups: int = 1) -> Sharding:
+def split(dim: int, groups: Size = 1) -> Sharding:
     """The sharding of a value that is split along a dim."""
     return Sharding(dim, groups)
 
@@ -80,7 +87,7 @@ class TensorCut:
         """Start and stop of each run of indices that a rank has of the dim, whose whole size is
         given, in their order. place: of the rank; None: this one."""
         at = self.place if place is None else place
-        groups = self.sharding.groups
+        groups = self.sharding.pieces
         inner = size // (groups * self.ranks)
         starts = [(group * self.ranks + at) * inner for group in range(groups)]
         return [(start, start + inner) for start in starts]
@@ -96,7 +103,7 @@ class TensorCut:
         """The tensor whose parts the ranks have, in the order of their coordinates."""
         dim = self.sharding.dim
         assert dim is not None, "a cut is along a dim"
-        pieces = [np.split(part, self.sharding.groups, dim) for part in parts]
+        pieces = [np.split(part, self.sharding.pieces, dim) for part in parts]
         return np.concatenate([each for group in zip(*pieces, strict=True) for each in group], dim)
 
 

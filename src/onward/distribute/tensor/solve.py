@@ -32,12 +32,14 @@ MOST_PIECES = 8  # of one weight: more are heads
 class Solution:
     """The way of every node, and what has to be converted. inputs: the shardings of graph inputs
     that are cut. made: of every value. conversions: for a value and a sharding in which it is read,
-    the one from which it is converted. seconds: the estimated time of a step."""
+    the one from which it is converted. gathers_again: whether backward gathers parts of a forward
+    value anew, so that no rank keeps the whole. seconds: the estimated time of a step."""
 
     inputs: dict[Value, Sharding]
     ways: dict[Node, Way] = field(default_factory=dict)
     made: dict[Value, Sharding] = field(default_factory=dict)
     conversions: dict[tuple[Value, Sharding], Sharding] = field(default_factory=dict)
+    gathers_again: bool = False
     wanted: dict[str, Sharding] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -146,16 +148,13 @@ class StepSharding:
     def solution(self, cuts: Mapping[Value, Sharding]) -> Solution:
         """The solution that follows from the cuts of parameters."""
         cuts = {v: s for v, s in cuts.items() if s != REPLICATED}
-        inputs = dict(cuts)
-        for value, parameter in self._followers.items():
-            if parameter in cuts and type_of(value).shape == type_of(parameter).shape:
-                inputs[value] = cuts[parameter]
+        inputs = self.input_shardings(cuts)
         found = Solution(inputs)
         made = found.made
         for value in (*self._graph.inputs, *self._graph.ir.initializers.values()):
             made[value] = inputs.get(value, REPLICATED)
         there: dict[Value, list[Sharding]] = {}
-        found.wanted = {name: self._wanted(name, cuts) for name in self._graph.outputs}
+        found.wanted = {name: self.wanted(name, cuts) for name in self._graph.outputs}
         for number, node in enumerate(self._nodes):
             given = tuple(None if x is None else made[x] for x in node.inputs)
             counts = node in self._counted
@@ -181,11 +180,11 @@ class StepSharding:
         there: dict[Value, list[Sharding]], cuts: Mapping[Value, Sharding],
     ) -> _Priced:  # fmt: skip
         """The way of a node that costs least where it stands."""
-        forced = self._forced_to(node, cuts)
+        recorded = self.recorded(node, cuts)
+        if recorded is not None:
+            return _Priced(recorded, _wants(node, recorded), 0.0, 0.0)
         best: tuple[float, _Priced] | None = None
         for priced in self._offers(number, node, given):
-            if forced is not None and priced.way.outputs[0] != forced:
-                continue
             cost = priced.seconds + priced.owed
             for x, want in priced.wants:
                 cost += self._price(x, want, found, there)[0]
@@ -194,18 +193,16 @@ class StepSharding:
                     cost += self._conversion(y, s, found.wanted[name])
             if best is None or cost < best[0]:
                 best = (cost, priced)
-        if best is None:  # no way makes what is asked for: all of it, whatever is read
-            assert forced is not None, "every call can be run whole"
-            way = Way((forced,), (forced,))
-            assert node.inputs[0] is not None
-            return _Priced(way, ((node.inputs[0], forced),), 0.0, 0.0)
+        assert best is not None, "every call can be run whole"
         return best[1]
 
     def _offers(self, number: int, node: Node, given: Shardings) -> list[_Priced]:
         key = (number, given)
         if key not in self._priced:
-            self._priced[key] = [self._with_price(node, way)
-                                 for way in ways_of(node, self._ranks, given)]  # fmt: skip
+            ways = ways_of(node, self._ranks, given)
+            for other in self.also_given(node, given):
+                ways += [way for way in ways_of(node, self._ranks, other) if way not in ways]
+            self._priced[key] = [self._with_price(node, way) for way in ways]
         return self._priced[key]
 
     def _with_price(self, node: Node, way: Way) -> _Priced:
@@ -217,8 +214,9 @@ class StepSharding:
             seconds = costs.work(amount / share, nbytes / share)
         if way.exchanged:
             seconds += 2 * self._costs.collective(sum(map(self._costs.nbytes, way.exchanged)), 2)
-        wants = tuple((x, s) for x, s in zip(node.inputs, way.inputs, strict=True)
-                      if x is not None and s is not None)  # fmt: skip
+        if way.passed:
+            seconds += self._costs.collective(sum(map(self._costs.nbytes, way.passed)), 1)
+        wants = _wants(node, way)
         owed = sum(self._owed(y, s) for y, s in zip(node.outputs, way.outputs, strict=True))
         return _Priced(way, wants, seconds, owed - sum(self._owed(x, s) for x, s in wants))
 
@@ -254,9 +252,22 @@ class StepSharding:
             there.setdefault(value, []).append(want)
         return seconds
 
-    # ---- what is asked of some values
+    # ---- what is asked of some values; other ways of sharing the work override these
 
-    def _wanted(self, name: str, cuts: Mapping[Value, Sharding]) -> Sharding:
+    def input_shardings(self, cuts: Mapping[Value, Sharding]) -> dict[Value, Sharding]:
+        """The shardings of graph inputs that are not replicated: of parameters that are cut, and of
+        their state."""
+        inputs = dict(cuts)
+        for value, parameter in self._followers.items():
+            if parameter in cuts and type_of(value).shape == type_of(parameter).shape:
+                inputs[value] = cuts[parameter]
+        return inputs
+
+    def also_given(self, node: Node, given: Shardings) -> Iterator[Shardings]:
+        """Yields other shardings of a node's inputs with which its ways may begin."""
+        return iter(())
+
+    def wanted(self, name: str, cuts: Mapping[Value, Sharding]) -> Sharding:
         """The sharding of an output: of a parameter's next value, its state's, its gradient's."""
         source = self._owner.get(name)
         if source is None:
@@ -290,11 +301,13 @@ class StepSharding:
                 found[node] = self._parameters.get(parameter)
         return found
 
-    def _forced_to(self, node: Node, cuts: Mapping[Value, Sharding]) -> Sharding | None:
+    def recorded(self, node: Node, cuts: Mapping[Value, Sharding]) -> Way | None:
+        """The way of a node that records a sum or a gradient; None for other nodes."""
         if node not in self._forced:
             return None
         parameter = self._forced[node]
-        return REPLICATED if parameter is None else cuts.get(parameter, REPLICATED)
+        found = REPLICATED if parameter is None else cuts.get(parameter, REPLICATED)
+        return Way((found,), (found,))
 
     def _gradient_values(self) -> dict[Value, Value]:
         """The gradient of each parameter, as backward makes it."""
@@ -315,6 +328,12 @@ class StepSharding:
             if name in self._parameters and node is not None and node.inputs[0] is not None:
                 found[self._parameters[name]] = node.inputs[0]
         return found
+
+
+def _wants(node: Node, way: Way) -> tuple[tuple[Value, Sharding], ...]:
+    """The inputs of a node with the shardings in which a way reads them."""
+    pairs = zip(node.inputs, way.inputs, strict=True)
+    return tuple((x, s) for x, s in pairs if x is not None and s is not None)
 
 
 def _each(kind: ParameterKind, option: Sharding) -> dict[Value, Sharding]:

@@ -51,12 +51,14 @@ Program: TypeAlias = "Callable[[Builder, Node, list[Value | None], RankPlace], S
 class Way:
     """One way to run a call on parts. inputs, outputs: their shardings; None for an absent input.
     program: what a rank runs; None: the op with the attributes of the call. exchanged: the shapes
-    of what the program reduces over the ranks, for the time that it takes."""
+    of what the program reduces over the ranks, passed: of what it passes round them once, as a
+    reduce-scatter does, both for the time that it takes."""
 
     inputs: Shardings
     outputs: tuple[Sharding, ...]
     program: Program | None = None
     exchanged: tuple[Type, ...] = ()
+    passed: tuple[Type, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -85,10 +87,11 @@ class ShardedCall:
         self.attrs = attributes(node)
 
     @property
-    def groups(self) -> list[int]:
-        """The groups in which inputs are split; 1 among them."""
-        found = {s.groups for s in self.given if s is not None and s.dim is not None}
-        return sorted(found | {1})
+    def groups(self) -> list[Size]:
+        """The groups in which inputs are split; 1 among them, symbolic sizes last."""
+        found = {s.groups for s in self.given if s is not None and s.dim is not None} | {1}
+        numbers = sorted(g for g in found if isinstance(g, int))
+        return [*numbers, *sorted((g for g in found if not isinstance(g, int)), key=str)]
 
     @property
     def terms(self) -> set[str]:

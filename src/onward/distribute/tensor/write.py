@@ -30,15 +30,16 @@ def write_rank(source: Graph, solution: Solution, graph: Graph, place: RankPlace
 class _RankGraph:
     """The graph of one rank under construction.
 
-    here: what the rank has of a value of the source, by sharding. started: exchanges that end where
-    their result is read.
+    here: what the rank has of a value of the source, by sharding, and whether backward has gathered
+    it again. started: exchanges that end where their result is read.
     """
 
     def __init__(self, source: Graph, solution: Solution, graph: Graph, place: RankPlace) -> None:
         self._source, self._solution = source, solution
         self._graph, self._place = graph, place
-        self._here: dict[tuple[Value, Sharding], Value] = {}
+        self._here: dict[tuple[Value, Sharding, bool], Value] = {}
         self._started: dict[tuple[Value, Sharding], Finish] = {}
+        self._is_backward = False
         self._early: dict[Value, list[Sharding]] = {}
         for (value, want), have in solution.conversions.items():
             if have == solution.made[value] != REPLICATED and value.producer() is not None:
@@ -55,23 +56,24 @@ class _RankGraph:
             twin = graph.input(value.name, local, role)
             if "content" in value.meta and local == type_of(value):
                 twin.meta["content"] = value.meta["content"]
-            self._here[value, made[value]] = twin
+            self._here[value, made[value], False] = twin
         for value in source.ir.initializers.values():
             array = array_of(value)
             assert array is not None
-            self._here[value, REPLICATED] = graph.constant(array)
+            self._here[value, REPLICATED, False] = graph.constant(array)
         for node in source:
             self._write_node(node)
         b = Builder(graph, module="optimizer", backward=True)
         for name, value in source.outputs.items():
             graph.outputs[name] = self._read(b, value, self._solution.wanted[name])
-        inputs = {v: self._here[v, made[v]] for v in source.inputs}
+        inputs = {v: self._here[v, made[v], False] for v in source.inputs}
         graph.state = {name: inputs[v] for name, v in source.state.items()}
         graph.sweep()
         return graph
 
     def _write_node(self, node: Node) -> None:
         graph, way = self._graph, self._solution.ways[node]
+        self._is_backward = bool(node.meta.get("backward"))
         b = Builder(graph, None, where(node), bool(node.meta.get("backward")), precision_said(node))
         inputs = [None if x is None or s is None else self._read(b, x, s)
                   for x, s in zip(node.inputs, way.inputs, strict=True)]  # fmt: skip
@@ -84,7 +86,7 @@ class _RankGraph:
             )  # fmt: skip
             outputs = self._checked(node, way, list(made))
         for y, s, local in zip(node.outputs, way.outputs, outputs, strict=True):
-            self._here[y, s] = local
+            self._here[y, s, False] = local
             for want in self._early.get(y, ()):
                 self._start(b, y, s, want)
 
@@ -113,27 +115,50 @@ class _RankGraph:
 
     def _read(self, b: Builder, value: Value, want: Sharding) -> Value:
         """What the rank has of a value in this sharding; ends the exchange that makes it."""
-        key = (value, want)
-        if key not in self._here:
-            if key not in self._started:
-                have = self._solution.conversions[key]
-                if have == REPLICATED:
-                    whole = self._read(b, value, have)
-                    self._here[key] = from_whole(b, whole, want, self._place)
-                    return self._here[key]
-                self._start(b, value, have, want)
-            self._here[key] = self._started[key](b)
+        again = self._is_gathered_again(value, want)
+        key = (value, want, again)
+        if key in self._here:
+            return self._here[key]
+        if again:
+            self._here[key] = self._started_conversion(b, value, want, placed=1)(b)
+            return self._here[key]
+        if (value, want) not in self._started:
+            have = self._solution.conversions[value, want]
+            if have == REPLICATED:
+                whole = self._read(b, value, have)
+                self._here[key] = from_whole(b, whole, want, self._place)
+                return self._here[key]
+            self._start(b, value, have, want)
+        self._here[key] = self._started[value, want](b)
         return self._here[key]
+
+    def _is_gathered_again(self, value: Value, want: Sharding) -> bool:
+        """Whether backward gathers a value anew that forward has made in parts."""
+        maker, made = value.producer(), self._solution.made[value]
+        if not self._solution.gathers_again or not self._is_backward or maker is None:
+            return False
+        return made.dim is not None and want == REPLICATED and not maker.meta.get("backward")
 
     def _start(self, b: Builder, value: Value, have: Sharding, want: Sharding) -> None:
         """Starts an exchange where its operand is there."""
+        self._started[value, want] = self._started_conversion(b, value, want, have=have)
+
+    def _started_conversion(
+        self,
+        b: Builder,
+        value: Value,
+        want: Sharding,
+        have: Sharding | None = None,
+        placed: int = 0,
+    ) -> Finish:
+        """Starts the conversion of a value; returns a function that ends it. placed: 1 where it
+        starts no earlier than here."""
+        have = self._solution.made[value] if have is None else have
         maker = value.producer()
         said = value.name if maker is None else f"{maker.op_type} of {where(maker) or 'the step'}"
         record = f"{said}: {have} to {want}"
         x = self._read(b, value, have)
-        self._started[value, want] = start_conversion(
-            b, x, type_of(value), have, want, self._place, record
-        )
+        return start_conversion(b, x, type_of(value), have, want, self._place, record, placed)
 
 
 __all__ = ["write_rank"]

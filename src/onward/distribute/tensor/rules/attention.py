@@ -13,42 +13,46 @@ from onward.graph.types import Type
 # by op: the place of q among the inputs, then those of the other inputs with heads of their own
 _FORWARD = (0, (0, 1, 2), (3, 8))
 _BACKWARD = (1, (0, 1, 2, 3, 7, 8, 9), (4, 12))
-_INPUTS = {
+INPUTS = {
     "Attention": _FORWARD, "FlashAttention": _FORWARD, "FlashAttentionGrad": _BACKWARD,
 }  # fmt: skip
 
 
-@way_rule(*_INPUTS)
+@way_rule(*INPUTS)
 def _heads(call: ShardedCall) -> Iterator[Way]:
     """Heads of queries with those of the keys that serve them. A mask or a bias for each head is
     split as well; one for all heads is not."""
-    first, own, shared = _INPUTS[call.node.op_type]
+    first, own, shared = INPUTS[call.node.op_type]
     q, k = call.type(first), call.type(first + 1)
-    if q.rank != 4 or not (_HEADS.fits(q, call.ranks) and _HEADS.fits(k, call.ranks)):
+    if q.rank != 4 or not (HEADS.fits(q, call.ranks) and HEADS.fits(k, call.ranks)):
         return
-    found = dict.fromkeys(own, _HEADS)
+    found = dict.fromkeys(own, HEADS)
     for i in shared:
         if call.present(i):
-            found[i] = _of_masks(call.type(i), q)
-    yield Way(call.inputs(found), tuple(_HEADS for _ in call.results), _at_its_heads)
+            found[i] = of_masks(call.type(i), q)
+    yield Way(call.inputs(found), tuple(HEADS for _ in call.results), at_its_heads)
 
 
-_HEADS = split(1)
+HEADS = split(1)
 
 
-def _of_masks(mask: Type, q: Type) -> Sharding:
+def of_masks(mask: Type, q: Type) -> Sharding:
+    """The sharding of a mask or a bias where heads of q are split."""
     dim = mask.rank - 3
     return split(dim) if dim >= 0 and mask.shape[dim] == q.shape[1] != 1 else REPLICATED
 
 
-def _at_its_heads(
+def at_its_heads(
     b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     """The op with the number of the rank's first head, which dropout knows."""
     if float(attributes(node).get("ratio", 0.0)) in (0.0, 1.0):
         return same_op(b, node, inputs)
-    q = inputs[_INPUTS[node.op_type][0]]
+    q = inputs[INPUTS[node.op_type][0]]
     heads = type_of(q).shape[1]
     assert isinstance(heads, int)
     before = int(attributes(node).get("first_head", 0))
     return same_op(b, node, inputs, first_head=before + heads * place.at)
+
+
+__all__ = ["HEADS", "INPUTS", "at_its_heads", "of_masks"]

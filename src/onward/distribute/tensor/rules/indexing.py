@@ -13,21 +13,27 @@ from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, type_of
-from onward.graph.types import DType
+from onward.graph.types import DType, Size
 
 
 def own_numbers(
-    b: Builder, ids: Value, rows: int, place: RankPlace, wraps: bool = True
+    b: Builder, ids: Value, rows: Size, place: RankPlace, wraps: bool = True
 ) -> tuple[Value, Value]:
     """The numbers of the rank's own rows that ids are, 0 for those of other ranks, and whether each
     is its own. rows: that a rank has. wraps: whether -1 is the last row."""
-    dtype = type_of(ids).dtype.numpy()
+    zero = np.array(0, type_of(ids).dtype.numpy())
+
+    def number(size: Size) -> Value | np.ndarray:
+        if isinstance(size, int):
+            return np.array(size, zero.dtype)
+        return b.cast(b.squeeze(b.size(size), [0]), type_of(ids).dtype)
+
     if wraps:
-        past = b.Add(ids, np.array(rows * place.ranks, dtype))
-        ids = b.Where(b.Less(ids, np.array(0, dtype)), past, ids)
-    local = b.Sub(ids, np.array(rows * place.at, dtype))
-    own = b.And(b.GreaterOrEqual(local, np.array(0, dtype)), b.Less(local, np.array(rows, dtype)))
-    return b.Where(own, local, np.array(0, dtype)), own
+        past = b.Add(ids, number(rows * place.ranks))
+        ids = b.Where(b.Less(ids, zero), past, ids)
+    local = b.Sub(ids, number(rows * place.at))
+    own = b.And(b.GreaterOrEqual(local, zero), b.Less(local, number(rows)))
+    return b.Where(own, local, zero), own
 
 
 @way_rule("Gather", "Embedding")
@@ -56,7 +62,6 @@ def _own_rows(
     x, ids = inputs
     assert x is not None and ids is not None
     rows, behind = type_of(x).shape[axis], type_of(x).rank - axis - 1
-    assert isinstance(rows, int)
     local, own = own_numbers(b, ids, rows, place)
     [y] = same_op(b, node, [x, local])
     if behind:
@@ -80,6 +85,9 @@ def _scatter(call: ShardedCall) -> Iterator[Way]:
                 yield Way((found, REPLICATED, of_updates), (found,))
         elif dim == 0 and depth == 1 and found.groups == 1 and adds:
             yield Way((found, REPLICATED, REPLICATED), (found,), _into_own_rows)
+    for found in call.splits(ids) if adds else ():  # each rank adds what it has
+        if found.dim != ids.rank - 1:
+            yield Way((PARTIAL, found, found), (PARTIAL,))
     if adds and (call.given[0] == PARTIAL or call.given[2] == PARTIAL):
         yield Way((PARTIAL, REPLICATED, PARTIAL), (PARTIAL,))
 
@@ -91,7 +99,7 @@ def _into_own_rows(
     x, ids, updates = inputs
     assert x is not None and ids is not None and updates is not None
     rows = type_of(x).shape[0]
-    assert isinstance(rows, int) and type_of(ids).dtype == DType.INT64
+    assert type_of(ids).dtype == DType.INT64
     local, own = own_numbers(b, ids, rows, place)
     own = b.reshape(own, (*type_of(ids).shape[:-1], *[1] * (type_of(x).rank - 1)))
     kept = b.Where(own, updates, b.scalar(0.0, type_of(updates).dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onward.distribute.tensor.sharding import (
     ALL,
@@ -14,7 +14,16 @@ from onward.distribute.tensor.sharding import (
     Sharding,
     split,
 )
-from onward.distribute.tensor.ways import ShardedCall, Way, way_rule, worked_along
+from onward.distribute.tensor.ways import (
+    RankPlace,
+    ShardedCall,
+    Way,
+    same_op,
+    way_rule,
+    worked_along,
+)
+from onward.graph.build import Builder
+from onward.graph.graph import Node, Value
 
 # the terms that a reduction over a part gives
 _TERMS = {"ReduceSum": SUM, "ReduceSumSquare": SUM, "ReduceL2": NORM, "ReduceMax": MAX}
@@ -33,6 +42,16 @@ def _reduction(call: ShardedCall) -> Iterator[Way]:
             yield Way(call.inputs({0: found}), (split(kept.index(found.dim), found.groups),))
         elif terms is not None:
             yield Way(call.inputs({0: found}), (Sharding(terms=terms),))
+        elif call.node.op_type == "ReduceMean" and x.is_floating:
+            yield Way(call.inputs({0: found}), (PARTIAL,), _share_of_mean)
+
+
+def _share_of_mean(
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
+) -> Sequence[Value]:
+    """The mean of equal parts is the mean of their means."""
+    [y] = same_op(b, node, inputs)
+    return [b.Mul(y, 1.0 / place.ranks)]
 
 
 @way_rule("ReduceSum", "ReduceMean")

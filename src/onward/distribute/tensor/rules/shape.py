@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -41,16 +40,17 @@ def reshaped(a: Shape, b: Shape, found: Sharding, ranks: int) -> Sharding | None
     for before, after in _blocks(a, b):
         if found.dim is None or found.dim not in before:
             continue
-        sizes = [a[d] for d in before], [b[d] for d in after]
-        if any(not isinstance(n, int) for side in sizes for n in side):
-            return None
-        have, want = ([int(n) for n in side] for side in sizes)  # type: ignore[arg-type]
+        have, want = [a[d] for d in before], [b[d] for d in after]
         at = found.dim - before.start
-        stride = have[at] // (found.groups * ranks) * prod(have[at + 1 :])
+        inner = divide(have[at], found.groups * ranks)
+        if inner is None:
+            return None
+        stride = inner * product(have[at + 1 :])
         for k, size in enumerate(want):
-            tail = prod(want[k + 1 :])
-            if stride % tail == 0 and size % (ranks * stride // tail) == 0:
-                return split(after.start + k, size // (ranks * stride // tail))
+            unit = divide(stride, product(want[k + 1 :]))
+            groups = None if unit is None else divide(size, ranks * unit)
+            if groups is not None:
+                return split(after.start + k, groups)
     return None
 
 
@@ -145,14 +145,13 @@ def _split(call: ShardedCall) -> Iterator[Way]:
         if found.dim != axis:
             yield Way(call.inputs({0: found}), tuple(found for _ in range(pieces)))
             continue
-        whole = x.shape[axis]
-        if sizes is None or not isinstance(whole, int):
+        unit = divide(x.shape[axis], found.groups)
+        if sizes is None or unit is None:
             continue
-        unit = whole // found.groups
-        if any(not isinstance(n, int) or n % unit for n in sizes):
-            continue
-        made = tuple(split(axis, int(n) // unit) for n in sizes)  # type: ignore[call-overload]
-        yield Way(call.inputs({0: found}), made, _in_smaller_pieces)
+        groups = [n for size in sizes if (n := divide(size, unit)) is not None]
+        if len(groups) == pieces:
+            made = tuple(split(axis, n) for n in groups)
+            yield Way(call.inputs({0: found}), made, _in_smaller_pieces)
     if SUM in call.terms:
         yield Way(call.inputs({0: PARTIAL}), tuple(PARTIAL for _ in range(pieces)))
 
@@ -161,8 +160,8 @@ def _in_smaller_pieces(
     b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
     axis = attributes(node).get("axis", 0)
-    sizes = [int(type_of(y).shape[axis]) // place.ranks for y in node.outputs]  # type: ignore[arg-type]
-    made = b.Split(inputs[0], b.ints(sizes), axis=axis)
+    sizes = [divide(type_of(y).shape[axis], place.ranks) for y in node.outputs]
+    made = b.Split(inputs[0], b.sizes([n for n in sizes if n is not None]), axis=axis)
     return list(made) if isinstance(made, tuple) else [made]
 
 
@@ -179,13 +178,15 @@ def _slice(call: ShardedCall) -> Iterator[Way]:
         if (start, end) == (0, size):
             yield Way(call.inputs({0: found}), (found,))
             continue
-        unit = int(size) // found.groups  # type: ignore[arg-type]
-        if not isinstance(start, int) or not isinstance(end, int) or start % unit or end % unit:
+        unit = divide(size, found.groups)
+        inner = None if unit is None else divide(unit, call.ranks)
+        if unit is None or inner is None:
             continue
-        if end > start:
+        first, last = divide(start, unit), divide(end, unit)
+        if isinstance(first, int) and isinstance(last, int) and 0 <= first < last:
             ends = {d: e for d, e in cut.items() if d != found.dim}
-            ends[found.dim] = (start // call.ranks, end // call.ranks)
-            made = split(found.dim, (end - start) // unit)
+            ends[found.dim] = (first * inner, last * inner)
+            made = split(found.dim, last - first)
             yield Way(call.inputs({0: found}), (made,), partial(_sliced, ends=ends))
     if SUM in call.terms:
         yield Way(call.inputs({0: PARTIAL}), (PARTIAL,))

@@ -1,0 +1,87 @@
+"""Rules of attention whose ranks have positions and exchange them for heads: an all-to-all of q, k
+and v in front of it, and of its result behind it (DeepSpeed-Ulysses, arXiv 2309.14509). Each rank
+then works on all positions of its heads, of which causal masks hide as much on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onward.distribute.tensor.conversions import Finish, start_conversion
+from onward.distribute.tensor.rules.attention import HEADS, INPUTS, at_its_heads, of_masks
+from onward.distribute.tensor.sharding import split
+from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
+from onward.graph.build import Builder
+from onward.graph.graph import Node, Value, type_of, where
+
+POSITIONS = split(2)
+
+
+def exchanges_heads(call: ShardedCall) -> bool:
+    """Whether ranks that have positions can exchange them for heads, and pass fewer bytes by it
+    than by gathering keys and values, forward and backward together.
+
+    Of q with H heads and keys with G, on N ranks: `(4 H + 4 G) / N` against `6 G`.
+    """
+    first, own, _ = INPUTS[call.node.op_type]
+    q, k = call.type(first), call.type(first + 1)
+    if q.rank != 4 or call.present(10 if len(own) > 3 else 6):
+        return False
+    alike = all(POSITIONS.fits(t, call.ranks) and HEADS.fits(t, call.ranks) for t in (q, k))
+    heads, groups = q.shape[1], k.shape[1]
+    if not alike or not isinstance(heads, int) or not isinstance(groups, int):
+        return False
+    return 4 * heads + 4 * groups < 6 * groups * call.ranks
+
+
+@way_rule(*INPUTS)
+def _exchanged_positions(call: ShardedCall) -> Iterator[Way]:
+    if not exchanges_heads(call):
+        return
+    first, own, shared = INPUTS[call.node.op_type]
+    found = dict.fromkeys(own, POSITIONS)
+    for i in shared:
+        if call.present(i):
+            found[i] = of_masks(call.type(i), call.type(first))
+    made = tuple(HEADS if _is_bias(call.node, i) else POSITIONS for i in range(len(call.results)))
+    passed = [POSITIONS.local(call.type(i), call.ranks) for i in own]
+    yield Way(call.inputs(found), made, _on_heads, passed=tuple(passed))
+
+
+def _is_bias(node: Node, output: int) -> bool:
+    return node.op_type == "FlashAttentionGrad" and output == 3
+
+
+def _on_heads(
+    b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
+) -> Sequence[Value]:
+    _, own, _ = INPUTS[node.op_type]
+    name = where(node) or "attention"
+    ends: dict[int, Finish] = {}
+    given = list(inputs)
+    for i in own:
+        x = inputs[i]
+        assert x is not None
+        if ("heads", x) not in place.shared:
+            whole = type_of(node.inputs[i])
+            what = f"input {i} of {node.op_type} of {name}"
+            ends[i] = start_conversion(b, x, whole, POSITIONS, HEADS, place, what)
+    for i in own:
+        x = inputs[i]
+        assert x is not None
+        if i in ends:
+            place.shared["heads", x] = ends[i](b)
+        given[i] = place.shared["heads", x]
+    made = list(at_its_heads(b, node, given, place))
+    back: dict[int, Finish] = {}
+    for i, (y, old) in enumerate(zip(made, node.outputs, strict=True)):
+        if not _is_bias(node, i):
+            what = f"result {i} of {node.op_type} of {name}"
+            back[i] = start_conversion(b, y, type_of(old), HEADS, POSITIONS, place, what)
+    results = list(made)
+    for i, end in back.items():
+        results[i] = end(b)
+        place.shared["heads", results[i]] = made[i]  # read again by the gradient
+    return results
+
+
+__all__ = ["POSITIONS", "exchanges_heads"]
