@@ -192,6 +192,9 @@ def test_a_library_without_scatters_sends_whole_sums() -> None:
     two = seconds("dp_shard=2", 1)
     taken = [next(x for x in s.exchanges if x.op == "ReduceScatter").seconds for s in (one, two)]
     assert taken[0] == pytest.approx(2 * taken[1], rel=1e-6)
+    cut = sum(4 * n for n in numels() if n >= 2 * 2048)
+    more = one.sent()["dp_shard"] - two.sent()["dp_shard"]
+    assert more == pytest.approx(cut / 2, abs=len(numels()))
 
 
 # ---- choices

@@ -12,9 +12,9 @@ from onward.kernels import Target
 from onward.simulate import Cluster
 from onward.simulate.cluster import Device, Efficiency, Link
 
-# Gloo between two processes of one host and two cores: all-reduces of 1 to 100 MiB, and of one
-# number (benchmarks/exchange_times.py). A neighbour's core is busy while it copies.
-LOOPBACK = Link(bandwidth=1.0e9, latency=1.5e-4, sm_share=0.5)
+# Gloo between two processes of one host and two cores: all-reduces of 8 to 25 MiB, and of one
+# number. A core is busy for half of the time while its process exchanges.
+LOOPBACK = Link(bandwidth=1.0e9, latency=1e-4, sm_share=0.5)
 NETWORK = Link(bandwidth=1.0e9, latency=5e-5, sm_share=0.25)  # 10 Gb/s Ethernet, by the processor
 _CORES = 2  # of the machine that a target's rates were read off (`kernels/target.py`)
 _LOW_GAIN = 2.5  # of bf16 products over fp32, where the processor has them

@@ -178,7 +178,8 @@ def replayed(plan: Plan, candidate: MeshCandidate, cluster: Cluster) -> Replayed
             axis, nbytes = str(launch.attrs["axis"]), exchanged_bytes(launch)
             group, kind = group_along(candidate, axis, cluster), _KINDS[launch.op]
             seconds = collective_seconds(kind, nbytes, group, cluster)
-            sent = sent_bytes(kind, nbytes, group.ranks)
+            whole_sum = kind == REDUCE_SCATTER and not cluster.scatters
+            sent = sent_bytes(ALL_REDUCE if whole_sum else kind, nbytes, group.ranks)
             key = launch.op.removesuffix("Start"), axis
             n, whole, out, spent = counts.get(key, (0, 0, 0, 0.0))
             counts[key] = n + 1, whole + nbytes, out + round(sent), spent + seconds

@@ -107,7 +107,7 @@ def _check_mesh(config: ExplainConfig) -> None:
         return
     for name in NOT_OF_A_MESH:
         if getattr(config, name) is not None:
-            raise InputError("it is not of a mesh", f"in --{name}", "leave it or --mesh out")
+            raise InputError("a mesh has none", f"in --{name}", "leave it or --mesh out")
     if config.profile:
         raise InputError("nothing runs for a mesh", "in --profile", "leave it or --mesh out")
     if config.loop == "module":
