@@ -39,6 +39,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"compile"}),
     frozenset({"prepare"}),
     frozenset({"explanation"}),
+    frozenset({"meshes"}),
     frozenset({"train"}),
     frozenset({"fitting", "module"}),
     frozenset({"onward"}),

@@ -339,7 +339,8 @@ class TrainerOptions:
         None,
         read_mesh,
         "trains on several processes of torchrun, each of which gives `train_step` its own share "
-        'of the batch; the update is that of the whole batch. `"auto"`: on all that there are',
+        'of the batch; the update is that of the whole batch. `"auto"`: on all that there are, by '
+        "the mesh that is predicted to be fastest and to fit",
         '{"dp_replicate": 2}',
         {
             "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, "
@@ -354,7 +355,9 @@ class TrainerOptions:
     `cp` take the same micro-batch too, and each works on its part of the positions (context
     parallelism). Loss, gradients, updates and dropout masks are those of one process with the batches of all ranks in
     the order of their numbers. "auto": all processes of torch.distributed along `dp_replicate`, or
-    with `zero` along `dp_shard`; one where it is not initialized. None: one process."""
+    with `zero` along `dp_shard`, unless that does not fit or another mesh is predicted to be faster
+    by more than 5 %; chosen for the first batch, `zero` with it. One process where
+    torch.distributed is not initialized. None: one process."""
 
     zero: int = option(
         0,

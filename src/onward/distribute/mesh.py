@@ -33,6 +33,7 @@ class MeetingKind(Enum):
     STATE = "gathers the optimizer's state"
     EVALUATION = "evaluates a batch"
     PROFILE = "times a step"
+    CHOICE = "chooses its mesh"
     FAILURE = "has failed"
 
 

@@ -130,22 +130,19 @@ class Remade:
             raise CaptureError(
                 f"this model needs a batch size that is a multiple of {self.multiple}"
             )
-        return self._memory_of(
-            self.unbound(self._plan_at(batch_size)), batch_size / self.batch_size
-        )
+        return self._memory_of(self.unbound(self.plan_at(batch_size)), batch_size / self.batch_size)
 
-    def _plan_at(self, batch_size: int) -> Plan:
-        prepared, request, quiet = (
-            self.prepared,
-            self.subject.request,
-            self._graphs.compiler.quiet(),
-        )
+    def plan_at(self, batch_size: int, request: OutputRequest | None = None) -> Plan:
+        """The plan of a step on so many samples like the batch's. request: what the step computes;
+        None: what the subject asks for. Arguments and errors as of `memory_at`."""
+        prepared, quiet = self.prepared, self._graphs.compiler.quiet()
+        asked = self.subject.request if request is None else request
         dims = {n: size for n, size in prepared.dims.items() if n not in prepared.counts}
         dims |= {name: batch_size // factor for name, factor in self._leading.items()}
-        packed = self._step.packed(request.results) if prepared.counts else None
+        packed = self._step.packed(asked.results) if prepared.counts else None
         if packed is None:
             graph, budget = self._graphs.step, self.subject.memory_budget
-            return quiet.plan(graph, request.outputs(graph), dims, budget)
+            return quiet.plan(graph, asked.outputs(graph), dims, budget)
         counts = {
             name: -(-count * batch_size // self.batch_size)
             for name, count in prepared.counts.items()
@@ -153,7 +150,7 @@ class Remade:
         budget = self.subject.memory_budget
         cache = PlanCache(quiet, self.unbound, budget)  # type: ignore
         graph = packed.graph
-        return cache.serving(graph, request.outputs(graph), dims | counts, counts).plan
+        return cache.serving(graph, asked.outputs(graph), dims | counts, counts).plan
 
     def _memory_of(self, executable: AnyExecutable, share: float) -> StepMemory:
         """The memory of a step. share: the batch size as a share of the example's, used by plans

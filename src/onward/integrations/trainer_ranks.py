@@ -18,7 +18,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.errors import OnwardError
-from onward.mesh_sizes import AUTO
+from onward.mesh_sizes import AUTO, auto_sizes
 from onward.options import TrainerOptions
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
@@ -35,8 +35,8 @@ def options_of_ranks(options: TrainerOptions, processes: int) -> TrainerOptions:
             "parts of the weights, but transformers.Trainer reads and saves the model's own; fix: "
             "zero=2 without tp, or onward.Trainer"
         )
-    if mesh is None and processes > 1:
-        return replace(options, mesh=AUTO)
+    if mesh in (None, AUTO) and processes > 1:  # the sampler has shared the data by then
+        return replace(options, mesh=auto_sizes(processes, options.zero))
     if mesh is not None and not isinstance(mesh, str) and prod(mesh.values()) != processes:
         ranks = prod(mesh.values())
         started = "one process is" if processes == 1 else f"{processes} processes are"

@@ -20,6 +20,8 @@ import onward
 from onward.errors import EagerWarning, OnwardError
 from onward.explanation import StepExplanation, refused
 from onward.explanation.page import page
+from onward.mesh_sizes import AUTO
+from onward.meshes import MeshChoice
 from onward.module import accelerated
 from onward.recipes.explain_options import (
     OF_A_BATCH,
@@ -40,11 +42,39 @@ def explain(target: str, config: ExplainConfig, arguments: Sequence[str] = ()) -
     Raises InputError for invalid input; nothing is written then.
     """
     check_explain(config)
+    if config.mesh is not None:
+        choice = mesh_choice(target, config, arguments)
+        print(json.dumps(choice.as_dict(), indent=2, allow_nan=False) if config.json else choice)
+        return 0
     found = explanation(target, config, arguments)
     if config.html is not None:
         _write_new(Path(config.html), page(found))
     print(json.dumps(found.as_dict(), indent=2, allow_nan=False) if config.json else found)
     return 0 if found.captured else 1
+
+
+def mesh_choice(target: str, config: ExplainConfig, arguments: Sequence[str] = ()) -> MeshChoice:
+    """Predicts the meshes of the step that `target` names. Raises InputError for invalid input, and
+    OnwardError for a step that ranks cannot share."""
+    from onward.recipes.simulate import cluster_of
+
+    place = None if config.cluster is None else cluster_of(config.cluster)
+    if _is_script(target):
+        raise InputError(
+            "a script", f"{_WHERE} with --mesh",
+            "name a function that returns a model and a batch: module.py:function",
+        )  # fmt: skip
+    model, args, kwargs = _model_and_batch(target, config, arguments)
+    if isinstance(model, onward.Trainer):
+        refuse_options(config, (*OF_A_LOOP, "zero"), "the Trainer")
+        trainer = model
+    else:
+        chosen = _of_loop(config)
+        chosen |= {} if not config.zero else {"zero": config.zero, "mesh": AUTO}
+        options = onward.TrainerOptions(**chosen)
+        trainer = onward.Trainer(model, _example_optimizer(model), options=options)
+    asked: dict[str, Any] = {"mesh": config.mesh, "ranks": config.ranks, "cluster": place}
+    return trainer.explain_mesh(*args, **asked, **kwargs)
 
 
 def explanation(
@@ -54,14 +84,7 @@ def explanation(
     options = {
         "memory": config.memory, "batch_sizes": config.sizes, "profile": config.profile,
     }  # fmt: skip
-    is_script = target.endswith(".py") and ":" not in Path(target).name
-    if arguments and not is_script:
-        raise InputError(
-            "arguments after --",
-            "on the command line",
-            "give them only where the first word is a script",
-        )
-    if is_script:
+    if _is_script(target):
         from onward.recipes.first_step import first_step
 
         refuse_options(config, (*OF_A_BATCH, *OF_A_LOOP), "the script")
@@ -69,14 +92,43 @@ def explanation(
         if found.reason is not None:
             return refused(found.owner, "module", found.reason)
         return onward.explain(found.owner, **options)
+    model, args, kwargs = _model_and_batch(target, config, arguments)
+    return _of_model(model, args, kwargs, config, options)
+
+
+def _is_script(target: str) -> bool:
+    return target.endswith(".py") and ":" not in Path(target).name
+
+
+def _model_and_batch(
+    target: str, config: ExplainConfig, arguments: Sequence[str]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A model or Trainer by a function or a name, and the arguments for its call."""
+    if arguments:
+        raise InputError(
+            "arguments after --",
+            "on the command line",
+            "give them only where the first word is a script",
+        )
     if ":" in target:
         refuse_options(config, OF_A_BATCH, "the function")
-        model, args, kwargs = _made(target)
-    else:
-        from onward.recipes.example_models import example
+        return _made(target)
+    from onward.recipes.example_models import example
 
-        (model, kwargs), args = example(target, config.batch_size, config.sequence_length), ()
-    return _of_model(model, args, kwargs, config, options)
+    model, kwargs = example(target, config.batch_size, config.sequence_length)
+    return model, (), kwargs
+
+
+def _of_loop(config: ExplainConfig) -> dict[str, Any]:
+    """The options of the loop that are given."""
+    names = ("memory_budget", "disable")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
+def _example_optimizer(model: Any) -> torch.optim.Optimizer:
+    """An AdamW of the parameters that are trained."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(trained or [torch.nn.Parameter(torch.zeros(1))])
 
 
 def _of_model(
@@ -92,13 +144,7 @@ def _of_model(
     if issubclass(own, (onward.Trainer, onward.Module)) or accelerated(model) is not None:
         refuse_options(config, OF_A_LOOP, "what the function gives")
         return onward.explain(model, args, kwargs, **options)
-    chosen = {
-        name: value
-        for name in ("memory_budget", "disable")
-        if (value := getattr(config, name)) is not None
-    }
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained or [torch.nn.Parameter(torch.zeros(1))])
+    chosen, optimizer = _of_loop(config), _example_optimizer(model)
     with warnings.catch_warnings():
         # the explanation says which parts run in eager PyTorch
         warnings.simplefilter("ignore", EagerWarning)

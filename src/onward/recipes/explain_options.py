@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount
+from onward.mesh_sizes import AUTO
 from onward.recipes.options import InputError, option
 
 
@@ -40,6 +41,18 @@ class ExplainConfig:
     )
     disable: str | None = option(None, "names of passes to leave out, separated by commas")
     profile: bool = option(False, "run the step once and time its launches")
+    mesh: str | None = option(
+        None,
+        "predict the step on a mesh of ranks in place of the explanation: dp_replicate=2,tp=2; "
+        "auto: choose among the meshes of --ranks",
+    )
+    ranks: int | None = option(None, "with --mesh auto: how many processes there will be")
+    zero: int | None = option(None, "with --mesh: the stage of ZeRO, 0 to 3; null: 0, or chosen")
+    cluster: str | None = option(
+        None,
+        "with --mesh: the cluster to predict for, a file or a name as of onward simulate; null: "
+        "this machine",
+    )
     json: bool = option(False, "print JSON in place of text")
     html: str | None = option(
         None, "write an HTML page to this file too; an existing file is not overwritten"
@@ -59,10 +72,15 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("memory", lambda v: isinstance(memory_amount(v), int), "of bytes, such as 2GB or 512MiB"),
     ("batch_sizes", lambda v: bool(_SIZES.fullmatch(str(v))), "such as 1,2,4"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
+    ("ranks", lambda v: 0 < v <= 4096, "from 1 to 4096"),
+    ("zero", lambda v: 0 <= v <= 3, "from 0 to 3"),
 )
 # Options that a script, or a function that returns model and batch, decides itself.
 OF_A_BATCH = ("batch_size", "sequence_length")
 OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
+# Options that go with --mesh alone, and those that it does not go with.
+OF_A_MESH = ("ranks", "zero", "cluster")
+NOT_OF_A_MESH = ("outputs", "memory", "batch_sizes", "html")
 
 
 def check_explain(config: ExplainConfig) -> None:
@@ -75,8 +93,29 @@ def check_explain(config: ExplainConfig) -> None:
         raise InputError(
             "outputs are chosen only in a loop of your own", "in --outputs", "add --loop module"
         )
+    _check_mesh(config)
     if config.html is not None:
         check_new_file(Path(config.html), "html")
+
+
+def _check_mesh(config: ExplainConfig) -> None:
+    """Raises InputError for options that do not go with `--mesh`, or not without it."""
+    if config.mesh is None:
+        for name in OF_A_MESH:
+            if getattr(config, name) is not None:
+                raise InputError("no mesh is asked for", f"in --{name}", "add --mesh")
+        return
+    for name in NOT_OF_A_MESH:
+        if getattr(config, name) is not None:
+            raise InputError("a mesh has none", f"in --{name}", "leave it or --mesh out")
+    if config.profile:
+        raise InputError("nothing runs for a mesh", "in --profile", "leave it or --mesh out")
+    if config.loop == "module":
+        raise InputError(
+            "the step of a loop of your own has no mesh", "in --loop", "--loop trainer"
+        )
+    if config.mesh.strip() == AUTO and config.ranks is None:
+        raise InputError("auto of how many processes", "in --mesh", "add --ranks")
 
 
 def check_new_file(path: Path, name: str) -> None:

@@ -75,7 +75,10 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A described cluster. per_node: devices in a node; links within a node and across nodes."""
+    """A described cluster. per_node: devices in a node; links within a node and across nodes.
+
+    scatters: whether its library has a reduce-scatter; Gloo makes a whole all-reduce for one.
+    """
 
     name: str
     device: Device
@@ -84,6 +87,7 @@ class Cluster:
     per_node: int = 8
     failures: Failures = Failures()
     efficiency: Efficiency = field(default_factory=Efficiency)
+    scatters: bool = True
 
 
 # Latencies of a hop are those of NCCL's own tuning table for its Simple protocol; shares of

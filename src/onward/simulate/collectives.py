@@ -65,6 +65,8 @@ def collective_seconds(
     if n <= 1 or nbytes <= 0:
         return 0.0
     reached = rate(group, cluster)
+    if kind == REDUCE_SCATTER and not cluster.scatters:
+        kind = ALL_REDUCE
     if kind == SEND:
         link = cluster.in_node if group.nodes == 1 else cluster.across
         return link.latency + nbytes / reached
@@ -78,6 +80,16 @@ def collective_seconds(
     if algorithm == "hierarchical":
         return _hierarchical(nbytes, group, cluster)
     return min(2 * once, _tree(nbytes, group, cluster))
+
+
+def sent_bytes(kind: str, nbytes: float, ranks: int) -> float:
+    """Bytes that each rank sends in a ring, of a collective on `nbytes`, the bytes of the whole
+    tensor: of an all-reduce twice those of a gather."""
+    if ranks <= 1:
+        return 0.0
+    if kind == SEND:
+        return nbytes
+    return (2 if kind == ALL_REDUCE else 1) * (ranks - 1) / ranks * nbytes
 
 
 def _tree(nbytes: float, group: Group, cluster: Cluster) -> float:
@@ -99,5 +111,5 @@ def _hierarchical(nbytes: float, group: Group, cluster: Cluster) -> float:
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "KINDS", "REDUCE_SCATTER", "SEND", "Group", "collective_seconds",
-    "rate",
+    "rate", "sent_bytes",
 ]  # fmt: skip

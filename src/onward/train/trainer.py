@@ -45,11 +45,12 @@ from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.loss_spikes import LossSpikes
+from onward.train.mesh_choice import MeshQuestions, is_to_choose
 from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, to_torch
 from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
-from onward.train.ranks import Position, Ranks
+from onward.train.ranks import Position, Ranks, mesh_sizes
 from onward.train.result import StepResult
 from onward.train.skipped_updates import FindOrigin, SkippedUpdates
 from onward.train.state import model_part
@@ -168,6 +169,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._ranks.require_rows(batch.batch_size)
             self._follow_optimizer()
             self._optimizer.sync()
+            self._choose_mesh(batch)
             self._verify_first(batch)
             is_whole = self._weights.is_whole
             self._ranks.compare(self.model, self.optimizer, self.options, self.updates, is_whole)
@@ -416,6 +418,23 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._optimizer, self._updates = held, held.updates
         session = Session(self.memory, self._updates, stored=self._weights.stored)
         self._steps = PreparedSteps(session, held, self.options, mesh, self._weights)
+
+    def _choose_mesh(self, batch: Batch) -> None:
+        """Takes the mesh that the ranks choose for this batch, with mesh="auto"."""
+        if not is_to_choose(self.options, self._ranks.mesh):
+            return
+        found = MeshQuestions(self.snapshot(), self._steps, batch).of_ranks(self._ranks.mesh)
+        before = mesh_sizes(self.options), self.options.zero
+        vars(self)["options"] = found
+        if (found.mesh, found.zero) == before:
+            return
+        held = self._optimizer
+        self._ranks = Ranks(self.options)
+        self._cuts = WeightCuts(self.model, self._ranks, self.options)
+        self._weights = self._cuts.parts
+        held.give_back()
+        self._take_optimizer(held.why)
+        self._updates.done = held.updates.done
 
     def _cut_weights(self, batch: Batch) -> None:
         """Has this rank hold its part of the weights alone, where the options ask for it."""

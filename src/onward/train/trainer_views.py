@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from onward.forks import Lock
 from onward.graph.graph import OPSET
 from onward.graph.opset import read_opset
 from onward.kernels import host
+from onward.mesh_sizes import AUTO
+from onward.meshes import MeshChoice
 from onward.options import TrainerOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.report import Report, as_html
+from onward.simulate import Cluster
 from onward.train.arguments import names_to_fetch
 from onward.train.exclusive import exclusive
 from onward.train.explain import last_subject, subject_of
@@ -28,6 +31,7 @@ from onward.train.held_optimizer import HeldOptimizer
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
+from onward.train.mesh_choice import MeshQuestions
 from onward.train.parameter_parts import ParameterParts
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import PreparedSteps
@@ -162,6 +166,35 @@ class TrainerViews:
         if isinstance(found, StepExplanation):
             return found
         return explained(found, memory, batch_sizes, profile)
+
+    @exclusive
+    def explain_mesh(
+        self,
+        *args: Any,
+        mesh: str | Mapping[str, int] = AUTO,
+        ranks: int | None = None,
+        cluster: Cluster | None = None,
+        **kwargs: Any,
+    ) -> MeshChoice:
+        """Predicts the training step of this batch on a mesh of ranks, and changes nothing: its
+        seconds, the bytes of a rank by kind, the exchanges and what they send.
+
+        mesh: such as {"dp_replicate": 2, "tp": 2}, or that as text; "auto" predicts the meshes of
+        `ranks` ranks and chooses among them. cluster: of `onward.simulate`; None: this machine. The
+        batch is that of a rank along `dp_replicate` or `dp_shard`; ranks along `tp` have one of as
+        many samples as they would have apart. Raises OnwardError for a step that ranks cannot
+        share, and for a Trainer of several ranks.
+        """
+        self._check_idle()
+        self._weights.require_whole("explain_mesh")
+        if not self._ranks.is_one:
+            raise OnwardError(
+                "explain_mesh looks at the step of one process, and this Trainer has the mesh "
+                f"{self._ranks.mesh}; fix: call it of a Trainer without a mesh"
+            )
+        self._follow_optimizer()
+        questions = MeshQuestions(self.snapshot(), self._steps, self._bind(args, kwargs))
+        return questions.named(mesh, ranks, cluster)
 
     @property
     def plan(self) -> Plan:

@@ -1,0 +1,155 @@
+"""Predictions of other meshes from counts: the first look at all candidates, which builds no graph.
+
+What a rank computes, holds and sends follows from the step of all ranks along a data axis, which is
+built in any case, by the formulae of ZeRO (arXiv 1910.02054) and Megatron-LM (arXiv 1909.08053).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onward.distribute.collectives import IN_FLIGHT
+from onward.meshes.candidates import MeshCandidate
+from onward.meshes.prediction import StepPrediction, group_along
+from onward.simulate import Cluster
+from onward.simulate.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, collective_seconds
+
+HIDDEN = 0.7  # of the backward's seconds, beside which exchanges run
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What the step of one rank computes and holds, whole. rows: samples of its micro-batch.
+    micro_batches: of an update. seconds: of forward and backward of one, of its backward, of the
+    update. trained, weights, sums, moments, activations, other: bytes. products: bytes of the
+    results of the forward's products of weights."""
+
+    rows: int
+    micro_batches: int
+    computing: float
+    backward: float
+    update: float
+    trained: float
+    weights: float
+    sums: float
+    gradients: float
+    moments: float
+    activations: float
+    other: float
+    products: float
+
+    def at(self, rows: int) -> StepCounts:
+        """The counts of a micro-batch of other samples."""
+        share = rows / self.rows
+        changed = {
+            name: getattr(self, name) * share
+            for name in ("computing", "backward", "activations", "products")
+        }
+        return StepCounts(**{**vars(self), **changed, "rows": rows})
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What a mode makes of the counts: seconds of kernels in a window and in its last backward,
+    bytes by kind, seconds of exchanges that run beside the backward, and that are waited for."""
+
+    computing: float
+    backward: float
+    update: float
+    memory: dict[str, float]
+    beside: float = 0.0
+    waited: float = 0.0
+
+
+def predicted(counts: StepCounts, candidate: MeshCandidate, cluster: Cluster) -> StepPrediction:
+    """The prediction from counts; as exact as its formulae, to order candidates by."""
+    memory = {
+        "weights": counts.weights, "gradients": counts.sums + counts.gradients,
+        "moments": counts.moments, "activations": counts.activations, "gathered": 0.0,
+        "other": counts.other,
+    }  # fmt: skip
+    shared = _Shared(
+        counts.computing * counts.micro_batches, counts.backward, counts.update, memory
+    )
+    for axis, mode in _MODES.items():
+        if candidate.size(axis) > 1:
+            shared = mode(shared, counts, candidate, cluster)
+    exposed = max(0.0, shared.beside - HIDDEN * shared.backward)
+    computing = shared.computing + shared.update
+    held = {name: round(nbytes) for name, nbytes in shared.memory.items()}
+    seconds = computing + exposed + shared.waited
+    return StepPrediction(
+        candidate, counts.rows, seconds, computing, shared.update, held, built=False
+    )
+
+
+def _replicated(
+    shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
+) -> _Shared:
+    """Gradients are summed beside the backward; of shards, each rank's part."""
+    shards, tensor = candidate.size("dp_shard"), candidate.size("tp")
+    nbytes = counts.trained / (shards if candidate.zero else 1) / tensor
+    group = group_along(candidate, "dp_replicate", cluster)
+    spent = collective_seconds(ALL_REDUCE, nbytes, group, cluster)
+    # along two axes, the second sum begins where the first has ended
+    late = spent if shards > 1 else 0.0
+    return _with(shared, beside=shared.beside + spent - late, waited=shared.waited + late)
+
+
+def _sharded(
+    shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
+) -> _Shared:
+    """Parts of gradients, of the update and of what the stage cuts."""
+    ranks, stage = candidate.size("dp_shard"), candidate.zero
+    group = group_along(candidate, "dp_shard", cluster)
+
+    def seconds(kind: str) -> float:
+        return collective_seconds(kind, counts.trained, group, cluster)
+
+    if not stage:
+        return _with(shared, beside=shared.beside + seconds(ALL_REDUCE))
+    memory = {**shared.memory, "moments": shared.memory["moments"] / ranks}
+    beside, waited = seconds(REDUCE_SCATTER), seconds(ALL_GATHER)
+    if stage >= 2:
+        memory["gradients"] = counts.sums / ranks + counts.gradients
+        beside *= counts.micro_batches
+    if stage == 3:
+        memory["weights"] = counts.weights - counts.trained * (1 - 1 / ranks)
+        memory["gathered"] = min(3.0 * IN_FLIGHT, counts.trained)
+        beside += 2 * counts.micro_batches * waited
+        waited = 0.0
+    made = _with(shared, beside=shared.beside + beside, waited=shared.waited + waited)
+    return _with(made, update=shared.update / ranks, memory=memory)
+
+
+def _tensor(
+    shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
+) -> _Shared:
+    """Megatron-LM's layers: one sum for each two products, in forward and in backward; a row of
+    products of widths 3h, h, 4h, h has two of width h."""
+    ranks = candidate.size("tp")
+    group = group_along(candidate, "tp", cluster)
+    summed = 2 * counts.products * 2 / 9
+    spent = collective_seconds(ALL_REDUCE, summed, group, cluster) * counts.micro_batches
+    part = 0.1 + 0.9 / ranks  # norms, embeddings and sums of residuals are whole
+    cut = ("weights", "gradients", "moments", "activations")
+    memory = {n: x * part if n in cut else x for n, x in shared.memory.items()}
+    return _Shared(
+        shared.computing * part, shared.backward * part, shared.update * part, memory,
+        shared.beside, shared.waited + spent,
+    )  # fmt: skip
+
+
+def _with(shared: _Shared, **changes: object) -> _Shared:
+    return _Shared(**{**vars(shared), **changes})  # type: ignore[arg-type]
+
+
+# by axis, innermost mode first
+_MODES: Mapping[str, Callable[[_Shared, StepCounts, MeshCandidate, Cluster], _Shared]] = {
+    "tp": _tensor,
+    "dp_shard": _sharded,
+    "dp_replicate": _replicated,
+}
+
+__all__ = ["HIDDEN", "StepCounts", "predicted"]

@@ -1,0 +1,127 @@
+"""The step of one rank of a mesh on paper: its recipe, graph and plan, without processes.
+
+The parts that a rank holds are those that a Trainer of that mesh would give it: rows of elements
+under ZeRO (`shards.py`), dims of weights along `tp` as the search over the graph chooses them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward.compile import Compiler
+from onward.differentiate import Recipe
+from onward.explanation import Subject
+from onward.explanation.subject import Remade
+from onward.journal import Journal
+from onward.meshes.candidates import MeshCandidate
+from onward.prepare.graphs import Graphs
+from onward.shards import Shard, shard_of
+
+SHARD_AXIS = "dp_shard"
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The step of rank 0 of a mesh. remade: its graph and plan. parts: by parameter, the share of
+    its elements that the rank holds, below 1 for those that are cut."""
+
+    candidate: MeshCandidate
+    remade: Remade
+    parts: Mapping[str, float]
+
+    def weight_bytes(self, whole: int) -> int:
+        """The bytes of the model on this rank. whole: those of a model that is not cut."""
+        owned = self.remade.subject.captured.owned
+        saved = sum(
+            (1 - share) * owned[name].numel() * owned[name].itemsize
+            for name, share in self.parts.items()
+        )
+        return whole - round(saved)
+
+
+def recipe_of(subject: Subject) -> Recipe:
+    """The recipe of a subject's step on one rank."""
+    found = subject.graphs(subject.compiler.quiet()).recipe
+    assert found is not None, "a training step has a recipe"
+    return found
+
+
+def _uncut(recipe: Recipe) -> Recipe:
+    """The recipe of a rank that has all of every tensor."""
+    return replace(recipe, shards={}, summed_parts=(), held={}, cuts={})
+
+
+def rank_step(subject: Subject, candidate: MeshCandidate, rows: int) -> RankStep:
+    """Makes the step of rank 0 of a candidate. subject: the step of one rank alone. rows: samples
+    of the rank's micro-batch, for which the cuts along `tp` are chosen. Raises OnwardError for a
+    step that ranks cannot share so."""
+    mesh, alone = candidate.mesh(), alone_in_memory(subject.captured.owned)
+    recipe, shares = _uncut(recipe_of(subject)), dict[str, float]()
+    parameters: Mapping[str, Any] = {
+        n: t for n, t in subject.captured.owned.items() if n in subject.captured.parameters
+    }
+    if candidate.zero:
+        shards = _shards(recipe, parameters, candidate.size(SHARD_AXIS))
+        updated = {n: s for n, s in shards.items() if n in set(recipe.parameters)}
+        held = {n: s for n, s in shards.items() if n in alone} if candidate.zero == 3 else {}
+        sums = tuple(updated) if candidate.zero >= 2 and recipe.accumulate else ()
+        recipe = replace(recipe, shards=updated, summed_parts=sums, held=held)
+        shares = {n: s.size / s.elements for n, s in held.items()}
+    ranks = candidate.size("tp")
+    if ranks > 1:
+        cuts = _tensor_cuts(subject, recipe, candidate, rows)
+        recipe = replace(recipe, cuts={n: cut for n, cut in cuts.items() if n in alone})
+        shares = dict.fromkeys(recipe.cuts, 1 / ranks)
+    base = subject.compiler
+    compiler = Compiler(base.target, base.disable, Journal(quiet=True), base.policy, mesh)
+
+    def graphs(other: Compiler) -> Graphs:
+        return Graphs(other, subject.captured, recipe)
+
+    own = replace(subject, compiler=compiler, graphs=graphs, ran=None)
+    return RankStep(candidate, Remade(own), shares)
+
+
+def _shards(recipe: Recipe, parameters: Mapping[str, Any], ranks: int) -> dict[str, Shard]:
+    """The part of each parameter that rank 0 along `dp_shard` has, of those that are cut."""
+    blocks = {
+        name: group.optimizer.forms[group.form].block
+        for group in recipe.groups if group.form for name in group.parameters
+    }  # fmt: skip
+    found = {
+        name: shard_of(p.numel(), SHARD_AXIS, ranks, 0, blocks.get(name, 1))
+        for name, p in parameters.items()
+    }
+    return {name: shard for name, shard in found.items() if shard is not None}
+
+
+def _tensor_cuts(
+    subject: Subject, recipe: Recipe, candidate: MeshCandidate, rows: int
+) -> dict[str, tuple[int, int]]:
+    """How the search cuts parameters along `tp`, for so many samples like the subject's."""
+    base = subject.compiler
+    compiler = Compiler(base.target, base.disable, Journal(quiet=True), base.policy)
+    forward = compiler.forward(subject.captured)
+    sizes = dict(subject.captured.dims(subject.batch.tensors) or {})
+    leading = subject.captured.leading(subject.batch.tensors)
+    sizes |= {name: rows // factor for name, factor in leading.items()}
+    settled = replace(recipe, average="micro_batches")
+    return compiler.tensor_cuts(forward, settled, candidate.mesh(), sizes)
+
+
+def alone_in_memory(owned: Mapping[str, Any]) -> Collection[str]:
+    """The graph inputs whose tensors share memory with no other, so that they can be cut."""
+    places = {name: t.untyped_storage() for name, t in owned.items()}
+    times = Counter(place.data_ptr() for place in places.values())
+    return {
+        name
+        for name, t in owned.items()
+        if times[places[name].data_ptr()] == 1
+        and places[name].nbytes() == t.numel() * t.itemsize
+    }  # fmt: skip
+
+
+__all__ = ["SHARD_AXIS", "RankStep", "alone_in_memory", "rank_step", "recipe_of"]

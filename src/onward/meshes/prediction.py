@@ -1,0 +1,249 @@
+"""Predictions of a rank's step from its plan: seconds, bytes of memory by kind, what is exchanged.
+
+The launches of the plan are replayed on two streams, kernels and exchanges, each launch with the
+seconds of its FLOPs and bytes (`simulate/work.py`), each exchange with those of the alpha-beta
+model (`simulate/collectives.py`); a wait keeps the kernels behind it until its exchange has ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward.explanation.facts import StepMemory
+from onward.graph.ops import OPS
+from onward.graph.ops.collective import STARTS, WAIT
+from onward.graph.types import value
+from onward.meshes.candidates import MeshCandidate
+from onward.plan import Plan, PlannedLaunch
+from onward.plan.arena import aligned
+from onward.simulate import Cluster
+from onward.simulate.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Group,
+    collective_seconds,
+    sent_bytes,
+)
+from onward.simulate.replay import COMPUTE, Item, replay
+from onward.simulate.work import Work, work_seconds
+
+EXCHANGE = "exchange"  # the stream of collectives
+_KINDS: Mapping[str, str] = {
+    "AllReduceStart": ALL_REDUCE,
+    "ReduceScatterStart": REDUCE_SCATTER,
+    "AllGatherStart": ALL_GATHER,
+    "AllToAllStart": REDUCE_SCATTER,
+    "BroadcastStart": ALL_GATHER,
+    "ExchangeStart": "send",
+}
+# kinds of memory, in the order of the tables
+MEMORY_KINDS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "moments",
+    "activations",
+    "gathered",
+    "other",
+)
+
+
+@dataclass(frozen=True)
+class ExchangeCount:
+    """The exchanges of one kind along one axis in an update. nbytes: of their whole tensors. sent:
+    bytes that a rank sends. seconds: of all of them, one after another."""
+
+    op: str
+    axis: str
+    count: int
+    nbytes: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """The predicted update of one rank of a mesh. rows: samples of its micro-batch. seconds: of the
+    update, with all micro-batches of its window. computing: seconds of the kernels alone. update:
+    those of the optimizer among them. memory: bytes by `MEMORY_KINDS`. built: whether they follow
+    from the rank's graph; otherwise from counts. refusal: why there is no such step; "" where there
+    is one."""
+
+    candidate: MeshCandidate
+    rows: int
+    seconds: float
+    computing: float
+    update: float
+    memory: Mapping[str, int]
+    exchanges: tuple[ExchangeCount, ...] = ()
+    built: bool = True
+    refusal: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rank."""
+        return sum(self.memory.values())
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that exchanges add: kernels wait for them, or run slower beside them."""
+        return max(0.0, self.seconds - self.computing)
+
+    def sent(self) -> dict[str, int]:
+        """Bytes that the rank sends along each axis."""
+        found: dict[str, int] = defaultdict(int)
+        for one in self.exchanges:
+            found[one.axis] += one.sent
+        return dict(found)
+
+    def like(self, counted: StepPrediction, built: StepPrediction) -> StepPrediction:
+        """The prediction from counts, with its seconds as many times those of its formulae as those
+        of a built mesh are of that one's counts."""
+        factor = built.seconds / counted.seconds
+        return replace(self, seconds=self.seconds * factor, computing=self.computing * factor)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The prediction as a dict of JSON-serializable values."""
+        return {
+            "mesh": dict(self.candidate.sizes),
+            "zero": self.candidate.zero,
+            "rows": self.rows,
+            "built": self.built,
+            "refusal": self.refusal,
+            "seconds": self.seconds,
+            "computing_seconds": self.computing,
+            "exposed_seconds": self.exposed,
+            "memory_bytes": {**self.memory, "total": self.nbytes},
+            "sent_bytes": self.sent(),
+            "exchanges": [vars(one) for one in self.exchanges],
+        }
+
+
+def work_of_launch(launch: PlannedLaunch) -> Work:
+    """FLOPs and bytes of a launch, as the record of its op has them; of a copy, its bytes."""
+    spec = launch.spec
+    if spec.op not in OPS or not spec.outputs:
+        return Work(nbytes=float(2 * sum(y.nbytes for y in launch.outputs)))
+    op, types = OPS[spec.op], (list(spec.inputs), list(spec.outputs))
+    low = any(t is not None and t.is_low for t in spec.inputs)
+    done = float(value(op.flops(*types, spec.attrs)))
+    nbytes = float(value(op.moved(*types, spec.attrs)))
+    return Work(done, nbytes, "bf16" if low else "fp32")
+
+
+def group_along(candidate: MeshCandidate, axis: str, cluster: Cluster) -> Group:
+    """The ranks along an axis: the last axis has neighbours."""
+    sizes = list(candidate.sizes)
+    at = [name for name, _ in sizes].index(axis)
+    inner = 1
+    for _, size in sizes[at + 1 :]:
+        inner *= size
+    ranks = sizes[at][1]
+    return Group(ranks, max(1, min(ranks, cluster.per_node // inner)))
+
+
+@dataclass
+class ReplayedPlan:
+    """A plan's launches as items of two streams. exchanges: by op and axis, count, bytes of whole
+    tensors, bytes sent, seconds."""
+
+    seconds: float
+    computing: float
+    update: float
+    backward: float
+    exchanges: dict[tuple[str, str], tuple[int, int, int, float]]
+
+
+def replayed(plan: Plan, candidate: MeshCandidate, cluster: Cluster) -> ReplayedPlan:
+    """Replays a plan on a cluster. Raises OnwardError for products that its devices lack."""
+    items: list[Item] = []
+    started: dict[int, int] = {}
+    after: tuple[int, ...] = ()
+    counts: dict[tuple[str, str], tuple[int, int, int, float]] = {}
+    run = update = computing = backward = 0.0
+
+    def flush() -> None:
+        nonlocal run, after
+        if run:
+            items.append(Item(COMPUTE, run, after))
+            after = (len(items) - 1,)
+        run = 0.0
+
+    for launch in plan.launches:
+        if launch.op in STARTS:
+            flush()
+            axis, nbytes = str(launch.attrs["axis"]), exchanged_bytes(launch)
+            group, kind = group_along(candidate, axis, cluster), _KINDS[launch.op]
+            seconds = collective_seconds(kind, nbytes, group, cluster)
+            whole_sum = kind == REDUCE_SCATTER and not cluster.scatters
+            sent = sent_bytes(ALL_REDUCE if whole_sum else kind, nbytes, group.ranks)
+            key = launch.op.removesuffix("Start"), axis
+            n, whole, out, spent = counts.get(key, (0, 0, 0, 0.0))
+            counts[key] = n + 1, whole + nbytes, out + round(sent), spent + seconds
+            link = cluster.in_node if group.nodes == 1 else cluster.across
+            items.append(Item(EXCHANGE, seconds, after, sm_share=link.sm_share))
+            started[int(launch.attrs["sequence"])] = len(items) - 1
+        elif launch.op == WAIT:
+            flush()
+            after = (*after, started[int(launch.attrs["sequence"])])
+        else:
+            seconds = work_seconds(work_of_launch(launch), cluster)
+            run += seconds
+            computing += seconds
+            # the clipping's factor and the update, but not the backward
+            update += seconds * (launch.module == "optimizer")
+            backward += seconds * (launch.backward and launch.module != "optimizer")
+    flush()
+    ends = max(replay(items), default=0.0)
+    return ReplayedPlan(ends, computing, update, backward, counts)
+
+
+def exchanged_bytes(launch: PlannedLaunch) -> int:
+    """Bytes of the whole tensors of an exchange, of all ranks together where each has a part."""
+    taken = launch.outputs if launch.op == "AllGatherStart" else launch.inputs
+    return sum(x.nbytes for x in taken if x is not None)
+
+
+def memory_by_kind(held: StepMemory, plan: Plan, weights: int) -> dict[str, int]:
+    """Bytes of a rank by `MEMORY_KINDS` at the fullest launch. weights: of the model on it."""
+    kinds = dict(held.kinds)
+    gathered = _gathered(plan, held.fullest)
+    activations = kinds["activations"] + kinds["scratch"] - gathered
+    named = {
+        "weights": weights, "gradients": kinds["gradients"], "moments": kinds["optimizer"],
+        "activations": activations, "gathered": gathered,
+    }  # fmt: skip
+    rest = held.total - kinds["weights"] - sum(named.values()) + weights
+    return {**named, "other": rest}
+
+
+def _gathered(plan: Plan, at: int) -> int:
+    """Bytes of gathered weights that are alive at a launch, in the arena of the step."""
+    made = {y.buffer for x in plan.launches if x.op == "AllGatherStart" for y in x.outputs}
+    alive = (b for b in plan.buffers if b.index in made and b.first <= at <= b.last)
+    return sum(aligned(b.nbytes) for b in alive if b.region.value in ("residual", "scratch"))
+
+
+def counted(
+    counts: Iterable[dict[tuple[str, str], tuple[int, int, int, float]]],
+) -> tuple[ExchangeCount, ...]:
+    """The exchanges of several plans together, those that send most first."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for each in counts:
+        for key, numbers in each.items():
+            have = found.setdefault(key, [0, 0, 0, 0.0])
+            found[key] = [a + b for a, b in zip(have, numbers, strict=True)]
+    made = [
+        ExchangeCount(op, axis, int(n), int(whole), int(sent), seconds)
+        for (op, axis), (n, whole, sent, seconds) in found.items()
+    ]
+    return tuple(sorted(made, key=lambda one: (-one.sent, one.op, one.axis)))
+
+
+__all__ = [
+    "MEMORY_KINDS", "ExchangeCount", "ReplayedPlan", "StepPrediction", "counted", "exchanged_bytes",
+    "group_along", "memory_by_kind", "replayed", "work_of_launch",
+]  # fmt: skip
