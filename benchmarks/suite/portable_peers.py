@@ -127,7 +127,7 @@ CASES = (
             transformers.BertConfig(
                 vocab_size=WORDS, num_hidden_layers=2, hidden_size=128, num_attention_heads=4,
                 intermediate_size=512, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-                num_labels=CLASSES, **more,
+                **{"num_labels": CLASSES, **more},
             )
         ),
         ("input_ids", "attention_mask", "labels"), {"attn_implementation": "eager"},
@@ -191,8 +191,10 @@ def by_onward(case: PortableCase, folder: Path, loss: Any, **more: Any) -> Step:
 def by_onnxsim(case: PortableCase, simplified: bool, loss: Any, **more: Any) -> Step:
     """Compiles the step by onnxsim; it runs on onnxruntime as well. simplified: onnxsim's own
     simplifier runs over the forward first, which makes more shapes known."""
-    import onnxsim
-    from onnxsim.torch_training import export_torch_module_to_onnx
+    import onnxsim  # pyright: ignore[reportMissingImports]
+    from onnxsim.torch_training import (  # pyright: ignore[reportMissingImports]
+        export_torch_module_to_onnx,
+    )
 
     module = WithLoss(made(case, **more), list(case.inputs), loss)
     names = [name for name, _ in module.named_parameters()]
