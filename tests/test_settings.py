@@ -65,8 +65,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "mesh": (
         2, "2", "", "Auto", "dp_replicate=2", (), {}, [("dp_replicate", 2)], {"data": 2},
         {"dp_replicate": 0}, {"pp": 2}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2},
-        {"cp": 2},
-        {2: 2},
+        {"cp": 2}, {2: 2},
     ),
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
     "adasum": (None, 0, 1, "auto", 1.0, [], np.int64(1), True),  # True needs ranks

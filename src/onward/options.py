@@ -353,11 +353,11 @@ class TrainerOptions:
     along `tp` take the same micro-batch, and each holds a part of large weights and computes with
     it (Megatron-LM, arXiv 1909.08053); how weights are cut follows from the graph. Ranks along
     `cp` take the same micro-batch too, and each works on its part of the positions (context
-    parallelism). Loss, gradients, updates and dropout masks are those of one process with the batches of all ranks in
-    the order of their numbers. "auto": all processes of torch.distributed along `dp_replicate`, or
-    with `zero` along `dp_shard`, unless that does not fit or another mesh is predicted to be faster
-    by more than 5 %; chosen for the first batch, `zero` with it. One process where
-    torch.distributed is not initialized. None: one process."""
+    parallelism). Loss, gradients, updates and dropout masks are those of one process with the
+    batches of all ranks in the order of their numbers. "auto": all processes of torch.distributed
+    along `dp_replicate`, or with `zero` along `dp_shard`, unless that does not fit or another mesh
+    is predicted to be faster by more than 5 %; chosen for the first batch, `zero` with it. One
+    process where torch.distributed is not initialized. None: one process."""
 
     zero: int = option(
         0,

@@ -14,6 +14,7 @@ PARTS = ("train/test_parameter_parts.py",)
 GLOO = ("execute/test_exchanges.py",)
 TENSOR = ("distribute/test_tensor_models.py",)
 CONTEXT = ("distribute/test_context.py",)
+EXPERTS = ("distribute/test_experts.py",)
 TENSOR_RULES = ("distribute/test_tensor_rules.py",)
 FIRSTS = ("kernels/test_kernels.py",)
 TRAINERS = ("train/test_ranks.py::test_a_window_a_checkpoint_and_what_ranks_do_differently",)
@@ -388,6 +389,33 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: a length is cut to what ranks divide", "distribute/context.py",
         "        if length % ranks:\n", "        if False:\n", CONTEXT,
+    ),
+    Fault(
+        "ranks: rows of other experts are added up", "distribute/tensor/conversions.py",
+        "    return b.Where(shaped, x, b.scalar(0, type_of(x).dtype))\n", "    return x\n", EXPERTS,
+    ),
+    Fault(
+        "ranks: rows of two routers are one another's", "distribute/tensor/rules/grouped.py",
+        'return Sharding(terms=ROWS, owner=ends.name or "")', "return Sharding(terms=ROWS)",
+        TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: groups end where they end among those of all ranks",
+        "distribute/tensor/rules/grouped.py",
+        "b.Mod(b.Add(number, first), size), b.Sub(own, first)",
+        "b.Mod(b.Add(number, first), size), own", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: rows of experts stay at the front", "distribute/tensor/rules/grouped.py",
+        "    return [b.Gather(y, back, axis=0)]\n", "    return [y]\n", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: a sum over rows has those of other experts", "distribute/tensor/rules/grouped.py",
+        "b.Where(seen, y, b.scalar(0.0, type_of(y).dtype))", "y", TENSOR_RULES,
+    ),
+    Fault(
+        "ranks: rows are told apart after a sum over them", "distribute/tensor/rules/grouped.py",
+        "    if 0 in along or any(", "    if any(", TENSOR_RULES,
     ),
     Fault(
         "ranks: new collectives are numbered last", "distribute/collectives.py",

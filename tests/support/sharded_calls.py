@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,15 @@ import op_cases
 from op_cases import Bits, Given, Input, Known, OpCase, Real, Whole, ints, r
 
 from onward.distribute import Collectives, lockstep, ranks_of
-from onward.distribute.tensor.sharding import NORM, PARTIAL, REPLICATED, Sharding, TensorCut, split
+from onward.distribute.tensor.sharding import (
+    NORM,
+    PARTIAL,
+    REPLICATED,
+    ROWS,
+    Sharding,
+    TensorCut,
+    split,
+)
 from onward.distribute.tensor.ways import RankPlace, Shardings, Way, rules_of, same_op, ways_of
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
@@ -30,6 +39,7 @@ _BY_HAND = frozenset({
     "Reshape", "Expand", "Split", "Slice", "Gather", "Embedding", "ScatterND", "Attention",
     "FlashAttention", "FlashAttentionGrad", "SoftmaxCrossEntropyLoss", "CrossEntropyLoss",
     "SoftmaxCrossEntropyLossGrad", "LinearCrossEntropy", "LinearCrossEntropyGrad",
+    "GroupedMatMul", "GroupedOuter",
 })  # fmt: skip
 
 
@@ -159,6 +169,17 @@ def _others() -> Iterator[OpCase]:
     yield OpCase("Gemm", (r(8, 4), r(4, 12), r(1, 12)), {"alpha": 0.5, "beta": 2.0})
     yield OpCase("Gemm", (r(4, 8), r(12, 4), r(8, 1)), {"transA": 1, "transB": 1})
     yield OpCase("Gemm", (r(4, 8), r(4, 12), r()), {"transA": 1})
+    ends = Given(np.array([3, 3, 7, 12, 12, 20, 22, 22]))  # of 24 rows, two of no group
+    yield OpCase("GroupedMatMul", (r(24, 8), r(8, 8, 24), ends))
+    yield OpCase("GroupedOuter", (r(24, 8), r(24, 16), ends))
+    yield OpCase("ReduceSum", (r(24, 8), ints(1)), {"keepdims": 0})
+    yield OpCase("ReduceSum", (r(24, 8), ints(0)), {"keepdims": 0})
+    yield OpCase("Unsqueeze", (r(24), ints(1)))
+    yield OpCase("Unsqueeze", (r(24), ints(0)))
+    yield OpCase("Squeeze", (r(24, 1), ints(1)))
+    yield OpCase("Mul", (r(24, 8), r(8)))
+    yield OpCase("Mul", (r(24, 8), r(24, 1)))
+    yield OpCase("Mul", (r(24), r(8, 24)))
 
 
 @cache
@@ -211,11 +232,30 @@ def shardings(type: Type, ranks: int) -> list[Sharding]:
     """The shardings that a value of this type may have, in up to three groups."""
     found = [split(d, g) for d in range(type.rank) for g in (1, 2, 3)]
     terms = [PARTIAL, Sharding(terms=NORM)] if type.is_floating else []
+    if type.is_floating and type.rank:
+        terms.append(Sharding(terms=ROWS, owner="x2"))  # the name of the ends of groups
     return [*(s for s in found if s.fits(type, ranks)), *terms]
 
 
-def cut(x: np.ndarray, sharding: Sharding, ranks: int) -> list[np.ndarray]:
-    """What each rank has of x."""
+def owned(rows: int, ranks: int, ends: np.ndarray | None) -> list[slice]:
+    """The rows of each rank's groups, which end as said; without groups parts but for the last
+    row."""
+    if ends is None:
+        return [slice(at * rows // ranks, (at + 1) * rows // ranks - (at == ranks - 1))
+                for at in range(ranks)]  # fmt: skip
+    lasts = [0, *ends[len(ends) // ranks - 1 :: len(ends) // ranks]]
+    return [slice(first, last) for first, last in pairwise(lasts)]
+
+
+def cut(
+    x: np.ndarray, sharding: Sharding, ranks: int, ends: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """What each rank has of x. ends: of the groups of rows, where there are any."""
+    if sharding.terms == ROWS:
+        parts = [np.full_like(x, np.nan) for _ in range(ranks)]
+        for part, own in zip(parts, owned(len(x), ranks, ends), strict=True):
+            part[own] = x[own]
+        return parts
     if sharding.dim is not None:
         return [TensorCut("tp", ranks, at, sharding).part(x) for at in range(ranks)]
     rng = np.random.default_rng(5)
@@ -229,8 +269,16 @@ def cut(x: np.ndarray, sharding: Sharding, ranks: int) -> list[np.ndarray]:
     return [x] * ranks
 
 
-def joined(parts: Sequence[np.ndarray], sharding: Sharding) -> np.ndarray:
-    """The value of which the ranks have these parts or terms, computed in f64."""
+def joined(
+    parts: Sequence[np.ndarray], sharding: Sharding, ends: np.ndarray | None = None
+) -> np.ndarray:
+    """The value of which the ranks have these parts or terms, computed in f64; rows of no rank are
+    0. ends: of the groups of rows, where there are any."""
+    if sharding.terms == ROWS:
+        whole = np.zeros_like(parts[0])
+        for part, own in zip(parts, owned(len(whole), len(parts), ends), strict=True):
+            whole[own] = part[own]
+        return whole
     if sharding.dim is not None:
         return TensorCut("tp", len(parts), 0, sharding).joined(parts)
     wide = [p.astype(np.float64) if p.dtype.kind == "f" else p for p in parts]
@@ -254,8 +302,17 @@ def feeds_of(case: OpCase, way: Way) -> dict[str, np.ndarray]:
 
 
 def wanted(case: OpCase, way: Way) -> list[np.ndarray]:
-    """The results of the whole call, by onnx's reference evaluator."""
-    return list(evaluate(case.graph(), feeds_of(case, way)).values())
+    """The results of the whole call, by onnx's reference evaluator; rows of no rank are 0."""
+    found = list(evaluate(case.graph(), feeds_of(case, way)).values())
+    for y, s in zip(found, way.outputs, strict=True):
+        if s.terms == ROWS and ends_of(case, way) is None:
+            y[-1:] = 0
+    return found
+
+
+def ends_of(case: OpCase, way: Way) -> np.ndarray | None:
+    """The ends of the groups of rows of a call; None where it has none."""
+    return feeds_of(case, way)["x2"] if case.op.startswith("Grouped") else None
 
 
 def run(case: OpCase, way: Way, ranks: int) -> list[list[np.ndarray]]:
@@ -263,7 +320,8 @@ def run(case: OpCase, way: Way, ranks: int) -> list[list[np.ndarray]]:
     whole = case.graph()
     node, feeds = node_of(whole), feeds_of(case, way)
     meshes, graphs, given = ranks_of(("tp",), (ranks,)), [], []
-    parts = {name: cut(x, way.inputs[int(name[1:])] or REPLICATED, ranks)
+    ends = ends_of(case, way)
+    parts = {name: cut(x, way.inputs[int(name[1:])] or REPLICATED, ranks, ends)
              for name, x in feeds.items()}  # fmt: skip
     for at, mesh in enumerate(meshes):
         graph = Graph()
@@ -289,5 +347,5 @@ def run(case: OpCase, way: Way, ranks: int) -> list[list[np.ndarray]]:
     return [[outputs[f"y{i}"] for outputs in found] for i in range(len(node.outputs))]
 
 
-__all__ = ["calls", "cut", "joined", "node_of", "run", "shardings", "wanted", "ways"]
+__all__ = ["calls", "cut", "ends_of", "joined", "node_of", "run", "shardings", "wanted", "ways"]
 assert set(_BY_HAND) <= set(OPS)

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import tiny
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from onward import rewrite
 from onward.compile import Compiler
@@ -69,6 +78,8 @@ def made(
             max_position_embeddings=64,
         )  # fmt: skip
         model = tiny.ready(LlamaForCausalLM(llama))
+    elif kind in ("mixtral", "qwen2_moe"):
+        model = tiny.ready(_of_experts(kind, layers, heads, width, vocabulary))
     else:
         settings: dict[str, Any] = {
             "vocab_size": vocabulary, "d_model": width, "d_kv": width // heads, "d_ff": 2 * width,
@@ -78,6 +89,20 @@ def made(
         t5 = T5Config(**settings)
         model = tiny.ready(T5ForConditionalGeneration(t5))
     return Made(kind, tiny.compiled(model, batch(kind, vocabulary, 4)), vocabulary)
+
+
+def _of_experts(kind: str, layers: int, heads: int, width: int, vocabulary: int) -> Any:
+    """A mixture of eight experts, of which each token has two."""
+    settings: dict[str, Any] = {
+        "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 2 * width,
+        "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2, "max_position_embeddings": 64,
+        "num_experts_per_tok": 2, "use_cache": False,
+    }  # fmt: skip
+    if kind == "mixtral":
+        return MixtralForCausalLM(MixtralConfig(num_local_experts=8, **settings))
+    inner = {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(num_experts=8, **settings, **inner))
 
 
 def batch(

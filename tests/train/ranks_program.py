@@ -53,6 +53,17 @@ def llama() -> torch.nn.Module:
     return LlamaForCausalLM(config)
 
 
+def mixtral() -> torch.nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=1, use_cache=False,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
 @dataclass(frozen=True)
 class Case:
     """A run that several ranks make, and one as well. padding: whether rows are of different
@@ -142,6 +153,7 @@ CASES = {
     "t5 tp": Case(t5, WINDOW, padding=True, early=2, tp=True),
     "llama tp": Case(llama, {"memory_budget": 0.5, **CLIPPED}, "AdamW", tp=True),
     "llama tp lamb": Case(llama, {}, "LAMB", tp=True),
+    "mixtral tp": Case(mixtral, WINDOW, "AdamW", early=4, tp=True),
     "gpt2 tp adafactor": Case(gpt2, WINDOW, "Adafactor", early=4, tp=True),
     "gpt2 tp bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 tp", tp=True

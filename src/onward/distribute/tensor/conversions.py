@@ -16,7 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.distribute.collectives import StartedCollective
-from onward.distribute.tensor.sharding import ALL, MAX, NORM, PARTIAL, REPLICATED, SUM, Sharding
+from onward.distribute.tensor.sharding import (
+    ALL,
+    MAX,
+    NORM,
+    PARTIAL,
+    REPLICATED,
+    ROWS,
+    SUM,
+    Sharding,
+)
 from onward.distribute.tensor.ways import RankPlace
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, type_of
@@ -76,6 +85,10 @@ class Costs:
         if have == want:
             return 0.0
         nbytes = self.nbytes(type)
+        if want.terms == ROWS:  # any rows will do that are right
+            return 0.0 if have == REPLICATED else self.conversion(type, have, REPLICATED)
+        if have.terms == ROWS and want != REPLICATED:
+            return self.work(0, 2 * nbytes) + self.conversion(type, PARTIAL, want)
         if have.terms:
             if want.dim is not None and have == PARTIAL:
                 return self.collective(nbytes, 1)
@@ -108,6 +121,10 @@ def start_conversion(
         bits, kind = b.cast(x, DType.UINT8), whole.with_dtype(DType.UINT8)
         end = start_conversion(b, bits, kind, have, want, place, what, placed)
         return lambda late: late.cast(end(late), DType.BOOL)
+    if have.terms == ROWS:
+        x, have = _own_rows(b, x, have, place), PARTIAL
+        if want == PARTIAL:
+            return lambda _: x
     if have == PARTIAL and want.dim is not None:
         return _scattered(b, x, whole, want, place, what)
     if have.dim is not None and want.dim not in (None, have.dim):
@@ -122,7 +139,7 @@ def start_conversion(
 
 def from_whole(b: Builder, x: Value, want: Sharding, place: RankPlace) -> Value:
     """What a rank has of a value that every rank has: its part, or its term."""
-    if want.terms in (MAX, ALL):
+    if want.terms in (MAX, ALL, ROWS):
         return x
     if want.terms:  # every rank reads x, so that exchanges which make it are alive on all of them
         return b.Where(b.const(np.array(place.at == 0)), x, b.scalar(0, type_of(x).dtype))
@@ -143,6 +160,14 @@ def from_whole(b: Builder, x: Value, want: Sharding, place: RankPlace) -> Value:
     grouped_shape = _grouped(type_of(x), want, place)
     part = b.slice(b.reshape(x, grouped_shape), dim + 1, place.at, place.at + 1)
     return b.reshape(part, local.shape)
+
+
+def _own_rows(b: Builder, x: Value, have: Sharding, place: RankPlace) -> Value:
+    """The rows that a rank has, with zeros in the place of others."""
+    own: Value = place.shared["own rows", have.owner]
+    behind = type_of(x).rank - 1
+    shaped = b.reshape(own, (*type_of(own).shape, *[1] * behind))
+    return b.Where(shaped, x, b.scalar(0, type_of(x).dtype))
 
 
 def _among_zeros(b: Builder, x: Value, whole: Type, have: Sharding, place: RankPlace) -> Value:

@@ -16,7 +16,7 @@ import numpy as np
 
 from onward.graph.types import Size, Type, divide
 
-SUM, NORM, MAX, ALL = "sum", "norm", "max", "all"
+SUM, NORM, MAX, ALL, ROWS = "sum", "norm", "max", "all", "rows"
 TERMS = (SUM, NORM, MAX, ALL)
 
 
@@ -26,11 +26,14 @@ class Sharding:
     module says; None: the rank has a tensor of the whole shape. groups may be a symbolic size: rows
     of sequences one behind the other are split in B. terms: by which the value follows
     from what the ranks have: "sum"; "norm", the root of the sum of squares; "max"; "all", the
-    conjunction of bools; "" where each rank has the value itself, or its part."""
+    conjunction of bools; "rows", of which a rank has some in their places, those of its groups of
+    rows in the node that `owner` names, and anything in the place of others; "" where each rank
+    has the value itself, or its part."""
 
     dim: int | None = None
     groups: Size = 1
     terms: str = ""
+    owner: str = ""
 
     def __str__(self) -> str:
         if self.dim is None:
@@ -107,5 +110,5 @@ class TensorCut:
         return np.concatenate([each for group in zip(*pieces, strict=True) for each in group], dim)
 
 
-__all__ = ["ALL", "MAX", "NORM", "PARTIAL", "REPLICATED", "SUM", "TERMS", "Sharding", "TensorCut",
-           "split"]  # fmt: skip
+__all__ = ["ALL", "MAX", "NORM", "PARTIAL", "REPLICATED", "ROWS", "SUM", "TERMS", "Sharding",
+           "TensorCut", "split"]  # fmt: skip

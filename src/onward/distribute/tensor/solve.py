@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.distribute.tensor.conversions import Costs
-from onward.distribute.tensor.sharding import MAX, REPLICATED, SUM, Sharding, split
+from onward.distribute.tensor.sharding import MAX, PARTIAL, REPLICATED, ROWS, SUM, Sharding, split
 from onward.distribute.tensor.ways import Shardings, Way, ways_of
 from onward.graph.graph import Graph, Node, Role, Value, needed, role_of, type_of
 from onward.graph.ops import flops, moved, op_of
@@ -222,7 +222,11 @@ class StepSharding:
 
     def _owed(self, value: Value, sharding: Sharding) -> float:
         """Seconds until terms are added up."""
-        sums = sharding.terms in (SUM, MAX)  # norms and flags of all tensors are exchanged as one
+        sums = sharding.terms in (
+            SUM,
+            MAX,
+            ROWS,
+        )  # norms and flags of all tensors are exchanged as one
         return self._conversion(value, sharding, REPLICATED) if sums else 0.0
 
     def _conversion(self, value: Value, have: Sharding, want: Sharding) -> float:
@@ -264,8 +268,10 @@ class StepSharding:
         return inputs
 
     def also_given(self, node: Node, given: Shardings) -> Iterator[Shardings]:
-        """Yields other shardings of a node's inputs with which its ways may begin."""
-        return iter(())
+        """Yields other shardings of a node's inputs with which its ways may begin: rows are terms
+        too."""
+        if any(s is not None and s.terms == ROWS for s in given):
+            yield tuple(PARTIAL if s is not None and s.terms == ROWS else s for s in given)
 
     def wanted(self, name: str, cuts: Mapping[Value, Sharding]) -> Sharding:
         """The sharding of an output: of a parameter's next value, its state's, its gradient's."""

@@ -1,0 +1,112 @@
+"""Mixtures of experts over ranks: each has the weights of some experts and works on the tokens that
+are routed to them; together they make the update of one rank, by the lockstep evaluator."""
+
+from __future__ import annotations
+
+import pytest
+import sharded_steps as steps
+
+from onward.distribute import Mesh, ranks_of
+from onward.distribute.tensor import Sharding
+from onward.distribute.tensor.sharding import split
+from onward.graph.graph import attributes, type_of
+from onward.graph.ops.collective import STARTS
+from onward.rewrite import prune
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
+KINDS = ("mixtral", "qwen2_moe")
+
+
+PREFIX = "param.model.layers.0.mlp.experts."
+WHOLE = {"gate_up_proj": split(0), "down_proj": split(0)}  # experts
+WITHIN = {"gate_up_proj": split(1, 2), "down_proj": split(2)}  # columns and rows of each expert
+
+
+def cuts_of(by_name: dict[str, Sharding]) -> dict[str, Sharding]:
+    return {PREFIX + name: found for name, found in by_name.items()}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_make_the_update_of_one(kind: str, ranks: int) -> None:
+    """Eight experts, of which a batch of 24 tokens leaves some with few tokens."""
+    model = steps.made(kind)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    [want] = steps.run(model, graph, [Mesh()])
+    meshes = ranks_of(("tp",), (ranks,))
+    steps.compare(steps.run(model, graph, meshes, cuts=cuts_of(WHOLE)), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_tokens_leave_ranks_without_rows(kind: str) -> None:
+    model = steps.made(kind)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    [want] = steps.run(model, graph, [Mesh()], (2,), length=2)
+    meshes = ranks_of(("tp",), (8,))
+    steps.compare(steps.run(model, graph, meshes, (2,), length=2, cuts=cuts_of(WHOLE)), want)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tokens_are_summed_once_each_way(layers: int) -> None:
+    """The results of a layer's experts, f32[B,T,D], are added up by one all-reduce in forward, and
+    the gradients of what they read by one in backward; nothing of a row for each choice is."""
+    model = steps.made("mixtral", layers=layers)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    meshes = ranks_of(("tp",), (2,))[:1]
+    cuts = {n.replace("layers.0", f"layers.{i}"): s
+            for n, s in cuts_of(WHOLE).items() for i in range(layers)}  # fmt: skip
+    [own], _ = steps.ranks_graphs(graph, meshes, cuts=cuts, rewritten=False)
+    own = prune(own, own.signature.requested((), True))
+    found = [n for n in own if n.op_type in STARTS and ".mlp" in attributes(n)["record"]]
+    wide = [n for n in found if str(type_of(n.inputs[0]).shape[-1]) == "32"]
+    assert len(wide) == 2 * layers and all(n.op_type == "AllReduceStart" for n in wide)
+    assert {str(type_of(n.inputs[0])) for n in wide} == {"f32[B,T,32]"}
+
+
+def test_each_rank_multiplies_by_its_experts_alone() -> None:
+    model = steps.made("mixtral")
+    graph = steps.step_of(model, steps.recipe_of(model))
+    found, _ = steps.ranks_graphs(graph, ranks_of(("tp",), (4,)), cuts=cuts_of(WHOLE))
+    for own in found:
+        products = [n for n in own if n.op_type == "GroupedMatMul"]
+        assert len(products) == 4  # two in forward, two in backward
+        assert {type_of(n.inputs[1]).shape[0] for n in products} == {2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_may_be_cut_within(kind: str) -> None:
+    """Columns of the first matrix of each expert with rows of the second, which need no exchange
+    between them either."""
+    model = steps.made(kind)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    [want] = steps.run(model, graph, [Mesh()])
+    meshes = ranks_of(("tp",), (4,))
+    steps.compare(steps.run(model, graph, meshes, cuts=cuts_of(WITHIN)), want)
+    [own], _ = steps.ranks_graphs(graph, meshes[:1], cuts=cuts_of(WITHIN))
+    products = [type_of(n.outputs[0]) for n in own if n.op_type == "GroupedMatMul"]
+    inner = 64 if kind == "mixtral" else 32  # the width within an expert, of which a rank has a 4th
+    assert sorted(t.shape[1] for t in products) == sorted([2 * inner // 4, 32, inner // 4, 32])  # type: ignore[type-var]
+
+
+def test_the_choice_cuts_experts() -> None:
+    model = steps.made("mixtral")
+    graph = steps.step_of(model, steps.recipe_of(model))
+    [want] = steps.run(model, graph, [Mesh()])
+    _, [cuts, _] = steps.ranks_graphs(graph, ranks_of(("tp",), (2,)), rewritten=False)
+    found = {n.removeprefix(PREFIX): c.sharding for n, c in cuts.items() if n.startswith(PREFIX)}
+    assert found in (WHOLE, WITHIN)
+    steps.compare(steps.run(model, graph, ranks_of(("tp",), (2,))), want)
+
+
+def test_data_and_experts_together() -> None:
+    model = steps.made("mixtral")
+    graph = steps.step_of(model, steps.recipe_of(model, accumulate=True))
+    [want] = steps.run(model, graph, [Mesh()], (4, 2))
+    graph = steps.step_of(model, steps.recipe_of(model, joint=True, accumulate=True))
+    meshes = ranks_of(("dp_replicate", "tp"), (2, 2))
+    found = steps.run(model, graph, meshes, (4, 2), cuts=cuts_of(WHOLE))
+    for outputs in found:
+        for name in [n for n in outputs if n not in want]:
+            del outputs[name]
+    steps.compare(found, want)
