@@ -12,6 +12,8 @@ FINETUNE_ARGS ?=
 FUZZ_ARGS ?= --count 5000 --seed 0
 # Cases, the first seed, formats; tests/fuzz/files/run.py --help lists all.
 FUZZ_FILES_ARGS ?= --count 20000 --seed 0
+# Cases, the first seed, a limit in seconds; tests/fuzz/meshes/run.py --help lists all.
+FUZZ_MESH_ARGS ?= --count 500 --seed 0
 BENCH_ARGS ?=
 MUTATION_ARGS ?=
 SANITIZE_ARGS ?=
@@ -27,7 +29,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -82,6 +84,9 @@ fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZ
 
 fuzz-files: $(VENV)/.installed-test ## load broken and hostile files of each format, from seeds (FUZZ_FILES_ARGS="--format onnx --show")
 	$(BIN)/python tests/fuzz/files/run.py --workers $(TEST_WORKERS) $(FUZZ_FILES_ARGS)
+
+fuzz-mesh: $(VENV)/.installed-test ## train random models on random meshes of 2 to 16 ranks in lockstep beside one rank (FUZZ_MESH_ARGS="--only 17")
+	$(BIN)/python tests/fuzz/meshes/run.py --workers $(TEST_WORKERS) $(FUZZ_MESH_ARGS)
 
 sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside eager, write docs/models.md (hours; SWEEP_ARGS="--kind text")
 	@mkdir -p $(dir $(SWEEP_OUT))

@@ -12,7 +12,7 @@ from onward.cli import main
 
 SMALL = ["gpt2-tiny", "--batch_size", "2", "--sequence_length", "16"]
 CLUSTER = """
-device: {bf16: 1.0e+12, fp32: 1.0e+12, memory_bandwidth: 1.0e+11, memory: 1.0e+10, attention: 1.0e+12}
+device: {bf16: 1.0e+12, fp32: 1.0e+12, memory_bandwidth: 1.0e+11, memory: 1.0e+10, attention: 1e12}
 in_node: {bandwidth: 1.0e+10, latency: 1.0e-5}
 across: {bandwidth: 1.0e+9, latency: 1.0e-4}
 per_node: 4

@@ -70,7 +70,12 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
         first, counts = refused(usual, str(error)), None
 
     def build(candidate: MeshCandidate) -> StepPrediction:
-        return first if candidate == usual else predicted(question, candidate)
+        if candidate == usual:
+            return first
+        found = predicted(question, candidate)
+        if candidate.size("tp") > 1 and found.memory["weights"] >= first.memory["weights"] > 0:
+            raise OnwardError("no weight is worth cutting for this batch; fix: none is needed")
+        return found
 
     quick = [first]
     if counts is not None:

@@ -38,7 +38,7 @@ from onward.prepare.batch import Batch
 from onward.simulate import Cluster
 from onward.train.explain import subject_of
 from onward.train.prepared_steps import PreparedSteps
-from onward.train.ranks import digest
+from onward.train.ranks import digest, require_own_batch
 from onward.train.snapshot import TrainerSnapshot
 
 log = logging.getLogger("onward")
@@ -57,6 +57,7 @@ class MeshQuestions:
         ranks. cluster: described; None: this machine. Raises OnwardError for a step that is not
         captured, or that ranks cannot share."""
         options = self._trainer.options
+        require_own_batch(options)
         text = mesh if isinstance(mesh, str) else ",".join(f"{a}={n}" for a, n in mesh.items())
         asked = read_candidate(text, options.zero)
         if asked is not None and ranks not in (None, asked.ranks):

@@ -67,11 +67,7 @@ class Ranks:
         sizes = mesh_sizes(options)
         self.mesh = Mesh()
         if any(size > 1 for size in sizes.values()):
-            if options.auto_micro_batch:
-                raise OnwardError(
-                    "auto_micro_batch splits the batch of one rank, whose steps would not be those "
-                    "of the others; fix: leave it out, or mesh=None"
-                )
+            require_own_batch(options)
             self.mesh = ProcessMesh(sizes, options.ranks_timeout)
         self._every = options.compare_ranks_every
         self._compared: int | None = None  # updates done when the weights were compared last
@@ -329,6 +325,16 @@ class Ranks:
                     )
 
 
+def require_own_batch(options: TrainerOptions) -> None:
+    """Raises OnwardError where the options split the batch of one rank by what that rank has
+    free."""
+    if options.auto_micro_batch:
+        raise OnwardError(
+            "auto_micro_batch splits the batch of one rank, whose steps would not be those of the "
+            "others; fix: leave it out, or mesh=None"
+        )
+
+
 def mesh_sizes(options: TrainerOptions) -> dict[str, int]:
     """The number of ranks along each axis of the option `mesh`; none for one process."""
     if isinstance(options.mesh, str):
@@ -399,4 +405,4 @@ def _number(data: bytes) -> int:
     return struct.unpack("<q", blake2b(data, digest_size=8).digest())[0]
 
 
-__all__ = ["Position", "Ranks", "Share", "digest", "mesh_sizes"]
+__all__ = ["Position", "Ranks", "Share", "digest", "mesh_sizes", "require_own_batch"]
