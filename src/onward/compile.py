@@ -23,8 +23,15 @@ from typing import Any
 
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
-from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
-from onward.distribute import Mesh, cut_along, distribute, gathered_ahead
+from onward.differentiate import (
+    Recipe,
+    add_updates,
+    divisor_of_all,
+    summed,
+    update_alone,
+    vjp,
+)
+from onward.distribute import Mesh, cut_along, distribute, gathered_ahead, pipeline
 from onward.distribute.tensor import chosen_cuts, link_rates
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
@@ -36,7 +43,7 @@ from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
 from onward.plan import Budget, Fusible, Plan, make_plan
-from onward.shards import Shard
+from onward.shards import PipelineCut, Shard
 
 
 class Compiler:
@@ -155,7 +162,10 @@ class Compiler:
         OnwardError for a mesh that a step cannot be distributed over."""
 
         def make() -> Graph:
-            graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
+            if recipe.pipeline is None:
+                graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
+            else:
+                graph = self._pipelined(forward, self.joint(recipe), recipe.pipeline)
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
@@ -235,7 +245,7 @@ class Compiler:
 
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
-        return replace(recipe, joint=self.mesh.batches > 1)
+        return replace(recipe, joint=self.mesh.batches > 1 or recipe.pipeline is not None)
 
     def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
         """The step of one rank alone: forward, gradients and updates."""
@@ -245,6 +255,23 @@ class Compiler:
             graph = add_updates(graph, recipe)
         self.journal.note("updates", graph)
         return graph
+
+    def _pipelined(self, forward: Graph, recipe: Recipe, cut: PipelineCut) -> Graph:
+        """The step of one rank of a pipeline: forward and gradients of its stages, cut before they
+        are differentiated, and the update of its parameters."""
+
+        def differentiate(graph: Graph, wrt: Sequence[str]) -> Graph:
+            return self._differentiate(graph, wrt, wrt)
+
+        start = summed(forward)
+        made = pipeline.pipeline_rank(
+            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all
+        )
+        own = recipe.only(pipeline.held_here(cut.holders, self.mesh))
+        with self.journal.timed("updates"):
+            graph = add_updates(made.graph, own)
+        self.journal.note("updates", graph)
+        return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts

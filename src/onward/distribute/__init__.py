@@ -7,13 +7,14 @@ Each way of sharing the work is one file. `data_parallel` takes the axes `dp_rep
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
 `parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
 `adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
+`pipeline` cuts the layers along `pp`, before the step is differentiated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onward.distribute import tensor
+from onward.distribute import pipeline, tensor
 from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
 from onward.distribute.data_parallel import BUCKET, data_parallel
@@ -111,5 +112,6 @@ def _unshared(graph: Graph) -> str | None:
 __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "adasum", "cut_along", "data_parallel",
-    "distribute", "gathered_ahead", "lockstep", "number_in_order", "ranks_of", "shard_of", "zero",
+    "distribute", "gathered_ahead", "lockstep", "number_in_order", "pipeline", "ranks_of",
+    "shard_of", "zero",
 ]  # fmt: skip
