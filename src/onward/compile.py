@@ -31,8 +31,16 @@ from onward.differentiate import (
     update_alone,
     vjp,
 )
-from onward.distribute import Mesh, cut_along, distribute, gathered_ahead, pipeline
+from onward.distribute import (
+    Mesh,
+    cut_along,
+    distribute,
+    gathered_ahead,
+    pipeline,
+    require_shareable,
+)
 from onward.distribute.tensor import chosen_cuts, link_rates
+from onward.distribute.tensor.conversions import Costs
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
@@ -181,11 +189,26 @@ class Compiler:
         )
         return chosen_cuts(self._updated(forward, recipe), mesh, rates, sizes)
 
+    def stages(
+        self, forward: Graph, number: int, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int, ...]]:
+        """Chooses the stages of a pipeline: by parameter, those that read it. sizes: of a batch, by
+        symbol. Raises OnwardError for a model that has no such number of stages."""
+        rates = self.target.rates
+        device = link_rates(self.target.device, rates.flops_per_second, rates.bytes_per_second)
+        return pipeline.chosen_stages(forward, number, Costs(device, number, sizes))
+
     def evaluated(
-        self, forward: Graph, held: Mapping[str, Shard], cuts: Mapping[str, tuple[int, int]]
+        self,
+        forward: Graph,
+        held: Mapping[str, Shard],
+        cuts: Mapping[str, tuple[int, int]],
+        stages: PipelineCut | None = None,
     ) -> Graph:
-        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters:
-        as one row (`held`), or along a dim (`cuts`)."""
+        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters: as
+        one row (`held`), along a dim (`cuts`), or those of some layers (`stages`)."""
+        if stages is not None:
+            return pipeline.evaluation_rank(forward, self.mesh, stages)
         if cuts:
             return cut_along(forward, self.mesh, cuts)
         inputs = {value.name for value in forward.inputs}
@@ -263,6 +286,7 @@ class Compiler:
         def differentiate(graph: Graph, wrt: Sequence[str]) -> Graph:
             return self._differentiate(graph, wrt, wrt)
 
+        require_shareable(forward, self.mesh)
         start = summed(forward)
         made = pipeline.pipeline_rank(
             start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all

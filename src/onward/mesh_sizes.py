@@ -11,7 +11,7 @@ from onward.errors import OnwardError, refused
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
-SHARED_AXES = (*DATA_AXES, "tp")  # along which a Trainer shares its work
+SHARED_AXES = (*DATA_AXES, "tp", "pp")  # along which a Trainer shares its work
 AUTO = "auto"  # all processes that were started, along one axis of data
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
 
@@ -70,6 +70,25 @@ def check_sharing(
         _check_adasum(mesh, sizes, zero)
 
 
+def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bool]) -> None:
+    """Raises OnwardError for options that a mesh with `pp` does not go with yet. others: by name,
+    whether an option is set."""
+    sizes = {} if mesh is None or isinstance(mesh, str) else mesh
+    if sizes.get("pp", 1) == 1:
+        return
+    axis = next((axis for axis, size in sizes.items() if size > 1 and axis != "pp"), None)
+    if axis is not None:
+        raise OnwardError(
+            f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
+            "leave one of them out"
+        )
+    name = next((name for name, is_set in others.items() if is_set), None)
+    if name is not None:
+        raise OnwardError(
+            f"{name} and a mesh with pp are not there together yet; fix: leave one of them out"
+        )
+
+
 def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
     ranks = sizes.get("dp_replicate", 1)
     if sizes.get("tp", 1) > 1:
@@ -91,5 +110,6 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 
 __all__ = [
-    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "auto_sizes", "check_sharing", "read_mesh"
+    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "auto_sizes", "check_pipeline", "check_sharing",
+    "read_mesh",
 ]  # fmt: skip

@@ -78,4 +78,26 @@ class PipelineCut:
     holders: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
 
-__all__ = ["LEAST", "PipelineCut", "Shard", "shard_of"]
+@dataclass(frozen=True)
+class StageCut:
+    """A parameter that the ranks with its stages hold whole, and the others along the axis not at
+    all. ranks: along it. place: this rank's. stages: those that read it; stage s is on rank s mod
+    the number of ranks."""
+
+    axis: str
+    ranks: int
+    place: int
+    stages: tuple[int, ...]
+
+    @property
+    def owner(self) -> int:
+        """The first of the ranks that hold it, which gives it to the others."""
+        return min(stage % self.ranks for stage in self.stages)
+
+    @property
+    def is_here(self) -> bool:
+        """Says whether this rank holds it."""
+        return any(stage % self.ranks == self.place for stage in self.stages)
+
+
+__all__ = ["LEAST", "PipelineCut", "Shard", "StageCut", "shard_of"]

@@ -56,9 +56,12 @@ def distribute(
             f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: other axes, of "
             f"{', '.join(SHARED_AXES)}"
         )
-    why = _unshared(graph)
-    if why is not None:
-        raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+    require_shareable(graph, mesh)
+    if mesh.size(pipeline.AXIS) > 1:
+        raise OnwardError(
+            f"a step on {mesh} is cut into stages before it is differentiated, and nothing says "
+            "which; fix: train a step first, which chooses them"
+        )
     if mesh.size(tensor.AXIS) > 1:
         graph = cut_along(graph, mesh, cuts or {})
         if mesh.batches == 1:
@@ -88,6 +91,13 @@ def cut_along(graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]) -> 
     return tensor.tensor_parallel(graph, mesh, cuts=here)[0]
 
 
+def require_shareable(graph: Graph, mesh: Mesh) -> None:
+    """Raises OnwardError for a step that ranks cannot share."""
+    why = _unshared(graph)
+    if why is not None:
+        raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+
+
 def _unshared(graph: Graph) -> str | None:
     """The reason why ranks with a share of the batch each would not make the step of the whole
     batch, with a way out; None where there is none."""
@@ -113,5 +123,5 @@ __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "adasum", "cut_along", "data_parallel",
     "distribute", "gathered_ahead", "lockstep", "number_in_order", "pipeline", "ranks_of",
-    "shard_of", "zero",
+    "require_shareable", "shard_of", "zero",
 ]  # fmt: skip

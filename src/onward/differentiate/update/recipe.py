@@ -84,11 +84,11 @@ class Recipe:
         return [*updated, *self.left_gradients]
 
     def only(self, parameters: Collection[str]) -> Recipe:
-        """The recipe for these of its parameters."""
+        """The recipe for these of its parameters. A group that has none of them is still there, so
+        that its settings are inputs of every rank's graph."""
         groups = [
             replace(group, parameters=tuple(n for n in group.parameters if n in parameters))
             for group in self.groups
         ]
         left = tuple(name for name in self.left_gradients if name in parameters)
-        kept = tuple(group for group in groups if group.parameters)
-        return replace(self, groups=kept, left_gradients=left)
+        return replace(self, groups=tuple(groups), left_gradients=left)

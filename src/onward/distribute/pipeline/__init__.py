@@ -15,10 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onward.distribute.mesh import Mesh
-from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, schedule
+from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, Action, Part, schedule
 from onward.distribute.pipeline.staged_forward import StagedForward, staged
 from onward.distribute.pipeline.stages import Holders, chosen_stages, stages_without
-from onward.distribute.pipeline.sums import exchanged_sums, ranks_of_stages, tied
+from onward.distribute.pipeline.sums import (
+    exchanged_loss,
+    exchanged_sums,
+    ranks_of_stages,
+    tied,
+)
 from onward.distribute.pipeline.write import (
     AXIS,
     JoinDivisors,
@@ -64,6 +69,18 @@ def pipeline_rank(
     return write_rank(found, differentiate(found.graph, inputs), mesh, table, join_divisors)
 
 
+def evaluation_rank(forward: Graph, mesh: Mesh, cut: PipelineCut) -> Graph:
+    """Writes the forward of one rank along `pp`, whose loss every rank has in the end; the batch is
+    one. Raises OnwardError for a forward that does not fit the stages."""
+    ranks, place = mesh.size(AXIS), mesh.coordinate(AXIS)
+    stages = range(ranks * cut.stages_per_rank)
+    table = [[Action(Part.FORWARD, s, 0) for s in stages if s % ranks == r] for r in range(ranks)]
+    found = staged(forward, cut.holders)
+    made = write_rank(found, found.graph, mesh, table)
+    assert place < len(table), "a rank beyond the mesh"
+    return exchanged_loss(made.graph, mesh, made.messages, made.digest)
+
+
 def held_here(holders: Holders, mesh: Mesh) -> set[str]:
     """The parameters that stages of this rank read."""
     ranks, place = mesh.size(AXIS), mesh.coordinate(AXIS)
@@ -72,6 +89,6 @@ def held_here(holders: Holders, mesh: Mesh) -> set[str]:
 
 __all__ = [
     "AXIS", "INTERLEAVED", "SCHEDULES", "Holders", "RankProgram", "StagedForward", "batch_names",
-    "chosen_stages", "exchanged_sums", "held_here", "micro_symbols", "pipeline_rank",
+    "chosen_stages", "evaluation_rank", "exchanged_sums", "held_here", "micro_symbols", "pipeline_rank",
     "ranks_of_stages", "rows_of", "schedule", "staged", "tied", "write_rank",
 ]  # fmt: skip

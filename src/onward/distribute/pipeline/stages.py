@@ -12,6 +12,7 @@ has its inputs and its parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,10 +77,13 @@ class ForwardNodes:
 @dataclass(frozen=True)
 class _Pieces:
     """What pieces of the placed nodes cost. before: the time of the nodes before each place.
-    crossing: the time to send what is made before it and read behind it, there and back."""
+    crossing: the time to send what is made before it and read behind it, there and back. own: the
+    nodes before it that read a parameter which no other node reads; each piece has one, since it is
+    by its parameters that a stage is known again."""
 
     before: list[float]
     crossing: list[float]
+    own: list[int]
 
     def cost(self, start: int, stop: int) -> float:
         """The time of a piece with what it receives."""
@@ -98,8 +102,8 @@ def chosen_stages(graph: Graph, stages: int, costs: Costs) -> dict[str, tuple[in
     cuts = _cuts(pieces, _places(pieces.crossing, stages), stages)
     if cuts is None:
         raise OnwardError(
-            f"the model has {len(placed)} pieces, which do not make {stages} stages of a pipeline; "
-            "fix: fewer ranks along pp"
+            f"the model has {pieces.own[-1]} layers with parameters of their own, which do not make "
+            f"{stages} stages of a pipeline; fix: fewer ranks along pp"
         )
     holders: dict[str, set[int]] = {}
     for stage, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(placed)], strict=True)):
@@ -113,8 +117,10 @@ def chosen_stages(graph: Graph, stages: int, costs: Costs) -> dict[str, tuple[in
 def _measured(nodes: ForwardNodes, costs: Costs) -> _Pieces:
     placed = list(nodes.placed)
     lasts = {x: i for i, node in enumerate(placed) for x in nodes.operands(node)}
-    before, change = [0.0], [0.0] * (len(placed) + 1)
+    readers = Counter(name for node in placed for name in nodes.read(node))
+    before, change, own = [0.0], [0.0] * (len(placed) + 1), [0]
     for i, node in enumerate(placed):
+        own.append(own[-1] + any(readers[name] == 1 for name in nodes.read(node)))
         work = costs.work(costs.number(flops(node)), costs.number(moved(node)))
         before.append(before[-1] + 3 * work)  # the backward takes about twice as long
         for y in node.outputs:
@@ -126,7 +132,7 @@ def _measured(nodes: ForwardNodes, costs: Costs) -> _Pieces:
     for seconds in change:
         total += seconds
         crossing.append(max(total, 0.0))
-    return _Pieces(before, crossing)
+    return _Pieces(before, crossing, own)
 
 
 def _places(crossing: Sequence[float], stages: int) -> list[int]:
@@ -155,7 +161,7 @@ def _cuts(pieces: _Pieces, places: Sequence[int], stages: int) -> list[int] | No
             ways = [
                 (max(slowest, pieces.cost(start, stop)), sent + pieces.crossing[start], cuts)
                 for start, (slowest, sent, cuts) in found.items()
-                if start < stop
+                if pieces.own[start] < pieces.own[stop]
             ]
             if ways:
                 slowest, sent, cuts = min(ways, key=lambda way: way[:2])

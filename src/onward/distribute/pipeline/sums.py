@@ -66,6 +66,19 @@ def exchanged_sums(
     return graph
 
 
+def exchanged_loss(graph: Graph, mesh: Mesh, messages: int, digest: str) -> Graph:
+    """Returns a copy of a rank's evaluation whose loss is that of the last stage, on every rank.
+    messages, digest: as of `exchanged_sums`."""
+    graph = graph.clone()
+    name = graph.signature.loss
+    assert name is not None, "an evaluation has a loss"
+    exchange = _Exchange(graph, mesh, messages)
+    loss = graph.outputs[name]
+    total = exchange.total_loss(builder(graph, None), loss, digest)
+    graph.outputs.update({n: total for n, value in graph.outputs.items() if value is loss})
+    return graph
+
+
 class _Exchange:
     """Writes exchanges behind the messages of a step, numbered alike on all ranks."""
 
@@ -131,10 +144,13 @@ class _Exchange:
         have 0."""
         b, own = builder(self.graph, identity), identity.inputs[0]
         assert own is not None
+        replaced(self.graph, identity, self.total_loss(b, own, digest))
+
+    def total_loss(self, b: Builder, own: Value, digest: str) -> Value:
+        """Writes the sum of the losses of all ranks."""
         self.number += 1
         record = f"the loss of the last stage ({digest})" if digest else "the loss"
-        total = self._run(b, "AllReduceStart", own, record, reduction="sum")
-        replaced(self.graph, identity, total)
+        return self._run(b, "AllReduceStart", own, record, reduction="sum")
 
 
 __all__ = ["exchanged_sums", "ranks_of_stages", "tied"]

@@ -45,8 +45,11 @@ class RankProgram:
 
 
 def batch_names(graph: Graph, micro_batches: int) -> dict[str, list[str]]:
-    """By graph input that is a tensor of the batch with rows, its inputs for the micro-batches.
-    Raises OnwardError where the number of rows is no dim 0."""
+    """By graph input that is a tensor of the batch with rows, its inputs for the micro-batches; a
+    batch that is one micro-batch stays as it is. Raises OnwardError where the number of rows is no
+    dim 0."""
+    if micro_batches == 1:
+        return {}
     rows = rows_of(graph)
     found: dict[str, list[str]] = {}
     for value in graph.inputs_with(Role.BATCH):
@@ -85,10 +88,11 @@ def write_rank(
     differentiated: Graph,
     mesh: Mesh,
     table: Table,
-    join_divisors: JoinDivisors,
+    join_divisors: JoinDivisors | None = None,
 ) -> RankProgram:
     """Writes the graph of one rank. differentiated: the staged forward with the gradients of its
-    trained parameters, or without any where nothing is trained."""
+    trained parameters, or without any in an evaluation. join_divisors: makes one divisor of those
+    of all micro-batches, where the forward has one."""
     stage_of_input = {name: stage for (_, stage), name in staged.inputs.items()}
     found = partition(differentiated, stage_of_input)
     messages = messages_of(found, table, timeline(table))
@@ -119,16 +123,18 @@ class _Writer:
         self.rank, self.ranks = self.mesh.coordinate(AXIS), self.mesh.size(AXIS)
         self.actions = self.table[self.rank]
         self.micros = len({action.micro for actions in self.table for action in actions})
-        self.rows = rows_of(self.source)
-        names = micro_symbols(self.rows, self.micros)
-        self.sizes: list[dict[str, Size]] = [{self.rows: symbol(name)} for name in names]
+        self.sizes: list[dict[str, Size]] = [{}]
+        if self.micros > 1:
+            self.rows = rows_of(self.source)
+            names = micro_symbols(self.rows, self.micros)
+            self.sizes = [{self.rows: symbol(name)} for name in names]
         self.timeline = timeline(self.table)
 
-    def write(self, join_divisors: JoinDivisors) -> None:
+    def write(self, join_divisors: JoinDivisors | None) -> None:
         """Writes all of it."""
         self._inputs()
         signature, early = self.source.signature, Builder(self.graph, marks={"action": 0})
-        if signature.divisor is not None:
+        if signature.divisor is not None and join_divisors is not None:
             divisor = self.source.outputs[signature.divisor]
             for m in range(self.micros):
                 for node in self.source:
@@ -175,6 +181,8 @@ class _Writer:
         b, offset = Builder(self.graph, marks={"action": 0}), self.shared[value]
         for m in range(self.micros):
             self.made[value, m] = offset
+            if m + 1 == self.micros:
+                break
             offset = b.Add(offset, b.squeeze(b.size(self.sizes[m][self.rows]), [0]))
 
     # ---- copies
