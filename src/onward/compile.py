@@ -23,17 +23,27 @@ from typing import Any
 
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
-from onward.differentiate import Recipe, add_updates, summed, update_alone, vjp
+from onward.differentiate import (
+    Recipe,
+    add_updates,
+    divisor_of_all,
+    summed,
+    update_alone,
+    vjp,
+)
 from onward.distribute import (
     Mesh,
     cut_along,
     distribute,
     gathered_ahead,
     length_parts,
+    pipeline,
+    require_shareable,
     shares_steps,
     splits_sequences,
 )
 from onward.distribute.tensor import chosen_cuts, link_rates
+from onward.distribute.tensor.conversions import Costs
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
@@ -44,7 +54,7 @@ from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
 from onward.plan import Budget, Fusible, Plan, make_plan
-from onward.shards import Shard
+from onward.shards import PipelineCut, Shard
 
 
 class Compiler:
@@ -164,7 +174,10 @@ class Compiler:
         OnwardError for a mesh that a step cannot be distributed over."""
 
         def make() -> Graph:
-            graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
+            if recipe.pipeline is None:
+                graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
+            else:
+                graph = self._pipelined(forward, self.joint(recipe), recipe.pipeline)
             return self._rewrite(graph, rewrite.STEP, "step")
 
         return self.cache.get_or_make("step", forward, (recipe,), make)
@@ -180,11 +193,26 @@ class Compiler:
         )
         return chosen_cuts(self._updated(forward, recipe), mesh, rates, sizes)
 
+    def stages(
+        self, forward: Graph, number: int, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int, ...]]:
+        """Chooses the stages of a pipeline: by parameter, those that read it. sizes: of a batch, by
+        symbol. Raises OnwardError for a model that has no such number of stages."""
+        rates = self.target.rates
+        device = link_rates(self.target.device, rates.flops_per_second, rates.bytes_per_second)
+        return pipeline.chosen_stages(forward, number, Costs(device, number, sizes))
+
     def evaluated(
-        self, forward: Graph, held: Mapping[str, Shard], cuts: Mapping[str, tuple[int, int]]
+        self,
+        forward: Graph,
+        held: Mapping[str, Shard],
+        cuts: Mapping[str, tuple[int, int]],
+        stages: PipelineCut | None = None,
     ) -> Graph:
-        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters:
-        as one row (`held`), or along a dim (`cuts`)."""
+        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters: as
+        one row (`held`), along a dim (`cuts`), or those of some layers (`stages`)."""
+        if stages is not None:
+            return pipeline.evaluation_rank(forward, self.mesh, stages)
         if cuts:
             return cut_along(forward, self.mesh, cuts)
         inputs = {value.name for value in forward.inputs}
@@ -245,7 +273,7 @@ class Compiler:
 
     def joint(self, recipe: Recipe) -> Recipe:
         """The recipe for the mesh: whether several ranks share each batch."""
-        return replace(recipe, joint=shares_steps(self.mesh))
+        return replace(recipe, joint=shares_steps(self.mesh) or recipe.pipeline is not None)
 
     def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
         """The step of one rank alone: forward, gradients and updates."""
@@ -255,6 +283,24 @@ class Compiler:
             graph = add_updates(graph, recipe)
         self.journal.note("updates", graph)
         return graph
+
+    def _pipelined(self, forward: Graph, recipe: Recipe, cut: PipelineCut) -> Graph:
+        """The step of one rank of a pipeline: forward and gradients of its stages, cut before they
+        are differentiated, and the update of its parameters."""
+
+        def differentiate(graph: Graph, wrt: Sequence[str]) -> Graph:
+            return self._differentiate(graph, wrt, wrt)
+
+        require_shareable(forward, self.mesh)
+        start = summed(forward)
+        made = pipeline.pipeline_rank(
+            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all
+        )
+        own = recipe.only(pipeline.held_here(cut.holders, self.mesh))
+        with self.journal.timed("updates"):
+            graph = add_updates(made.graph, own)
+        self.journal.note("updates", graph)
+        return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts

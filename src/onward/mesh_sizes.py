@@ -11,7 +11,7 @@ from onward.errors import OnwardError, refused
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
-SHARED_AXES = (*DATA_AXES, "tp", "cp")  # along which a Trainer shares its work
+SHARED_AXES = (*DATA_AXES, "tp", "cp", "pp")  # along which a Trainer shares its work
 SUMMED_AXES = ("cp", *DATA_AXES)  # along which ranks have terms of each gradient, innermost first
 AUTO = "auto"  # all processes that were started, along one axis of data
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
@@ -82,6 +82,25 @@ def _check_sequences(sizes: Mapping[str, int], zero: int) -> None:
         )
 
 
+def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bool]) -> None:
+    """Raises OnwardError for options that a mesh with `pp` does not go with yet. others: by name,
+    whether an option is set."""
+    sizes = {} if mesh is None or isinstance(mesh, str) else mesh
+    if sizes.get("pp", 1) == 1:
+        return
+    axis = next((axis for axis, size in sizes.items() if size > 1 and axis != "pp"), None)
+    if axis is not None:
+        raise OnwardError(
+            f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
+            "leave one of them out"
+        )
+    name = next((name for name, is_set in others.items() if is_set), None)
+    if name is not None:
+        raise OnwardError(
+            f"{name} and a mesh with pp are not there together yet; fix: leave one of them out"
+        )
+
+
 def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
     ranks = sizes.get("dp_replicate", 1)
     other = next((axis for axis in ("tp", "cp") if sizes.get(axis, 1) > 1), None)
@@ -104,6 +123,7 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 
 __all__ = [
-    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "SUMMED_AXES", "auto_sizes", "check_sharing",
+    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
+    "check_sharing",
     "read_mesh",
 ]  # fmt: skip

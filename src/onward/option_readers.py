@@ -36,6 +36,7 @@ def _count_or_none(meant: str) -> Callable[[str, object], int | None]:
 
 read_limit = _count_or_none("a whole number, 1 or more, or None (all are kept)")
 read_skips = _count_or_none("a whole number, 1 or more, or None (training never stops)")
+read_microbatches = _count_or_none("a whole number, 1 or more, or None (as many as ranks along pp)")
 read_updates = _count_or_none("a whole number of updates, 1 or more, or None")
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.mesh_sizes import check_sharing, read_mesh
+from onward.mesh_sizes import check_pipeline, check_sharing, read_mesh
 from onward.option_readers import (
     Reader,
     read_budget,
     read_count,
     read_decay,
+    read_microbatches,
     read_names,
     read_norm,
     read_one_of,
@@ -390,6 +391,31 @@ class TrainerOptions:
     ranks along `dp_shard` make up one replica. The loss is still that of all ranks. Not together
     with `zero`. False: the mean over all labels."""
 
+    pipeline_schedule: str = option(
+        "1F1B",
+        read_one_of("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"),
+        "the order in which ranks along `pp` run their layers on the micro-batches, by its name in "
+        "torch.distributed.pipelining",
+        '"GPipe"',
+    )
+    """The schedule of the ranks along the axis `pp` of the `mesh`, each of which holds some of the
+    layers. "GPipe" (arXiv 1811.06965): all forwards, then all backwards. "1F1B" (arXiv 1806.03377):
+    forwards and backwards in turn, so that fewer activations are in memory. "Interleaved1F1B"
+    (arXiv 2104.04473): the same with two pieces of the model a rank, which idle half as long.
+    "InterleavedZeroBubble" (arXiv 2401.10241): the same, and gradients of weights fill the time in
+    which a rank would idle. The update is the same."""
+
+    pipeline_microbatches: int | None = option(
+        None,
+        read_microbatches,
+        "the number of micro-batches that ranks along `pp` make of each batch, by rows; by default "
+        "as many as there are ranks along it",
+        "8",
+    )
+    """The number of parts in which a batch runs through the ranks along `pp`, cut by rows, as equal
+    as they can be. With more of them ranks idle less: with P ranks and M parts, (P-1)/(M+P-1) of
+    the time by "1F1B". None: P."""
+
     compare_ranks_every: int | None = option(
         None,
         read_updates,
@@ -498,6 +524,19 @@ class TrainerOptions:
         check_sharing(
             self.mesh, self.zero, self.adasum, self.ema_decay is not None, self.optimizer_state
         )
+        check_pipeline(
+            self.mesh,
+            {
+                "zero": bool(self.zero),
+                "adasum": self.adasum,
+                "ema_decay": self.ema_decay is not None,
+                "optimizer_state": self.optimizer_state != "fp32",
+                "memory_budget": self.memory_budget is not None,
+                "fetch": bool(self.fetch),
+                'gradient_accumulation_average="micro_batches"': self.gradient_accumulation_average
+                == "micro_batches",
+            },
+        )
         if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
             raise OnwardError(
                 "auto_micro_batch adds up the parts of a batch by their labels, which "
@@ -510,6 +549,11 @@ class TrainerOptions:
                 "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
                 "number as loss_scale"
             )
+
+    @property
+    def stages_per_rank(self) -> int:
+        """The number of stages of a pipeline that each rank along `pp` has."""
+        return 2 if self.pipeline_schedule.startswith("Interleaved") else 1
 
     @property
     def scaling(self) -> float | LossScale | None:

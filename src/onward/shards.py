@@ -1,8 +1,10 @@
-"""Shards: the part of each parameter that a rank updates, and whose optimizer state it holds."""
+"""Shards: the part of each parameter that a rank updates, and whose optimizer state it holds; and
+the stages of a pipeline, each of which holds whole parameters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 LEAST = 2048  # elements of a shard; a smaller parameter is updated by every rank
 
@@ -64,4 +66,38 @@ def shard_of(elements: int, axis: str, ranks: int, place: int, block: int = 1) -
     return found if is_cut else None
 
 
-__all__ = ["LEAST", "Shard", "shard_of"]
+@dataclass(frozen=True)
+class PipelineCut:
+    """How ranks along `pp` share a step. schedule: its name. micro_batches: of a batch.
+    stages_per_rank: stage s is on rank s mod the number of ranks. holders: by parameter, the stages
+    that read it."""
+
+    schedule: str
+    micro_batches: int
+    stages_per_rank: int = 1
+    holders: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class StageCut:
+    """A parameter that the ranks with its stages hold whole, and the others along the axis not at
+    all. ranks: along it. place: this rank's. stages: those that read it; stage s is on rank s mod
+    the number of ranks."""
+
+    axis: str
+    ranks: int
+    place: int
+    stages: tuple[int, ...]
+
+    @property
+    def owner(self) -> int:
+        """The first of the ranks that hold it, which gives it to the others."""
+        return min(stage % self.ranks for stage in self.stages)
+
+    @property
+    def is_here(self) -> bool:
+        """Says whether this rank holds it."""
+        return any(stage % self.ranks == self.place for stage in self.stages)
+
+
+__all__ = ["LEAST", "PipelineCut", "Shard", "StageCut", "shard_of"]

@@ -14,10 +14,11 @@ from rank_processes import run_ranks
 from onward.distribute import Collectives, Mesh
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value
-from onward.graph.types import parse_type
+from onward.graph.types import DType, parse_type
 
 RANKS, RUNS = 2, 3
 AXIS = "dp_shard"
+LOW = DType.BFLOAT16
 # op, attributes, type of x, whether x is not contiguous; several tensors where the op takes them
 CASES: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
     ("AllReduceStart", {"reduction": "sum"}, "f32[6,5]", False),
@@ -33,6 +34,7 @@ CASES: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
     ("ExchangeStart", {"distance": 1}, "f64[3]", False),
     ("ExchangeStart", {"distance": 1}, "f16[2,5]", False),
 )
+MESSAGES = ("f32[6,5]", "bf16[6,5]", "i64[3]", "b[7]")  # from rank 0 to rank 1, and back
 SEVERAL = ("AllReduceStart", "BroadcastStart")
 
 
@@ -51,6 +53,7 @@ def graph_of(mesh: Mesh) -> Graph:
             value = b.transpose(flat, (1, 0))
         several = [value, b.Mul(x, x)] if op in SEVERAL else [value]
         started.append(exchange.start(b, op, several, AXIS, f"case {i}", **attrs))
+    _send_messages(graph, b, mesh, len(CASES) + 1)
     work = graph.input("work", parse_type("f32[64,8]"), Role.BATCH)
     value = work
     for _ in range(4):
@@ -62,6 +65,37 @@ def graph_of(mesh: Mesh) -> Graph:
     return graph
 
 
+def _send_messages(graph: Graph, b: Builder, mesh: Mesh, number: int) -> None:
+    """Sends each message on one rank and receives it on the other, and waits for all of them
+    later."""
+    rank, ends, sent = mesh.coordinate(AXIS), list[tuple[str, Value, Any, list[Value]]](), {}
+    for i, kind in enumerate(MESSAGES):
+        x = graph.input(f"m{i}", parse_type(kind), Role.BATCH)
+        for source in range(RANKS):
+            record = f"message {i} of rank {source}"
+            said = {"axis": AXIS, "size": RANKS, "sequence": number, "record": record}
+            number += 1
+            if rank == source:
+                token = b.one("SendStart", [x], {**said, "to": 1 - rank})
+                ends.append((f"sent.{i}", token, said, [x]))
+            else:
+                attrs = {**said, "source": source, "dtype": int(parse_type(kind).dtype)}
+                y = b.one("ReceiveStart", [b.shape(x)], attrs)
+                ends.append((f"received.{i}", y, said, []))
+    y = b.one("ExchangeStart", [x := graph.input("p", parse_type("f32[2,5]"), Role.BATCH)],
+              {"axis": AXIS, "size": RANKS, "sequence": number, "record": "p", "partner": 1 - rank}
+              )  # fmt: skip
+    ends.append(("partner", y, {"axis": AXIS, "sequence": number, "record": "p"}, [x]))
+    for name, y, said, held in ends:
+        attrs = {key: said[key] for key in ("axis", "sequence", "record")}
+        made = b.one("CollectiveWait", [y, *held], attrs)
+        if name.startswith("sent"):
+            sent[name] = graph.output(name, made)
+        else:
+            graph.output(name, b.cast(made, DType.FLOAT))
+    graph.signature = graph.signature.but(sent=sent)
+
+
 def feeds(rank: int, run: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(10 * run + rank)
     given = {"work": rng.standard_normal((64, 8)).astype(np.float32)}
@@ -69,6 +103,11 @@ def feeds(rank: int, run: int) -> dict[str, np.ndarray]:
         type = parse_type(kind)
         drawn = 4 * rng.standard_normal([int(n) for n in type.shape])  # type: ignore[arg-type]
         given[f"x{i}"] = np.asarray(drawn).astype(type.dtype.numpy())
+    for i, kind in enumerate((*MESSAGES, "f32[2,5]")):
+        type = parse_type(kind)
+        drawn = 4 * rng.standard_normal([int(n) for n in type.shape])  # type: ignore[arg-type]
+        name = f"m{i}" if i < len(MESSAGES) else "p"
+        given[name] = np.asarray(drawn > 0 if kind[0] == "b" else drawn).astype(type.dtype.numpy())
     return given
 
 
@@ -103,9 +142,12 @@ def main(folder: Path, rank: int) -> None:
     executable = Executable(plan, memory, {}, mesh=mesh)
     made: dict[str, np.ndarray] = {}
     for number in range(RUNS):
-        inputs = {name: torch.from_numpy(x) for name, x in feeds(rank, number).items()}
+        given = feeds(rank, number)
+        low = {n: x.astype(np.float32) for n, x in given.items() if x.dtype == LOW.numpy()}
+        inputs = {n: torch.from_numpy(x) for n, x in given.items() if n not in low}
+        inputs |= {n: torch.from_numpy(x).bfloat16() for n, x in low.items()}
         executable.run(inputs)
-        for name in executable.plan.outputs:
+        for name in (n for n in executable.plan.outputs if not n.startswith("sent")):
             made[f"{number}.{name}"] = executable.output(name).numpy()
     distributed.barrier()
     np.savez(folder / f"{rank}.npz", **made)  # type: ignore[arg-type]

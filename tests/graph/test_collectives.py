@@ -26,6 +26,8 @@ MORE: dict[str, dict[str, Any]] = {
     "AllToAllStart": {},
     "BroadcastStart": {"root": 1},
     "ExchangeStart": {"distance": 1},
+    "SendStart": {"to": 1},
+    "ReceiveStart": {"source": 1, "dtype": 1},
 }
 SHAPES = {
     "AllReduceStart": "f32[4,3]",
@@ -34,6 +36,8 @@ SHAPES = {
     "AllToAllStart": "f32[4,3]",
     "BroadcastStart": "f32[4,3]",
     "ExchangeStart": "f32[4,3]",
+    "SendStart": "i32[1]",
+    "ReceiveStart": "f32[4,3]",
 }
 
 
@@ -58,8 +62,9 @@ def given(kind: str = "f32[4,3]") -> tuple[Graph, Value]:
 
 def whole(op: str) -> Graph:
     graph, x = given()
+    x = Builder(graph).Shape(x) if op == "ReceiveStart" else x
     ys, said = started(graph, op, x)
-    held = () if op in ("AllReduceStart", "BroadcastStart") else (x,)
+    held = () if op in ("AllReduceStart", "BroadcastStart", "ReceiveStart") else (x,)
     graph.output("y", waited(graph, ys, said, *held)[0])
     return graph
 
@@ -69,7 +74,8 @@ def test_types_and_text(op: str) -> None:
     graph = whole(op)
     assert not list(broken_halves(graph))
     text = graph_text(graph)
-    assert f"{SHAPES[op]} = onward.{op}(%x)" in text and "axis=tp" in text
+    operand = "%shape_1" if op == "ReceiveStart" else "%x"
+    assert f"{SHAPES[op]} = onward.{op}({operand})" in text and "axis=tp" in text
     assert f"{SHAPES[op]} = onward.{WAIT}(" in text and "record=a test" in text
 
 
@@ -97,6 +103,10 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distance 2 some of 6 ranks": ("ExchangeStart", "f32[4]", {"distance": 2, "size": 6}),
     "distance 3 some of 6 ranks": ("ExchangeStart", "f32[4]", {"distance": 3, "size": 6}),
     "distance 0 some of 2 ranks": ("ExchangeStart", "f32[4]", {"distance": 0}),
+    "partner 2 of 2 ranks": ("ExchangeStart", "f32[4]", {"partner": 2}),
+    "to 2 of 2 ranks": ("SendStart", "f32[4]", {"to": 2}),
+    "source -1 of 2 ranks": ("ReceiveStart", "i64[1]", {"source": -1}),
+    "must be a known shape": ("ReceiveStart", "i64[1]", {}),
 }
 
 

@@ -70,7 +70,7 @@ class Case:
     lengths. early: the step after which a window of two micro-batches ends with one. near: the case
     in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
     are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
-    share sequences, of as many as there are."""
+    share sequences, of as many as there are. pp: whether all share the layers."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -82,15 +82,18 @@ class Case:
     is_cut: bool = False
     tp: bool = False
     cp: int = 0
+    pp: bool = False
 
     @property
     def has_parts(self) -> bool:
         """Says whether ranks have parts of the weights."""
-        return self.zero == 3 or self.tp
+        return self.zero == 3 or self.tp or self.pp
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
         """The number of a rank's share of the batch, and the number of shares: ranks along `tp` and
-        `cp`, who are neighbours, have the same."""
+        `cp`, who are neighbours, have the same, and so have all along `pp`."""
+        if self.pp:
+            return 0, 1
         same = min(2 if self.tp else max(self.cp, 1), ranks)
         return rank // same, ranks // same
 
@@ -98,6 +101,8 @@ class Case:
         """The options of a run with this number of ranks."""
         if ranks == 1:
             return dict(self.options)
+        if self.pp:
+            return {**self.options, "mesh": {"pp": ranks}}
         if self.tp:
             return {**self.options, "mesh": {"dp_replicate": ranks // 2, "tp": 2}}
         if self.cp:
@@ -173,14 +178,30 @@ CASES = {
     "llama zero bf16": Case(
         llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
+    "gpt2 pp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True),
+    "bert pp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, padding=True,
+        pp=True,
+    ),
+    "t5 pp": Case(t5, {**CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW",
+                  padding=True, pp=True),
+    "llama pp lamb": Case(llama, {"pipeline_schedule": "Interleaved1F1B"}, "LAMB", pp=True),
+    "gpt2 pp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED, "pipeline_microbatches": 5}, "AdamW",
+        near="gpt2 pp", pp=True,
+    ),
+    "gpt2 pp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 window", pp=True
+    ),
 }  # fmt: skip
 
 
 GROUPS = {  # by what ranks share
-    "the batch": {n: c for n, c in CASES.items() if not c.zero and not c.tp and not c.cp},
+    "the batch": {n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp)},
     "state": {n: case for n, case in CASES.items() if case.zero},
     "weights": {n: case for n, case in CASES.items() if case.tp},
     "sequences": {n: case for n, case in CASES.items() if case.cp},
+    "layers": {n: case for n, case in CASES.items() if case.pp},
 }
 
 
@@ -243,7 +264,7 @@ def outcome(case: Case, rank: int, ranks: int) -> Tensors:
     made = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     if case.options.get("ema_decay"):
         made |= {f"average.{n}": p for n, p in trainer.ema_state_dict().items()}
-    if (case.zero or case.tp) and case.near is None and not trainer.micro_steps:
+    if (case.zero or case.tp or case.pp) and case.near is None and not trainer.micro_steps:
         made |= {f"state.{n}": x for n, x in trainer.state_dict()["optimizer"].items()}
         held = trainer._updates.state.tensors  # what lies in this rank's memory
         numbers = sum(x.numel() for slots in held.values() for x in slots.values())
@@ -258,7 +279,7 @@ def evaluated(trainer: Any, case: Case, rank: int, ranks: int) -> None:
     data: Any = {n: x[number::count].clone() for n, x in rows(case, STEPS).items()}
     found = float(trainer.eval_step(data).loss)
     cut = [bool(p.isnan().all()) for p in trainer.model.parameters() if p.numel() >= 64]
-    assert all(cut) if case.zero else sum(cut) > len(cut) // 2, cut
+    assert all(cut) if case.zero else sum(cut) > (0 if case.pp else len(cut) // 2), cut
     trainer.gather()
     assert not any(p.isnan().any() for p in trainer.model.parameters())
     with torch.no_grad():

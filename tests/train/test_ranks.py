@@ -46,7 +46,8 @@ def test_ranks_are_one_process_with_the_whole_batch(
         held = [float(each[name].pop("numbers held", 0)) for each in found]
         if held[0]:  # each has its parts alone
             whole = float(alone(name)["numbers held"])
-            most = 0.8 if case.tp else 0.6  # along tp some weights stay whole
+            # along tp some weights stay whole, along pp the table of embeddings may be half of all
+            most = 1.0 if case.pp else 0.8 if case.tp else 0.6
             assert max(held) < most * whole and sum(held) < 2 * most * number / 2 * whole
         for rank in range(1, number):
             for key, y in found[0][name].items():

@@ -5,7 +5,7 @@ Imports: graph.
 """
 
 from onward.differentiate import rules
-from onward.differentiate.loss_sum import summed
+from onward.differentiate.loss_sum import divisor_of_all, summed
 from onward.differentiate.reverse import vjp
 from onward.differentiate.update import Recipe, UpdateGroup, add_updates, settled, update_alone
 
@@ -13,6 +13,7 @@ __all__ = [
     "Recipe",
     "UpdateGroup",
     "add_updates",
+    "divisor_of_all",
     "rules",
     "settled",
     "summed",

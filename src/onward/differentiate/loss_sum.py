@@ -97,6 +97,14 @@ def bounded(b: Builder, divisor: Value, total: Value) -> Value:
     return total
 
 
+def divisor_of_all(b: Builder, divisors: Sequence[Value]) -> Value:
+    """The divisor f64[] of all micro-batches of a graph, from that of each, f64[]."""
+    total = unbounded(divisors[0])
+    for divisor in divisors[1:]:
+        total = b.Add(b.cast(total, DType.DOUBLE), b.cast(unbounded(divisor), DType.DOUBLE))
+    return bounded(b, divisors[0], b.cast(total, DType.DOUBLE))
+
+
 def _taken_apart(divisor: Value) -> tuple[Value, list[tuple[str, float]]]:
     """A divisor without its bounds, and these from the outside in: op and constant."""
     bounds: list[tuple[str, float]] = []
@@ -331,4 +339,4 @@ def _label_count(b: Builder, node: Node) -> Value:
     return b.reduce_sum(shares, range(rank), keepdims=False)
 
 
-__all__ = ["bounded", "obstacle", "summed", "unbounded"]
+__all__ = ["bounded", "divisor_of_all", "obstacle", "summed", "unbounded"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onward.differentiate.rule_table import NO_GRADIENT, RULES, Gradients
-from onward.graph.build import Builder, inline, settle_stops
+from onward.graph.build import Builder, handed_on, inline, settle_stops
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import Shape
@@ -51,7 +51,7 @@ def vjp(
             continue
         if node.op_type in NO_GRADIENT:
             continue  # the walk ends at an input that is an output itself
-        b = Builder(graph, module=where(node), backward=True)
+        b = Builder(graph, module=where(node), backward=True, marks=handed_on(node))
         dys = [
             dy if dy is None or node.op_type == "Cast" else b.cast(dy, type_of(y).dtype)
             for dy, y in zip(dys, node.outputs, strict=True)

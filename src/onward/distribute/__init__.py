@@ -8,13 +8,14 @@ Each way of sharing the work is one file. `data_parallel` takes the axes `dp_rep
 `parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
 `context` cuts sequences along `cp`.
 `adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
+`pipeline` cuts the layers along `pp`, before the step is differentiated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onward.distribute import context, tensor
+from onward.distribute import context, pipeline, tensor
 from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
 from onward.distribute.context import context_parallel, length_parts
@@ -57,9 +58,12 @@ def distribute(
             f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: other axes, of "
             f"{', '.join(SHARED_AXES)}"
         )
-    why = _unshared(graph)
-    if why is not None:
-        raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+    require_shareable(graph, mesh)
+    if mesh.size(pipeline.AXIS) > 1:
+        raise OnwardError(
+            f"a step on {mesh} is cut into stages before it is differentiated, and nothing says "
+            "which; fix: train a step first, which chooses them"
+        )
     if splits_sequences(mesh):
         graph = data_parallel(context_parallel(graph, mesh), mesh, average)
         number_in_order(graph)
@@ -103,6 +107,13 @@ def cut_along(graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]) -> 
     return tensor.tensor_parallel(graph, mesh, cuts=here)[0]
 
 
+def require_shareable(graph: Graph, mesh: Mesh) -> None:
+    """Raises OnwardError for a step that ranks cannot share."""
+    why = _unshared(graph)
+    if why is not None:
+        raise OnwardError(f"a step on {mesh} cannot be distributed: {why}")
+
+
 def _unshared(graph: Graph) -> str | None:
     """The reason why ranks with a share of the batch each would not make the step of the whole
     batch, with a way out; None where there is none."""
@@ -128,5 +139,6 @@ __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "adasum", "context_parallel", "cut_along",
     "data_parallel", "distribute", "gathered_ahead", "length_parts", "lockstep", "number_in_order",
-    "ranks_of", "shard_of", "shares_steps", "splits_sequences", "zero",
+    "pipeline", "ranks_of", "require_shareable", "shard_of", "shares_steps", "splits_sequences",
+    "zero",
 ]  # fmt: skip

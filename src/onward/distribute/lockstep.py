@@ -2,7 +2,8 @@
 
 Each graph is cut where it waits for a collective. The pieces run on onnx's reference evaluator
 (numpy; slow and exact); the collectives between them are functions of the arrays of the ranks that
-meet, reduced in the order of the ranks' coordinates: ((x0 + x1) + x2) + ...
+meet, reduced in the order of the ranks' coordinates: ((x0 + x1) + x2) + ... A message from one rank
+to another does not stop either of them until they wait for it (`pair_streams`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onward.distribute.mesh import Mesh
+from onward.distribute.pair_streams import MessageEnd, PairStreams
 from onward.errors import OnwardError
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes, type_of
-from onward.graph.ops.collective import STARTS, WAIT
+from onward.graph.ops.collective import MESSAGES, SEND, STARTS, WAIT, start_of
 from onward.graph.printer import node_text
 
 Arrays: TypeAlias = list[np.ndarray]
@@ -39,8 +41,15 @@ class Meeting:
     @property
     def terms(self) -> tuple[Any, ...]:
         """What all ranks that meet must have in common: op, attributes, shapes, element types."""
-        said = sorted(self.attrs.items())
+        said = sorted(pair for pair in self.attrs.items() if pair[0] != "partner")
         return (self.start.op_type, said, [(x.shape, x.dtype) for x in self.arrays])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank that waits for a message. start: of it."""
+
+    start: Node
 
 
 def ranks_of(axes: Sequence[str], sizes: Sequence[int]) -> list[Mesh]:
@@ -58,19 +67,39 @@ def lockstep(
     runs = [_run(graph, given) for graph, given in zip(graphs, feeds, strict=True)]
     found: dict[int, Outputs] = {}
     waiting: dict[int, Meeting] = {}
+    expecting: dict[int, Arrival] = {}
+    streams = PairStreams()
 
-    def go_on(rank: int, arrays: Arrays | None) -> None:
+    def go_on(rank: int, arrays: Arrays) -> None:
         try:
-            waiting[rank] = next(runs[rank]) if arrays is None else runs[rank].send(arrays)
+            stop = runs[rank].send(arrays) if arrays else next(runs[rank])
+            while isinstance(stop, MessageEnd):
+                streams.start(rank, _other_end(meshes, rank, stop), stop)
+                stop = next(runs[rank])
         except StopIteration as end:
             found[rank] = end.value
+            return
+        if isinstance(stop, Arrival):
+            expecting[rank] = stop
+        else:
+            waiting[rank] = stop
 
     for rank in range(len(runs)):
-        go_on(rank, None)
-    while waiting:
+        go_on(rank, [])
+    while waiting or expecting:
+        arrived = [
+            (rank, result) for rank, stop in expecting.items()
+            if (result := streams.finished(rank, _sender(meshes, rank, stop), stop.start))
+            is not None
+        ]  # fmt: skip
+        for rank, result in arrived:
+            del expecting[rank]
+            go_on(rank, [result])
+        if arrived:
+            continue
         group = next((g for r in waiting if (g := _group(meshes, waiting, r))), None)
         if group is None:
-            raise OnwardError(_stuck(meshes, waiting))
+            raise OnwardError(_stuck(meshes, waiting, expecting))
         met = [waiting.pop(rank) for rank in group]
         first = met[0]
         for rank, other in zip(group, met, strict=True):
@@ -97,21 +126,44 @@ def _neighbours(meshes: Sequence[Mesh], rank: int, axis: str) -> list[int]:
     return sorted(same, key=lambda r: meshes[r].coordinates[at])
 
 
+def _other_end(meshes: Sequence[Mesh], rank: int, end: MessageEnd) -> int:
+    """The rank at the other end of a message."""
+    return _neighbours(meshes, rank, end.attrs["axis"])[end.other]
+
+
+def _sender(meshes: Sequence[Mesh], rank: int, stop: Arrival) -> int:
+    return _other_end(meshes, rank, MessageEnd(stop.start, None))
+
+
+def _members(meshes: Sequence[Mesh], meeting: Meeting, rank: int) -> list[int]:
+    """The ranks that take part in this rank's collective."""
+    group = _neighbours(meshes, rank, meeting.attrs["axis"])
+    partner = meeting.attrs.get("partner")
+    return group if partner is None else sorted({rank, group[int(partner)]})
+
+
 def _group(meshes: Sequence[Mesh], waiting: Mapping[int, Meeting], rank: int) -> list[int] | None:
     """The ranks that meet at this rank's collective, if all of them wait at one along its axis."""
     axis = waiting[rank].attrs["axis"]
-    group = _neighbours(meshes, rank, axis)
+    group = _members(meshes, waiting[rank], rank)
     there = all(r in waiting and waiting[r].attrs["axis"] == axis for r in group)
     return group if there else None
 
 
-def _stuck(meshes: Sequence[Mesh], waiting: Mapping[int, Meeting]) -> str:
-    rank, meeting = next(iter(waiting.items()))
-    group = _neighbours(meshes, rank, meeting.attrs["axis"])
-    at = meeting.attrs["axis"]
-    other = next(r for r in group if r not in waiting or waiting[r].attrs["axis"] != at)
-    where = f"is at {node_text(waiting[other].start)}" if other in waiting else "has ended"
-    return f"rank {rank} waits at {node_text(meeting.start)}, but rank {other} {where}"
+def _stuck(
+    meshes: Sequence[Mesh], waiting: Mapping[int, Meeting], expecting: Mapping[int, Arrival]
+) -> str:
+    if expecting:
+        rank, stop = next(iter(expecting.items()))
+        start, other = stop.start, _sender(meshes, rank, stop)
+    else:
+        rank, meeting = next(iter(waiting.items()))
+        start, at = meeting.start, meeting.attrs["axis"]
+        group = _members(meshes, meeting, rank)
+        other = next(r for r in group if r not in waiting or waiting[r].attrs["axis"] != at)
+    stop = waiting.get(other) or expecting.get(other)
+    where = "has ended" if stop is None else f"is at {node_text(stop.start)}"
+    return f"rank {rank} waits at {node_text(start)}, but rank {other} {where}"
 
 
 # ---- the collectives
@@ -135,7 +187,7 @@ def _exchanged(met: Sequence[Meeting], place: int) -> Arrays:
         case "AllToAllStart":
             return [np.concatenate([_part(x, place, len(xs)) for (x,) in xs])]
         case "ExchangeStart":
-            [x] = xs[place ^ int(attrs["distance"])]
+            [x] = xs[1 - place if "partner" in attrs else place ^ int(attrs["distance"])]
             return [x.copy()]
         case op:
             raise AssertionError(f"no collective: {op}")
@@ -155,16 +207,27 @@ def _reduced(xs: Sequence[np.ndarray], reduction: str) -> np.ndarray:
 # ---- one rank
 
 
-def _run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Generator[Meeting, Arrays, Outputs]:
+def _run(
+    graph: Graph, feeds: Mapping[str, np.ndarray]
+) -> Generator[Meeting | MessageEnd | Arrival, Arrays, Outputs]:
     """Runs the graph of one rank; yields at the start of each collective, in the order of the
-    graph, and is sent its results."""
+    graph, and is sent its results. Of a message it yields the start, and where it waits for it."""
     known: dict[Value, np.ndarray] = {v: feeds[v.name or ""] for v in graph.inputs}
     known |= {
         v: array for v in graph.ir.initializers.values() if (array := array_of(v)) is not None
     }
     piece: list[Node] = []
     for node in graph:
-        if node.op_type in STARTS:
+        if node.op_type in MESSAGES:
+            _evaluate(piece, known, graph)
+            piece = []
+            x = node.inputs[0]
+            yield MessageEnd(node, None if x is None or node.op_type != SEND else known[x])
+        elif node.op_type == WAIT and start_of(node).op_type in MESSAGES:
+            _evaluate(piece, known, graph)
+            piece = []
+            known.update(zip(node.outputs, (yield Arrival(start_of(node))), strict=True))
+        elif node.op_type in STARTS:
             _evaluate(piece, known, graph)
             piece = []
             results = yield Meeting(node, [known[x] for x in node.inputs if x is not None])
@@ -218,4 +281,4 @@ def _evaluate(nodes: Sequence[Node], known: dict[Value, np.ndarray], graph: Grap
     known.update({y: made[f"y{i}"] for i, y in enumerate(read)})
 
 
-__all__ = ["Meeting", "lockstep", "ranks_of"]
+__all__ = ["Arrival", "Meeting", "lockstep", "ranks_of"]

@@ -57,7 +57,7 @@ def zero(
     """
     held = held or {}
     graph = gathered_ahead(graph, mesh, held)
-    order = _order_of_norms(graph)
+    order = order_of_norms(graph)
     graph = data_parallel(graph, mesh, average, shards=shards)
     exchange = Collectives(graph, mesh)
     axis = next(iter([*shards.values(), *held.values()])).axis
@@ -97,7 +97,7 @@ def zero(
     return graph
 
 
-def _order_of_norms(graph: Graph) -> list[str]:
+def order_of_norms(graph: Graph) -> list[str]:
     """The parameters whose gradients' norms a step computes, in their order."""
     signature = graph.signature
     if "norms" not in signature.local_sums:
@@ -221,4 +221,4 @@ def _end_gather(b: Builder, name: str, started: StartedCollective, shard: Shard)
     graph.outputs[graph.signature.updated[name]] = whole
 
 
-__all__ = ["zero"]
+__all__ = ["order_of_norms", "zero"]

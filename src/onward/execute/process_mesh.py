@@ -164,6 +164,13 @@ class ProcessMesh(Mesh):
             dist.all_gather(parts, own, group=group)
         return parts
 
+    def given_by(self, owner: int, whole: torch.Tensor, axis: str) -> torch.Tensor:
+        """The tensor that one rank along an axis has, on all of them. Waits for the other ranks."""
+        own = whole.contiguous()
+        with self.watch.waiting(MeetingKind.STATE.value):
+            dist.broadcast(own, group=self.groups[axis], group_src=owner)
+        return own
+
     def fail(self) -> None:
         """Tells the other ranks that this one has failed; it waits for them, unless they have
         ended."""

@@ -9,12 +9,13 @@ The output types of a node are inferred when it is made (the op's record in `gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onward.graph.graph import (
+    HANDED_ON,
     ONWARD,
     Graph,
     Node,
@@ -37,8 +38,8 @@ ToValue = Value | int | float | bool | np.ndarray
 class Builder:
     """Appends nodes to the graph, or inserts them before a node.
 
-    module, backward (whether a node is in the backward half) and precision (of the model's own
-    autocast block) are recorded on every node made.
+    module, backward (whether a node is in the backward half), precision (of the model's own
+    autocast block) and marks (of HANDED_ON) are recorded on every node made.
     """
 
     def __init__(
@@ -48,19 +49,22 @@ class Builder:
         module: str = "",
         backward: bool = False,
         precision: str = "",
+        marks: Mapping[str, Any] | None = None,
     ) -> None:
         self.graph = graph
         self.before = before
         self.module = module
         self.backward = backward
         self.precision = precision
+        self.marks = dict(marks or {})
 
     @classmethod
     def at(cls, graph: Graph, node: Node, before: Node | None = None) -> Builder:
         """A Builder that inserts before `node`, or before `before`, and gives new nodes the module,
-        half and precision of `node`."""
+        half, precision and marks of `node`."""
         backward = bool(node.meta.get("backward"))
-        return cls(graph, before or node, where(node), backward, precision_said(node))
+        said = precision_said(node)
+        return cls(graph, before or node, where(node), backward, said, handed_on(node))
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -105,6 +109,7 @@ class Builder:
             node.metadata_props["precision"] = self.precision
         if self.backward:
             node.meta["backward"] = True
+        node.meta.update(self.marks)
         if self.before is None:
             self.graph.ir.append(node)
         else:
@@ -257,6 +262,11 @@ class Builder:
         return y
 
 
+def handed_on(node: Node) -> dict[str, Any]:
+    """The marks that nodes written at this one have as well."""
+    return {mark: node.meta[mark] for mark in HANDED_ON if mark in node.meta}
+
+
 def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[Value]:
     """Writes the body of an onward node, in standard ops on these inputs, and returns its results.
 
@@ -305,4 +315,13 @@ def is_zero(value: Value) -> bool:
     return array is not None and not array.any()
 
 
-__all__ = ["Builder", "ToValue", "content_of", "inline", "is_zero", "settle_stops", "write_body"]
+__all__ = [
+    "Builder",
+    "ToValue",
+    "content_of",
+    "handed_on",
+    "inline",
+    "is_zero",
+    "settle_stops",
+    "write_body",
+]

@@ -33,9 +33,13 @@ MARKS = {
     "backward": "whether a node is in the backward half: for launch order and reports of bytes; "
     "what waits for a cotangent follows from inputs",
     "again": "whether a node is recomputed to save memory: for launch order",
+    "stage": "the stage of a pipeline that a node belongs to, until ranks have graphs of their own",
+    "action": "the number of the action of a pipeline that a node is part of: for launch order",
     "sequences": "the number of sequences among packed rows: for counts of FLOPs",
     "unfused": "why no attention was found here: for a message",
 }
+# Marks that nodes written at another one, or derived from it, have as well.
+HANDED_ON = ("stage", "action")
 # Keys of `value.meta`. Only `type` is part of the meaning; `check` requires it of every value.
 NOTES = {
     "type": "a value without one is refused",

@@ -63,6 +63,8 @@ class Signature:
     local_gradients, by parameter, and local_sums, such as "labels" and "loss": Identities whose
     inputs are sums, or means, over the samples of one rank, and whose readers are to get those over
     the samples of all ranks; `distribute/data_parallel.py` writes the exchange in their place.
+    sent: of sends to other ranks, by their numbers as text; they are no results, but have a run
+    make them.
 
     Both. updated, accumulated: for an input, the output that is its next value: of parameters and
     slots, and of accumulators. written: the same for buffers that the forward writes, such as
@@ -98,6 +100,7 @@ class Signature:
     divisor: str | None = None
     local_gradients: dict[str, str] = field(default_factory=dict)
     local_sums: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
@@ -136,13 +139,13 @@ class Signature:
 
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
         """The outputs of a run: the loss, these results, and in any case the losses that it is a
-        sum of, next values of buffers that the forward writes, and results of regions. update:
+        sum of, next values of buffers that the forward writes, results of regions, sends. update:
         True adds next parameters and state, or the gradients left in their place, False the sums of
         gradients, None neither. What a window adds up is always computed."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
         names += [name for name in self.losses.values() if name not in names]
-        names += [*self.written.values(), *self.parts.values()]
+        names += [*self.written.values(), *self.parts.values(), *self.sent.values()]
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
             names += [*self.rescaled.values(), *self.left_gradients.values()]
@@ -154,7 +157,7 @@ class Signature:
 _OUTPUTS = frozenset({
     "loss", "results", "losses", "gradients", "parts", "grad_norm", "finite", "updated",
     "accumulated", "written", "rescaled", "windowed", "divisor", "left_gradients",
-    "local_gradients", "local_sums",
+    "local_gradients", "local_sums", "sent",
 })  # fmt: skip
 
 __all__ = ["REPLICA", "WINDOW", "Hyperparameter", "Signature", "Slot"]

@@ -69,7 +69,7 @@ ENTRIES: dict[str, tuple[Stage, ...]] = {
         (
             "hyperparameters", "clocks", "slots", "accumulators", "loss_scale", "growth_tracker",
             "grad_norm", "finite", "updated", "accumulated", "rescaled", "left_gradients",
-            "window", "window_scale", "windowed",
+            "window", "window_scale", "windowed", "sent",
         ),
         (Stage.STEP, Stage.SPECIALIZED),
     ),

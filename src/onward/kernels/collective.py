@@ -169,7 +169,9 @@ def _all_to_all(args: KernelArguments, group: Any) -> PendingExchange:
 
 def _exchange(args: KernelArguments, group: Any) -> PendingExchange:
     x, place = args.x().contiguous(), dist.get_rank(group)
-    partner = dist.get_global_rank(group, place ^ int(args.attrs["distance"]))
+    own = args.attrs.get("partner")
+    other = place ^ int(args.attrs["distance"]) if own is None else int(own)
+    partner = dist.get_global_rank(group, other)
     tag = int(args.attrs["sequence"])  # several exchanges of the same partners may be under way
     works = dist.batch_isend_irecv(
         [
@@ -178,6 +180,19 @@ def _exchange(args: KernelArguments, group: Any) -> PendingExchange:
         ]
     )
     return PendingExchange(tuple(works), (args.y,), operands=(x,))
+
+
+def _send(args: KernelArguments, group: Any) -> PendingExchange:
+    x, to = args.x().contiguous(), dist.get_global_rank(group, int(args.attrs["to"]))
+    tag = int(args.attrs["sequence"])  # of one message at both ends
+    work = dist.isend(x, to, group, tag)
+    return PendingExchange((work,), (args.y,), operands=(x,))
+
+
+def _receive(args: KernelArguments, group: Any) -> PendingExchange:
+    source = dist.get_global_rank(group, int(args.attrs["source"]))
+    work = dist.irecv(args.y, source, group, int(args.attrs["sequence"]))
+    return PendingExchange((work,), (args.y,))
 
 
 def _bind_wait(args: KernelArguments) -> Launch:
@@ -215,6 +230,8 @@ _APART = {
     "AllGatherStart": _all_gather,
     "AllToAllStart": _all_to_all,
     "ExchangeStart": _exchange,
+    "SendStart": _send,
+    "ReceiveStart": _receive,
 }
 _KERNELS = {
     **{

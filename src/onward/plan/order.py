@@ -13,6 +13,9 @@ Collectives start in the order of their numbers, which all ranks share, and as s
 operands are ready, but for those that are `placed`, such as the gathering of a parameter, which is
 ready from the beginning; they are waited for where the graph has the wait. Nothing that differs
 from rank to rank, such as bytes, decides which collective starts first.
+
+In a step of a pipeline, launches have the number of their action, and none runs before an action
+with a lower number is done. No state is written before all of them are.
 """
 
 from __future__ import annotations
@@ -118,7 +121,8 @@ class _Order:
         self._index = {node: i for i, node in enumerate(given)}
         self._start: Node | None = None  # the last start of a collective that was entered
         self._done: set[Node] = set()
-        last = any(node.op_type == "AllFinite" for node in graph)
+        self._action = 0  # of a pipeline, that runs at present
+        last = any(n.op_type == "AllFinite" or "action" in n.meta for n in graph)
         self._first = {  # nodes to run before any update
             n
             for n in graph
@@ -129,6 +133,7 @@ class _Order:
             self._enter(node)
         for node in given:
             if node not in self._done and (node not in self._late or self._ready(node)):
+                self._action = node.meta.get("action", self._action)
                 self._run(node)
         for node in given:  # updates that had to wait for the last of `_first`, and what reads them
             if node not in self._done and self._ready(node):
@@ -184,7 +189,7 @@ class _Order:
         return self._waiting[node] == 0 and not self._first
 
     def _at_once(self, node: Node) -> bool:
-        if self._waiting[node] > 0:
+        if self._waiting[node] > 0 or node.meta.get("action", 0) > self._action:
             return False
         if node in self._updates and node.op_type not in STARTS:
             return self._ready(node)

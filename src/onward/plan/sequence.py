@@ -1,10 +1,14 @@
-"""The sequence of a plan's collectives, which must be the same on every rank."""
+"""The sequence of a plan's collectives, which must be the same on every rank.
+
+Messages and exchanges of two partners are left out, since other ranks have no part in them. Who
+sends what to whom in a whole pipeline is in the record of a collective that all ranks share.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
-from onward.graph.ops.collective import STARTS
+from onward.graph.ops.collective import MESSAGES, STARTS
 from onward.plan.plan import Plan, PlannedLaunch
 
 # attributes of a start in which ranks must agree; sizes of tensors may differ where an op allows it
@@ -20,6 +24,8 @@ def sequence_text(plan: Plan) -> str:
     """The sequence of a plan's collectives, one a line: op, types of elements, attributes."""
     lines: list[str] = []
     for launch in collectives(plan):
+        if launch.op in MESSAGES or "partner" in launch.attrs:
+            continue
         said = ", ".join(f"{k}={launch.attrs[k]}" for k in _SAID if k in launch.attrs)
         kinds = ", ".join(t.dtype.name.lower() for t in launch.spec.outputs)
         lines.append(f"{launch.op}({kinds}) {{{said}}}\n")

@@ -56,6 +56,7 @@ class PreparedStep(Generic[Bound]):
             found = packed.prepare(staged, dims, request)
             if found is not None:
                 return found
+        staged, dims = self.graphs.in_micro_batches(staged, dims)
         key = (batch.signature, request)
         executable = self.padded.pop(key, None)
         if executable is None:

@@ -1,5 +1,5 @@
-"""Parts of tensors that the ranks along an axis of a mesh hold: of all elements as one row, or of
-a tensor along one of its dims."""
+"""Parts of tensors that the ranks along an axis of a mesh hold: of all elements as one row, of a
+tensor along one of its dims, or all of it on the ranks of its stages and nothing on others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 
 from onward.distribute import Mesh
 from onward.distribute.tensor import TensorCut
-from onward.shards import Shard
+from onward.shards import Shard, StageCut
 
-Cut: TypeAlias = Shard | TensorCut
+Cut: TypeAlias = Shard | TensorCut | StageCut
 
 
 def shape_of(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of this rank's part of a parameter of this shape."""
+    if isinstance(cut, StageCut):
+        return tuple(shape) if cut.is_here else (0,)
     if isinstance(cut, Shard):
         return (cut.size,)
     dim = _dim(cut)
@@ -24,7 +26,10 @@ def shape_of(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def part_of(cut: Cut, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter, or of a tensor of its state; all of a single number."""
+    """This rank's part of a parameter, or of a tensor of its state; all of a single number, but of
+    stages."""
+    if isinstance(cut, StageCut):
+        return whole if cut.is_here else whole.reshape(-1)[:0]
     if not whole.dim():
         return whole
     if isinstance(cut, Shard):
@@ -43,6 +48,10 @@ def joined(
     shape: of the whole. to_first: rank 0 alone gets it, and others None. All ranks of the mesh call
     it for the same tensors, in one order.
     """
+    if isinstance(cut, StageCut):
+        whole = part if cut.place == cut.owner else part.new_empty(tuple(shape))
+        given = mesh.given_by(cut.owner, whole, cut.axis)
+        return None if to_first and mesh.rank else given
     if not part.dim():
         return part
     if isinstance(cut, Shard):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from onward.distribute.tensor import TensorCut
 from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
-from onward.train.cut_tensors import part_of
+from onward.shards import StageCut
+from onward.train.cut_tensors import Cut, part_of
 from onward.train.state_form import StateForms, converted, shown, tensors_of
 from onward.train.state_shards import StateShards, whole_state
 
@@ -168,14 +168,16 @@ class OptimizerState:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}
 
-    def cut_tensors(self, cuts: Mapping[torch.Tensor, TensorCut]) -> None:
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, Cut]) -> None:
         """Has this rank hold its part of these parameters' state, of which it has had all so far:
-        moments, and sums of gradients. cuts: of parameters, along a dim."""
+        moments, and sums of gradients. cuts: of parameters, along a dim or over stages."""
         self.shards.tensor_cuts = cuts
         for p, cut in cuts.items():
             held = self.tensors.get(p, {})
             for slot, tensor in held.items():
-                if tensor.shape == p.shape:
+                if isinstance(cut, StageCut) and cut.is_here:
+                    continue
+                if tensor.shape == p.shape or isinstance(cut, StageCut):
                     held[slot] = part_of(cut, tensor).clone()
 
     def _slots_in(self, form: str) -> list[str]:
@@ -200,6 +202,10 @@ class OptimizerState:
         for p, path in paths.items():
             held, form = self.tensors.get(p, {}), self.form(p)
             types = tensors_of(self.record, form, p)
+            if isinstance(
+                self.shards.cut_of(p), StageCut
+            ):  # alike on ranks that have nothing of it
+                held = {slot: self.tensor(p, slot) for slot in self.required(p) if p in self.counts}
             for slot in (s for s in self.names(p) if p in self.counts and s in held):
                 tensor = self.shards.whole(p, held[slot], types[slot], to_first)
                 if tensor is not None:

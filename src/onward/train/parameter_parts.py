@@ -1,5 +1,5 @@
-"""Parameter parts: the part of each large parameter that this rank holds, under ZeRO stage 3 or
-with tensor parallelism.
+"""Parameter parts: the part of each large parameter that this rank holds, under ZeRO stage 3, with
+tensor parallelism, or as a stage of a pipeline, which has all of its parameters and none of others.
 
 While the parameters are cut, the model's own show NaN: one number in the place of all, so that they
 have their shapes and take no memory, and nobody mistakes them for weights. `gather` gives the model
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from onward.distribute import Mesh
 from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
-from onward.shards import Shard
+from onward.shards import Shard, StageCut
 from onward.signals import signals_wait
 from onward.train.cut_tensors import Cut, joined, part_of, shape_of
 
@@ -32,7 +32,7 @@ CutOf: TypeAlias = Callable[[torch.Tensor], Cut | None]
 class HeldPart:
     """The part of one parameter. name: its path in the model. cut: which part it is. part: this
     rank's elements. stand_in: what the model shows while the parameter is cut. stride: of the whole
-    parameter."""
+    parameter. is_given: of a parameter of this rank's own stages, whether other ranks lack it."""
 
     name: str
     parameter: torch.Tensor
@@ -40,15 +40,24 @@ class HeldPart:
     part: torch.Tensor
     stand_in: torch.Tensor
     stride: tuple[int, ...]
+    is_given: bool = False
 
     @property
     def is_cut(self) -> bool:
-        """Says whether the model shows the stand-in."""
-        return self.parameter.data_ptr() == self.stand_in.data_ptr()
+        """Says whether the model shows the stand-in, which is a parameter of own stages itself."""
+        is_shown = self.parameter.data_ptr() == self.stand_in.data_ptr()
+        return is_shown and (self.is_given or not self.is_own)
+
+    @property
+    def is_own(self) -> bool:
+        """Says whether the parameter is one of this rank's stages, and the stand-in itself."""
+        return isinstance(self.cut, StageCut) and self.cut.is_here
 
     @classmethod
     def of(cls, name: str, p: torch.Tensor, cut: Cut) -> HeldPart:
         """The part of a parameter that is to be cut; it is empty so far."""
+        if isinstance(cut, StageCut) and cut.is_here:
+            return cls(name, p, cut, p.detach(), p.detach(), p.stride())
         part = torch.empty(shape_of(cut, p.shape), dtype=p.dtype, device=p.device)
         number = torch.full((), torch.nan, dtype=p.dtype, device=p.device)
         return cls(name, p, cut, part, number.expand(p.shape), p.stride())
@@ -115,6 +124,7 @@ class ParameterParts:
                 if not held.is_cut:
                     held.part.copy_(part_of(held.cut, held.parameter.detach()))
                     held.parameter.data = held.stand_in
+                    held.is_given = True
             self._was_loaded = False
             for module in [] if self._hooks else model.modules():
                 if any(p in self._held for p in module.parameters(recurse=False)):
@@ -127,7 +137,9 @@ class ParameterParts:
                 if part.is_cut:
                     whole = joined(part.cut, part.part, part.stand_in.shape, self._mesh, False)
                     assert whole is not None, "every rank gets it"
-                    part.parameter.data = part.empty().copy_(whole)
+                    part.is_given = False
+                    if not part.is_own:
+                        part.parameter.data = part.empty().copy_(whole)
         self._was_loaded = False
         for hook in self._hooks:  # without them the model can be pickled
             hook.remove()
@@ -138,7 +150,8 @@ class ParameterParts:
     def stored(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that holds a parameter's numbers on this rank: its part, or the parameter."""
         part = self._held.get(tensor)
-        return part.part if part is not None and part.is_cut else tensor
+        is_part = part is not None and part.is_cut and not part.is_own
+        return part.part if part is not None and is_part else tensor
 
     def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
         """The parts that are elements of a row, of these parameters, by the same names."""
@@ -150,10 +163,16 @@ class ParameterParts:
         cuts = {n: cut.sharding for n, cut in found if isinstance(cut, TensorCut)}
         return {n: (s.dim, s.pieces) for n, s in cuts.items() if s.dim is not None}
 
-    def cut_along_dims(self) -> dict[torch.Tensor, TensorCut]:
-        """The parts along a dim, by parameter, while they are cut."""
+    def stages(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+        """The stages that hold each of these parameters, by the same names; none of those that
+        every rank has."""
+        found = self._cuts(parameters).items()
+        return {n: cut.stages for n, cut in found if isinstance(cut, StageCut)}
+
+    def chosen(self) -> dict[torch.Tensor, Cut]:
+        """The parts along a dim, and those of stages, by parameter, while they are cut."""
         held = [part for part in self._held.values() if part.is_cut]
-        return {part.parameter: part.cut for part in held if isinstance(part.cut, TensorCut)}
+        return {part.parameter: part.cut for part in held if not isinstance(part.cut, Shard)}
 
     def _cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
         found = {name: self._held.get(p) for name, p in parameters.items()}
@@ -169,7 +188,7 @@ class ParameterParts:
         if other is not None:
             raise OnwardError(
                 f"the weights of {other} were replaced while each rank holds a part of the model "
-                "(zero=3, or tp); fix: call trainer.gather() on every rank before the model is "
+                "(zero=3, tp or pp); fix: call trainer.gather() on every rank before the model is "
                 "changed"
             )
 
@@ -177,7 +196,7 @@ class ParameterParts:
         """Raises OnwardError while parameters are cut. what: is asked for."""
         if self.is_cut:
             raise OnwardError(
-                f"{what} needs whole weights, and each rank holds a part of them (zero=3, or tp); "
+                f"{what} needs whole weights, and each rank holds a part of them (zero=3, tp or pp); "
                 "fix: call trainer.gather() on every rank first; the next step cuts them again"
             )
 
@@ -208,7 +227,7 @@ class ParameterParts:
         if lacking:
             raise OnwardError(
                 f"the model's state_dict has not the parameter {lacking[0]} itself, of which each "
-                "rank holds a part (zero=3, or tp), so that it cannot be made whole; fix: a "
+                "rank holds a part (zero=3, tp or pp), so that it cannot be made whole; fix: a "
                 "state_dict with all parameters as they are, or call trainer.gather() first"
             )
         gathered: dict[torch.Tensor, torch.Tensor] = {}

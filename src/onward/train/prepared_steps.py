@@ -31,6 +31,7 @@ from onward.prepare.planned_amount import planned_amount
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
+from onward.shards import PipelineCut
 from onward.train.gradient_sums import nothing_to_train
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.parameter_parts import ParameterParts
@@ -209,7 +210,10 @@ class PreparedSteps:
         recipe = self.recipe(captured, accumulates) if training else None
         held = self._parts.shards(captured.parameters)
         cuts = self._parts.tensor_cuts(captured.parameters)
-        graphs = Graphs(compiler, captured, recipe, held, cuts)
+        stages = self._pipeline(captured.parameters)
+        if stages is not None and not training:
+            stages = dataclasses.replace(stages, micro_batches=1)
+        graphs = Graphs(compiler, captured, recipe, held, cuts, stages)
         amount = planned_amount(self._options, model)
         session = dataclasses.replace(self._session, memory_budget=amount)
         return PreparedStep(batch.kind, graphs, session, partial(session.bind, compiler, graphs))
@@ -242,6 +246,31 @@ class PreparedSteps:
         sizes = captured.dims(batch.tensors) or {}
         found = compiler.tensor_cuts(forward, recipe, mesh, sizes)
         return {user_name(name): cut for name, cut in found.items()}
+
+    def stages(
+        self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, mesh: Mesh
+    ) -> dict[str, tuple[int, ...]]:
+        """Chooses the stages of a pipeline that hold the model's parameters, for batches like this
+        one: by path. The weights are whole at this moment."""
+        target = host(self._session.memory.device.type)
+        policy = policy_of(self._options, target)
+        compiler = Compiler(target, self._options.disable, Journal(quiet=True), policy)
+        captured = self.capture(compiler, model, loss_fn, batch, training=True)
+        number = mesh.size("pp") * self._options.stages_per_rank
+        sizes = captured.dims(batch.tensors) or {}
+        found = compiler.stages(compiler.forward(captured), number, sizes)
+        return {user_name(name): stages for name, stages in found.items()}
+
+    def _pipeline(self, parameters: Mapping[str, torch.Tensor]) -> PipelineCut | None:
+        """How ranks along `pp` share a step; None where they do not."""
+        holders = self._parts.stages(parameters)
+        if not holders or self._mesh is None:
+            return None
+        options, ranks = self._options, self._mesh.size("pp")
+        micro_batches = options.pipeline_microbatches or ranks
+        return PipelineCut(
+            options.pipeline_schedule, micro_batches, options.stages_per_rank, holders
+        )
 
     def _trains(self, captured: CapturedModule) -> bool:
         return bool(self.recipe(captured).parameters)
@@ -307,6 +336,7 @@ class PreparedSteps:
             held=self._parts.shards(parameters),
             cuts=self._parts.tensor_cuts(parameters),
             adasum=self._options.adasum,
+            pipeline=self._pipeline(parameters),
         )
 
 

@@ -233,12 +233,12 @@ class Ranks:
                 )
         self._require_one_batch([row[1:] for row in rows])
 
-    def cuts_of_first(self, cuts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """How rank 0 has chosen to cut parameters: by path, the dim and its groups. Other ranks
-        have chosen by other batches."""
-        told = self.mesh.gathered_facts({name: f"{d} {g}" for name, (d, g) in cuts.items()})[0]
-        pairs = {name: tuple(map(int, said.split())) for name, said in told.items()}
-        return {name: (dim, groups) for name, (dim, groups) in pairs.items()}
+    def cuts_of_first(self, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """How rank 0 has chosen to cut parameters: by path, the dim and its groups, or the stages.
+        Other ranks have chosen by other batches."""
+        said = {name: " ".join(map(str, numbers)) for name, numbers in cuts.items()}
+        told = self.mesh.gathered_facts(said)[0]
+        return {name: tuple(map(int, text.split())) for name, text in told.items()}
 
     def meet_to_profile(self) -> None:
         """Waits until all ranks time their step, which takes all of them."""
@@ -296,9 +296,9 @@ class Ranks:
             if batch != other:
                 raise OnwardError(
                     f"rank {rank} has another batch than rank {first}, with which it shares the "
-                    "weights (tp) or the positions (cp); fix: give ranks along tp and cp the same "
-                    "batch, such as by a sampler of num_replicas=the ranks along dp_replicate and "
-                    "dp_shard"
+                    "weights (tp), the positions (cp) or the layers (pp); fix: give ranks along tp, "
+                    "cp and pp the same batch, such as by a sampler of num_replicas=the ranks along "
+                    "dp_replicate and dp_shard"
                 )
 
     def _alike(

@@ -11,7 +11,7 @@ from onward.distribute import Mesh
 from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
-from onward.shards import Shard, shard_of
+from onward.shards import Shard, StageCut, shard_of
 from onward.train.cut_tensors import Cut, joined, part_of, shape_of
 from onward.train.state_form import StateForms
 
@@ -21,7 +21,8 @@ AXIS = "dp_shard"
 class StateShards:
     """The parts of all parameters that this rank updates, and their exchange with other ranks.
 
-    tensor_cuts: of parameters of which this rank has a part along a dim, in the place of shards.
+    tensor_cuts: of parameters of which this rank has a part along a dim, or which are of one stage,
+    in the place of shards.
     stage: of ZeRO; 0 cuts nothing, and 2 or 3 cut the sums of a window's gradients too. Raises
     OnwardError for an optimizer that does not update each element by itself.
     """
@@ -34,7 +35,7 @@ class StateShards:
             )
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
-        self.tensor_cuts: Mapping[torch.Tensor, TensorCut] = {}
+        self.tensor_cuts: Mapping[torch.Tensor, Cut] = {}
 
     def in_forms(self, forms: StateForms) -> StateShards:
         """The parts for state in other forms, whose blocks may be larger."""
@@ -74,9 +75,12 @@ class StateShards:
     ) -> Mapping[str, torch.Tensor]:
         """Tensors of the shapes and dtypes of what this rank holds of a parameter's state. types:
         of the state of a tensor."""
-        if not isinstance(self.cut_of(parameter), TensorCut):
+        cut = self.cut_of(parameter)
+        if not isinstance(cut, TensorCut | StageCut):
             return types(self.like(parameter))
         whole = types(parameter)
+        if isinstance(cut, StageCut):
+            return whole if cut.is_here else {n: _nothing(x) for n, x in whole.items()}
         return {
             name: x if self.cut_of_state(parameter, x.shape) is None else _local(self, parameter, x)
             for name, x in whole.items()
@@ -111,6 +115,11 @@ class StateShards:
 def _local(shards: StateShards, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """A tensor of the shape of this rank's part of a tensor of state."""
     return torch.empty(shards.like(parameter).shape, dtype=whole.dtype, device="meta")
+
+
+def _nothing(whole: torch.Tensor) -> torch.Tensor:
+    """A tensor of no elements, in the place of one of another stage."""
+    return torch.empty((0,), dtype=whole.dtype, device="meta")
 
 
 def whole_state(record: Record, forms: StateForms) -> StateShards:

@@ -18,10 +18,10 @@ from torch import nn
 
 from onward.differentiate import UpdateGroup
 from onward.distribute import Mesh
-from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
+from onward.train.cut_tensors import Cut
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import (
     check_parameters,
@@ -207,7 +207,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         if self.updates.restart(self.names_kept()):
             self._shared.share()  # share the counts of the remaining parameters
 
-    def cut_tensors(self, cuts: Mapping[torch.Tensor, TensorCut]) -> None:
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, Cut]) -> None:
         """Has this rank hold its part of these parameters' state."""
         self.updates.state.cut_tensors(cuts)
         self._shared.share()

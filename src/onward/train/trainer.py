@@ -174,6 +174,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             is_whole = self._weights.is_whole
             self._ranks.compare(self.model, self.optimizer, self.options, self.updates, is_whole)
             names = names_to_fetch(self.options, fetch)
+            self._cuts.require_no_results(names)
             self._cut_weights(batch)
             step = self._steps.training(self.model, self.loss_fn, batch)
         if not self.options.auto_micro_batch:
@@ -260,6 +261,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         window = self._window
         if window.is_first:
             return None
+        self._cuts.require_full_windows()
         self._follow_optimizer()
         self._optimizer.sync()
         executable, lr = self._steps.update_alone(window.by_labels), self._lr()
@@ -309,6 +311,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
             names = read_names("fetch", fetch)
+            self._cuts.require_no_results(names)
             self._cut_weights(batch)
             step = self._steps.evaluation(self.model, self.loss_fn, batch)
             prepared = step.prepare(batch, OutputRequest(names))
@@ -438,7 +441,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
     def _cut_weights(self, batch: Batch) -> None:
         """Has this rank hold its part of the weights alone, where the options ask for it."""
-        choose = partial(self._steps.tensor_cuts, self.model, self.loss_fn, batch, self._ranks.mesh)
+        steps = self._steps
+        choice = steps.stages if self._cuts.are_stages else steps.tensor_cuts
+        choose = partial(choice, self.model, self.loss_fn, batch, self._ranks.mesh)
         self._cuts.make(self._optimizer, choose)
 
     def _follow_optimizer(self) -> None:

@@ -8,45 +8,79 @@ from typing import Any
 
 import torch
 
+from onward.distribute import pipeline
 from onward.distribute.tensor import AXIS, Sharding, TensorCut
+from onward.errors import OnwardError
 from onward.options import TrainerOptions
+from onward.shards import StageCut
+from onward.train.cut_tensors import Cut
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.parameter_parts import alone_in_memory, parts_of
 from onward.train.ranks import Ranks
 from onward.train.state_part import State, StatePart
 from onward.train.torch_optimizer import TorchOptimizer
 
-KEY = "tensor_cuts"  # in a Trainer's state_dict, where there are any
-Choice = dict[str, tuple[int, int]]  # by path, the dim of a parameter and its groups
+TENSORS, STAGES = "tensor_cuts", "stages"  # in a Trainer's state_dict, where there are any
+# by path: the dim of a parameter and its groups; or the stages that read it
+Choice = dict[str, tuple[int, ...]]
 
 
 class WeightCuts:
     """The cuts of a model's weights over the ranks of a Trainer, and the parts that this one holds.
 
     With ZeRO stage 3 every large weight is cut, as a row. Along `tp` the cuts are those that make
-    the step fastest; they are chosen for the first batch, or come with the state of a run.
+    the step fastest, and along `pp` the stages those of about equal time; they are chosen for the
+    first batch, or come with the state of a run.
     """
 
     def __init__(self, model: torch.nn.Module, ranks: Ranks, options: TrainerOptions) -> None:
         self._model, self._ranks = model, ranks
-        self._is_tensor = ranks.mesh.size(AXIS) > 1
-        self.are_asked_for = options.zero == 3 or self._is_tensor
+        self.are_stages = ranks.mesh.size(pipeline.AXIS) > 1
+        self._axis = pipeline.AXIS if self.are_stages else AXIS
+        self._is_chosen = ranks.mesh.size(self._axis) > 1
+        self.are_asked_for = options.zero == 3 or self._is_chosen
         self.parts = parts_of(model, ranks.mesh, self.are_asked_for)
 
     def make(self, held: HeldOptimizer[Any], choose: Callable[[], Choice]) -> None:
         """Has this rank hold its parts alone, where the options ask for it. choose: makes the
-        choice for the batch at hand, with whole weights."""
-        if not self.are_asked_for or not isinstance(held, TorchOptimizer):
+        choice for the batch at hand, with whole weights. Raises OnwardError for weights that cannot
+        be shared so."""
+        if not self.are_asked_for:
+            return
+        if not isinstance(held, TorchOptimizer):
+            if self.are_stages:
+                raise OnwardError(
+                    f"{held.why}, and each rank along pp holds the weights of its stages alone; "
+                    "fix: an optimizer with an update in the graph"
+                )
             return
         shards = held.updates.state.shards
-        if self._is_tensor and not shards.tensor_cuts:
-            cuts = self.parts.cut_along_dims()
+        if self._is_chosen and not shards.tensor_cuts:
+            cuts = self.parts.chosen()
             if not self.parts.is_cut:
                 alone = alone_in_memory(self._model)
                 cuts = self._of(self._ranks.cuts_of_first(choose()))
+                if self.are_stages:
+                    self._require_stages(cuts, alone)
                 cuts = {p: cut for p, cut in cuts.items() if p in alone}
             held.cut_tensors(cuts)
         self.parts.cut(self._model, shards.cut_of)
+
+    def require_no_results(self, names: tuple[str, ...]) -> None:
+        """Raises OnwardError where results are asked for that one stage alone has."""
+        if self.are_stages and names:
+            raise OnwardError(
+                f"fetch={names} asks for outputs of the model, which the rank of the last stage "
+                "along pp alone has; fix: leave fetch out, the loss is on every rank"
+            )
+
+    def require_full_windows(self) -> None:
+        """Raises OnwardError where a window would end early whose sums stages have."""
+        if self.are_stages:
+            raise OnwardError(
+                "update() ends a window early, which ranks along pp cannot do yet; fix: as many "
+                "micro-batches as gradient_accumulation_steps, such as by drop_last=True"
+            )
 
     def part(self, held: HeldOptimizer[Any]) -> StatePart:
         """The entry of the choice in a state, by which another run makes the same."""
@@ -56,31 +90,61 @@ class WeightCuts:
                 return {}
             cuts = held.updates.state.shards.tensor_cuts
             paths = paths_of(self._model)
-            found = {paths[p]: [c.sharding.dim, c.sharding.groups] for p, c in cuts.items()}
-            return {KEY: {"ranks": self._ranks.mesh.size(AXIS), "cuts": found}} if found else {}
+            found = {paths[p]: list(_numbers(cut)) for p, cut in cuts.items()}
+            return {self._key: {"ranks": self._size, "cuts": found}} if found else {}
 
         return StatePart(save, lambda state: None, lambda state: lambda: None)
 
     def take(self, state: Any, held: HeldOptimizer[Any]) -> None:
         """Makes the choice that a state has, before the state is restored, where there is none yet
         and as many ranks made it."""
-        if not self._is_tensor or not isinstance(held, TorchOptimizer):
+        if not self._is_chosen or not isinstance(held, TorchOptimizer):
             return
         if held.updates.state.shards.tensor_cuts or not isinstance(state, Mapping):
             return
-        found: State = state.get(KEY) or {}
-        if found.get("ranks") == self._ranks.mesh.size(AXIS):
-            choice = {name: (dim, groups) for name, (dim, groups) in found["cuts"].items()}
+        found: State = state.get(self._key) or {}
+        if found.get("ranks") == self._size:
+            choice = {name: tuple(numbers) for name, numbers in found["cuts"].items()}
             held.cut_tensors(self._of(choice))
 
-    def _of(self, choice: Choice) -> dict[torch.Tensor, TensorCut]:
+    @property
+    def _key(self) -> str:
+        return STAGES if self.are_stages else TENSORS
+
+    @property
+    def _size(self) -> int:
+        return self._ranks.mesh.size(self._axis)
+
+    def _of(self, choice: Choice) -> dict[torch.Tensor, Cut]:
         parameters, mesh = dict(self._model.named_parameters()), self._ranks.mesh
-        size, place = mesh.size(AXIS), mesh.coordinate(AXIS)
-        return {
-            parameters[name]: TensorCut(AXIS, size, place, Sharding(*cut))
-            for name, cut in choice.items()
-            if name in parameters
-        }
+        size, place = self._size, mesh.coordinate(self._axis)
+        found: dict[torch.Tensor, Cut] = {}
+        for name, numbers in choice.items():
+            p = parameters.get(name)
+            if p is not None and self.are_stages:
+                found[p] = StageCut(self._axis, size, place, numbers)
+            elif p is not None:
+                found[p] = TensorCut(self._axis, size, place, Sharding(numbers[0], numbers[1]))
+        return found
+
+    def _require_stages(self, cuts: Mapping[torch.Tensor, Cut], alone: set[torch.Tensor]) -> None:
+        """Raises OnwardError for weights that share memory, of which a rank cannot let go."""
+        paths = paths_of(self._model)
+        shared = next((paths[p] for p in cuts if p not in alone), None)
+        if shared is not None:
+            raise OnwardError(
+                f"{shared} shares its memory with another tensor of the model, and each rank "
+                "along pp lets go of the weights of other stages; fix: weights with memory of "
+                "their own"
+            )
 
 
-__all__ = ["KEY", "WeightCuts"]
+def _numbers(cut: Cut) -> tuple[int, ...]:
+    """A cut as it is kept in a state."""
+    if isinstance(cut, StageCut):
+        return cut.stages
+    assert isinstance(cut, TensorCut) and cut.sharding.dim is not None
+    return cut.sharding.dim, cut.sharding.groups
+
+
+__all__ = ["STAGES", "TENSORS", "WeightCuts"]

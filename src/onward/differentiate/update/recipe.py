@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onward.graph.ops.optimizers import Optimizer
 from onward.graph.types import DType
 from onward.options import LossScale
-from onward.shards import Shard
+from onward.shards import PipelineCut, Shard
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Recipe:
     parameter, trained or not, the part that this rank has in the place of the whole. cuts: by
     parameter, the dim along which ranks have a part each, and the number of groups of it. adasum:
     whether the ranks of a replica of the data take the mean over its own labels, since replicas are
-    combined adaptively.
+    combined adaptively. pipeline: how ranks share the layers; None where they do not.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -70,6 +70,7 @@ class Recipe:
     held: Mapping[str, Shard] = field(default_factory=dict, hash=False)
     cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     adasum: bool = False
+    pipeline: PipelineCut | None = None
 
     @property
     def by_replica(self) -> bool:
@@ -81,3 +82,13 @@ class Recipe:
         """The graph inputs that are trained: group by group, then those of `left_gradients`."""
         updated = [name for group in self.groups for name in group.parameters]
         return [*updated, *self.left_gradients]
+
+    def only(self, parameters: Collection[str]) -> Recipe:
+        """The recipe for these of its parameters. A group that has none of them is still there, so
+        that its settings are inputs of every rank's graph."""
+        groups = [
+            replace(group, parameters=tuple(n for n in group.parameters if n in parameters))
+            for group in self.groups
+        ]
+        left = tuple(name for name in self.left_gradients if name in parameters)
+        return replace(self, groups=tuple(groups), left_gradients=left)

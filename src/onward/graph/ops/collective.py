@@ -12,10 +12,14 @@ that the exchange reads until its end.
     y = AllToAllStart(x)       y' = CollectiveWait(y, x)    y' = this rank's part of each x
     y = BroadcastStart(x)      y' = CollectiveWait(y)       y' = x of the rank `root`
     y = ExchangeStart(x)       y' = CollectiveWait(y, x)    y' = x of this rank's partner
+    y = SendStart(x)           y' = CollectiveWait(y, x)    x is with the rank `to`; y' is nothing
+    y = ReceiveStart(shape)    y' = CollectiveWait(y)       y' = x of the rank `source`
 
 Parts are along dim 0, equal in size, in the order of the ranks' coordinates along the axis. Every
 rank must start the same collectives in the same order: `sequence` numbers them from 1, and
-`plan/order.py` keeps that order.
+`plan/order.py` keeps that order. In a message, which is sent and received, and in an exchange with
+a `partner`, two ranks take part alone: the numbers are those of the mesh, and a rank's own are some
+of them. The result of a send is an output of the graph (`Signature.sent`), so that it is run.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onward.errors import OnwardError
-from onward.graph.graph import Graph, Node, Value, attributes
+from onward.graph.graph import Graph, Node, Value, attributes, content_of
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type, product
@@ -39,7 +43,10 @@ REDUCTIONS = ("sum", "max", "mean")
 WAIT = "CollectiveWait"
 # collectives of several tensors, whose results may lie in the memory of their inputs
 IN_PLACE = frozenset({"AllReduceStart", "BroadcastStart"})
-STARTS = IN_PLACE | {"ReduceScatterStart", "AllGatherStart", "AllToAllStart", "ExchangeStart"}
+SEND, RECEIVE = "SendStart", "ReceiveStart"
+MESSAGES = frozenset({SEND, RECEIVE})  # the two ends of a message from one rank to another
+STARTS = IN_PLACE | MESSAGES
+STARTS |= {"ReduceScatterStart", "AllGatherStart", "AllToAllStart", "ExchangeStart"}
 REDUCING = frozenset({"AllReduceStart", "ReduceScatterStart"})
 MOST = 64  # tensors of one collective
 
@@ -56,7 +63,7 @@ def sequence_of(node: Node) -> int:
 
 def held_inputs(start: Node) -> list[ir.Value | None]:
     """The inputs of a start that the exchange reads until its end."""
-    return [] if start.op_type in IN_PLACE else list(start.inputs[:1])
+    return [] if start.op_type in IN_PLACE or start.op_type == RECEIVE else list(start.inputs[:1])
 
 
 def wait_of(start: Node) -> Node:
@@ -92,7 +99,8 @@ def _exchanged(call: Call) -> list[Type]:
     most = MOST if call.op_type in IN_PLACE else 2 if call.op_type == "AllGatherStart" else 1
     if not 1 <= len(found) <= most:
         raise ValueError(f"{call.op_type} takes 1 to {most} tensors, not {len(found)}")
-    if len({t.dtype for t in found}) > 1 or any(t.dtype == DType.BOOL for t in found):
+    is_odd = any(t.dtype == DType.BOOL for t in found) and call.op_type not in MESSAGES
+    if len({t.dtype for t in found}) > 1 or is_odd:
         raise ValueError(f"{call.op_type} takes tensors of one type of numbers")
     if call.op_type in REDUCING:
         reduction = attrs.get("reduction")
@@ -137,12 +145,37 @@ def _swapped(call: Call) -> list[Type]:
 
 def _paired(call: Call) -> list[Type]:
     found = _exchanged(call)
+    if "partner" in call.attrs:
+        _other_rank(call, "partner")
+        return found
     size, distance = int(call.attrs["size"]), int(call.attrs.get("distance", 0))
     if distance < 1 or distance & (distance - 1) or size % (2 * distance):
         raise ValueError(
             f"{call.op_type}: at the distance {distance} some of {size} ranks have no partner"
         )
     return found
+
+
+def _other_rank(call: Call, name: str) -> None:
+    """Raises ValueError where an attribute is no coordinate of a rank."""
+    other = call.attrs.get(name)
+    if not isinstance(other, int) or not 0 <= other < int(call.attrs["size"]):
+        raise ValueError(f"{call.op_type}: {name} {other} of {call.attrs['size']} ranks")
+
+
+def _sent(call: Call) -> list[Type]:
+    _exchanged(call)
+    _other_rank(call, "to")
+    return [Type(DType.INT32, (1,))]
+
+
+def _received(call: Call) -> list[Type]:
+    _exchanged(call)
+    _other_rank(call, "source")
+    shape = content_of(call.inputs[0])
+    if shape is None:
+        raise ValueError(f"{call.op_type}: its input must be a known shape")
+    return [Type(DType(int(call.attrs["dtype"])), tuple(shape))]
 
 
 def _waited(call: Call) -> list[Type]:
@@ -229,7 +262,25 @@ OPS = (
         body=_refuse,
         opaque=True,
         doc="y = x of this rank's partner, whose coordinate differs in the bit `distance`, a power "
-        f"of two: at 1, ranks 0 and 1 are partners, at 2, ranks 0 and 2. {_ATTRIBUTES}",
+        "of two: at 1, ranks 0 and 1 are partners, at 2, ranks 0 and 2. Or of the rank with the "
+        f"coordinate `partner`, which has this rank as its own. {_ATTRIBUTES}",
+    ),
+    Op(
+        name=SEND,
+        infer=_sent,
+        body=_refuse,
+        opaque=True,
+        doc="Sends x to the rank with the coordinate `to`, which receives it under the same "
+        f"number. y: i32[1], whose number means nothing. {_ATTRIBUTES}",
+    ),
+    Op(
+        name=RECEIVE,
+        infer=_received,
+        body=_refuse,
+        opaque=True,
+        doc="y = x of the rank with the coordinate `source`, of the shape i64[n] that is its "
+        "input and the ONNX element type `dtype`. `placed`: 1 where it starts no earlier than the "
+        f"graph has it. {_ATTRIBUTES}",
     ),
     Op(
         name=WAIT,
@@ -243,6 +294,6 @@ OPS = (
 )
 
 __all__ = [
-    "IN_PLACE", "MOST", "REDUCTIONS", "STARTS", "WAIT", "broken_halves", "held_inputs",
-    "is_collective", "sequence_of", "start_of", "wait_of",
+    "IN_PLACE", "MESSAGES", "MOST", "RECEIVE", "REDUCTIONS", "SEND", "STARTS", "WAIT",
+    "broken_halves", "held_inputs", "is_collective", "sequence_of", "start_of", "wait_of",
 ]  # fmt: skip
