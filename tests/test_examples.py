@@ -82,6 +82,23 @@ def test_two_processes_learn() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "words", [[], ["tp=2"], ["cp=2"], ["pp=2", "pipeline_schedule=GPipe"], ["dp_shard=2", "zero=3"]]
+)
+def test_any_mesh_makes_the_losses_of_one_process(words: list[str]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(FOLDER / "any_mesh.py"), *words], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = re.search(
+        r"on one process: loss (\S+); the losses differ by (\S+) at most", done.stdout
+    )
+    assert found is not None and float(found[1]) < 3 and float(found[2]) < 1e-4
+
+
+@pytest.mark.slow
 def test_huggingface_s_trainer_learns_and_resumes(tmp_path: Path) -> None:
     before, after = example("huggingface_trainer").main(str(tmp_path))
     assert after < before - 1.0
