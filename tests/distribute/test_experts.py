@@ -8,9 +8,12 @@ import sharded_steps as steps
 
 from onward.distribute import Mesh, ranks_of
 from onward.distribute.tensor import Sharding
-from onward.distribute.tensor.sharding import split
-from onward.graph.graph import attributes, type_of
+from onward.distribute.tensor.sharding import REPLICATED, ROWS, split
+from onward.distribute.tensor.ways import ways_of
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, attributes, type_of
 from onward.graph.ops.collective import STARTS
+from onward.graph.types import parse_type
 from onward.rewrite import prune
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -97,6 +100,23 @@ def test_the_choice_cuts_experts() -> None:
     found = {n.removeprefix(PREFIX): c.sharding for n, c in cuts.items() if n.startswith(PREFIX)}
     assert found in (WHOLE, WITHIN)
     steps.compare(steps.run(model, graph, ranks_of(("tp",), (2,))), want)
+
+
+def test_rows_of_two_routers_are_not_one_anothers() -> None:
+    """Rows stand for those of the groups that their owner names, and meet no others."""
+    graph = Graph()
+    x, y = (graph.input(name, parse_type("f32[24,8]"), Role.BATCH) for name in "xy")
+    w = graph.input("w", parse_type("f32[8,8,16]"), Role.PARAM)
+    ends = graph.input("ends", parse_type("i64[8]"), Role.BATCH)
+    b = Builder(graph)
+    [product, total] = [v.producer() for v in (b.GroupedMatMul(x, w, ends), b.Add(x, y))]
+    assert product is not None and total is not None
+    own, other = (Sharding(terms=ROWS, owner=name) for name in ("ends", "others"))
+    [way] = [w for w in ways_of(product, 2, (REPLICATED, split(0), REPLICATED)) if not w.is_whole]
+    assert way.outputs == (own,)
+    assert [w.outputs for w in ways_of(total, 2, (own, own))][1:] == [(own,)]
+    assert [w.outputs for w in ways_of(total, 2, (own, REPLICATED))][1:] == [(own,)]
+    assert all(w.is_whole for w in ways_of(total, 2, (own, other)))
 
 
 def test_data_and_experts_together() -> None:

@@ -397,7 +397,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: rows of two routers are one another's", "distribute/tensor/rules/grouped.py",
         'return Sharding(terms=ROWS, owner=ends.name or "")', "return Sharding(terms=ROWS)",
-        TENSOR_RULES,
+        EXPERTS,
     ),
     Fault(
         "ranks: groups end where they end among those of all ranks",

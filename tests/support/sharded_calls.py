@@ -108,8 +108,12 @@ def _attention() -> Iterator[OpCase]:
 
 def _attention_rows() -> Iterator[OpCase]:
     """The sample calls of the records that are not packed, with 8 queries and, where these are
-    others, 16 keys; with their own heads, and with so many that ranks exchange them."""
-    sizes = {5: 8, 6: 16}
+    others, 7 keys; with their own heads, and with so many that ranks exchange them."""
+    sizes = {5: 8, 6: 7}
+    rows, seen = r(2, 3, 8, 4), Given(np.tri(8, dtype=bool)[None, None, ::-1].repeat(2, axis=0))
+    drops = {"scale": 0.5, "is_causal": 0, "ratio": 0.25, "site": 1, "sample_dim": 0}
+    seed, offset = Whole((2,), 0, 99), Given(np.array(3))
+    yield OpCase("FlashAttention", (rows, rows, rows, seen, seed, offset), drops)
     for op, first in (("Attention", 0), ("FlashAttention", 0), ("FlashAttentionGrad", 1)):
         for attrs, texts in OWN[op].cases:
             types = [None if t is None else parse_type(t) for t in texts]
@@ -174,6 +178,7 @@ def _others() -> Iterator[OpCase]:
     yield OpCase("GroupedOuter", (r(24, 8), r(24, 16), ends))
     yield OpCase("ReduceSum", (r(24, 8), ints(1)), {"keepdims": 0})
     yield OpCase("ReduceSum", (r(24, 8), ints(0)), {"keepdims": 0})
+    yield OpCase("Softmax", (r(8, 8),), {"axis": 0})
     yield OpCase("Unsqueeze", (r(24), ints(1)))
     yield OpCase("Unsqueeze", (r(24), ints(0)))
     yield OpCase("Squeeze", (r(24, 1), ints(1)))

@@ -101,7 +101,10 @@ def _of_experts(kind: str, layers: int, heads: int, width: int, vocabulary: int)
     }  # fmt: skip
     if kind == "mixtral":
         return MixtralForCausalLM(MixtralConfig(num_local_experts=8, **settings))
-    inner = {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
+    inner: dict[str, Any] = {
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width,
+    }
     return Qwen2MoeForCausalLM(Qwen2MoeConfig(num_experts=8, **settings, **inner))
 
 
