@@ -170,8 +170,8 @@ def lost(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, An
     found = _row_of_ends(
         "a rank is lost",
         "The other rank ends with a status other than 0, names the rank that is lost, and leaves "
-        "no process; a run that torchrun starts again ends with the same weights and moments as one "
-        "that nothing happened to.",
+        "no process; a run that torchrun starts again ends with the same weights and moments as "
+        "one that nothing happened to.",
         [program.KILLED], effort, clock,
     )  # fmt: skip
     line = Line("killed, and started again by torchrun --max-restarts=1: bit for bit")
