@@ -6,10 +6,12 @@
                                                           # report in the folder
 
 Rows: runs that are killed within a save (R1) and at random (R2), damaged checkpoints (R3), resuming
-bit for bit (R6), signals (R8), numbers that are not finite (R12), saves in the background (R32),
-the time of a recovery (R33), the cost of verification (R34). One harness runs them over Onward,
-transformers' Trainer and accelerate, with the same tiny GPT-2 on the CPU; `suite/fault_systems.py`
-has the three scripts. R1 needs strace. R32 to R34 are times, to be measured on a quiet machine.
+bit for bit (R6), signals (R8), ranks that are lost, hang or are unlike (R9 to R11), numbers that
+are not finite (R12), saves in the background (R32), the time of a recovery (R33), the cost of
+verification (R34). One harness runs them over Onward, transformers' Trainer and accelerate, with
+the same tiny GPT-2 on the CPU; `suite/fault_systems.py` has the three scripts. Rows of ranks have
+DistributedDataParallel by hand in accelerate's place (`suite/rank_faults_program.py`). R1 needs
+strace. R32 to R34 are times, to be measured on a quiet machine.
 
 Loss spikes (`spikes`, of Onward alone): a small GPT-2 learns real text; into the same state of it
 come 200 flipped bits of exponents of weights, and 200 batches with labels at random. A fault is
@@ -70,7 +72,7 @@ def main() -> int:
     if report["loss spikes"]:
         report["loss spikes"].setdefault("machine", fault_rows.measured_on(before["machine"]))
     target = writer(options, NAME)
-    if set(names) - {SPIKES}:
+    if set(names) - {SPIKES, *fault_rows.OF_RANKS}:
         fault_rows.warmed(systems)
     for name in names:
         if clock.over():

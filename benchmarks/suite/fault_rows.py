@@ -16,6 +16,7 @@ from suite.fault_checksum import verification
 from suite.fault_damage import damaged
 from suite.fault_kill import at_random, within_saves
 from suite.fault_nan import poisoned
+from suite.fault_ranks import hung, lost, unlike
 from suite.fault_recovery import recovery
 from suite.fault_resume import resumed
 from suite.fault_signals import signalled
@@ -31,11 +32,15 @@ ROWS: dict[str, Measure] = {
     "R3": damaged,
     "R6": resumed,
     "R8": signalled,
+    "R9": lost,
+    "R10": hung,
+    "R11": unlike,
     "R12": poisoned,
     "R32": background,
     "R33": recovery,
     "R34": verification,
 }
+OF_RANKS = ("R9", "R10", "R11")  # which start processes of their own
 TIMED = ("R32", "R33", "R34")
 NEEDS_STRACE = ("R1",)
 IDLE = 0.6  # load per core above which times are said to be of a loaded machine
@@ -94,5 +99,5 @@ def page(rows: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for name in ROWS:
         if name in rows:
-            lines += ["", *table(name, rows[name], list(SYSTEMS))]
+            lines += ["", *table(name, rows[name], rows[name].get("systems", list(SYSTEMS)))]
     return lines

@@ -23,6 +23,10 @@ HF_TRAINER = (
 )
 LOST = "faults/test_lost_ranks.py::test_the_others_end_and_name_the_rank_that_is_lost"
 UNLIKE = ("faults/test_unlike_ranks.py",)
+PREDICTED = ("meshes/test_mesh_predictions.py",)
+CHOSEN = ("meshes/test_mesh_choice.py",)
+CANDIDATES = ("meshes/test_mesh_candidates.py",)
+AUTO = ("meshes/test_auto_mesh.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -486,5 +490,52 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: options are not compared", "train/ranks.py",
         "repr(getattr(options, field.name))", '""', UNLIKE,
+    ),
+    Fault(
+        "ranks: a mesh may fill all of the memory", "meshes/choice.py",
+        "_LEAVES = 0.9", "_LEAVES = 1.0", CHOSEN,
+    ),
+    Fault(
+        "ranks: any mesh that is faster wins over the usual one", "meshes/choice.py",
+        "MARGIN = 0.05", "MARGIN = 0.0", CHOSEN,
+    ),
+    Fault(
+        "ranks: a mesh that fits in graphs is not looked for", "meshes/choice.py",
+        "        for other in rest[:_MORE]:\n", "        for other in rest[:0]:\n", CHOSEN,
+    ),
+    Fault(
+        "ranks: the rank with most memory decides", "train/mesh_choice.py",
+        'least = min(float(one["memory"])', 'least = max(float(one["memory"])', AUTO,
+    ),
+    Fault(
+        "ranks: weights on paper are whole under stage 3", "meshes/on_paper.py",
+        "if n in alone} if candidate.zero == 3 else {}", "if n in alone} if False else {}",
+        PREDICTED,
+    ),
+    Fault(
+        "ranks: on paper nobody waits for an exchange", "meshes/prediction.py",
+        'after = (*after, started[int(launch.attrs["sequence"])])', "pass", PREDICTED,
+    ),
+    Fault(
+        "ranks: a predicted window has two micro-batches", "meshes/predict.py",
+        "runs += [other] * more", "runs += [other]", PREDICTED,
+    ),
+    Fault(
+        "ranks: on paper ranks along tp have the batch of one", "meshes/predict.py",
+        "return self.subject.batch.batch_size * candidate.ranks // candidate.batches",
+        "return self.subject.batch.batch_size", PREDICTED,
+    ),
+    Fault(
+        "ranks: a reduce-scatter that is an all-reduce sends half of one", "meshes/prediction.py",
+        "kind == REDUCE_SCATTER and not cluster.scatters", "False", PREDICTED,
+    ),
+    Fault(
+        "ranks: weights are shared by ranks with other batches", "meshes/candidates.py",
+        "if 1 < size <= limits.most_tp and limits.most_tp % size == 0:", "if 1 < size:",
+        CANDIDATES,
+    ),
+    Fault(
+        "ranks: a group with one batch speaks for smaller ones", "train/mesh_choice.py",
+        "return gcd(*runs)", "return max(runs)", CANDIDATES,
     ),
 )  # fmt: skip

@@ -68,6 +68,8 @@ def judged(case: Case, close: int = 0) -> Verdict:
         return Verdict(kind, str(error), reason(error))
     except Exception as error:
         text = traceback.format_exc()
+        if "op_reshape.py" in text:  # onnx's evaluator takes a size of 0, of no rows, for a copy
+            return Verdict("invalid", text, "the evaluator reshapes no rows")
         last = [line.strip() for line in text.splitlines() if line.strip().startswith("File")][-1]
         return Verdict("exception", text, f"{type(error).__name__} {last.rpartition('/')[2]}")
     return _compared(world, have, want)
