@@ -64,11 +64,12 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "mesh": (
         2, "2", "", "Auto", "dp_replicate=2", (), {}, [("dp_replicate", 2)], {"data": 2},
-        {"dp_replicate": 0}, {"pp": 2}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2},
-        {"cp": 2}, {2: 2},
+        {"dp_replicate": 0}, {"dp_replicate": True}, {"dp_replicate": 1.0}, {"tp": 2}, {2: 2},
     ),
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
     "adasum": (None, 0, 1, "auto", 1.0, [], np.int64(1), True),  # True needs ranks
+    "pipeline_schedule": (None, "", "gpipe", "1f1b", "ZBVZeroBubble", 1, True, ["GPipe"]),
+    "pipeline_microbatches": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "ranks_timeout": (*NO_NUMBERS, 0, 0.5, -1, 1e7, math.nan, math.inf),
     "optimizer_state": (
@@ -121,6 +122,10 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     ),
     "zero": ((0, 0), (np.int64(0), 0)),
     "adasum": ((False, False), (np.False_, False)),
+    "pipeline_schedule": tuple(
+        (name, name) for name in ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
+    ),
+    "pipeline_microbatches": ((None, None), (1, 1), (np.int64(9), 9)),
     "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),
     "ranks_timeout": ((None, None), (1, 1.0), (np.float32(2.5), 2.5), (1e6, 1e6)),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),

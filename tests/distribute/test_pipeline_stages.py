@@ -130,7 +130,7 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be() -> None:
     best = min(max(sum(work[:i]), sum(work[i:j]), sum(work[j:])) for i, j in ways)
     assert max(times) == best
     with pytest.raises(
-        OnwardError, match="has 7 layers .*, which do not make 8 stages of a pipeline"
+        OnwardError, match=r"has 7 layers .*, which do not make 8 stages of a pipeline"
     ):
         chosen_stages(graph, 8, costs)
 

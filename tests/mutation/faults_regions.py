@@ -67,7 +67,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "regions: a part that the loss does not read is left out", "graph/signature.py",
-        "[*self.written.values(), *self.parts.values()]", "[*self.written.values()]", REGIONS,
+        "[*self.written.values(), *self.parts.values(), ", "[*self.written.values(), ", REGIONS,
     ),
     Fault(
         "regions: a step that is refused has written buffers", "kernels/region.py",

@@ -188,7 +188,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     # a step's commit
     Fault(
         "step: updates before all gradients", "plan/order.py",
-        'last = any(node.op_type == "AllFinite" for node in graph)', "last = False", STEPS,
+        'last = any(n.op_type == "AllFinite" or "action" in n.meta for n in graph)', "last = False",
+        STEPS,
     ),
     Fault(
         "step: signals do not wait", "execute/executable.py",

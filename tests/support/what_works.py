@@ -79,7 +79,12 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
         ("not tested", None), ("not tested", None), ("not tested", None),
     ),
-    "FSDP, pipeline parallelism": (
+    "pipeline parallelism": (
+        ('`mesh={"pp": 2}`',
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
+        (_READS, None), (_SHARDS, None), (_SHARDS, None),
+    ),
+    "FSDP": (
         ("not yet", None), (_READS, None), (_SHARDS, None), (_SHARDS, None),
     ),
     "peft": (

@@ -28,9 +28,11 @@ def test_weights_in_parts(case: str, tmp_path: Path) -> None:
     first, second = parts_program.run(tmp_path, case)
     for said in (first, second):
         for name in NEEDS_WHOLE:
-            assert "holds a part of them (zero=3, or tp); fix: call trainer.gather()" in said[name]
+            assert (
+                "holds a part of them (zero=3, tp or pp); fix: call trainer.gather()" in said[name]
+            )
         assert "single memory location" in said["in place"]
-        assert "itself, of which each rank holds a part (zero=3, or tp)" in said["copies"]
+        assert "itself, of which each rank holds a part (zero=3, tp or pp)" in said["copies"]
         if "zero" in case:
             assert "optimizer that cuts parameters in another way" in said["blocks"]
         assert "the weights of transformer.h.0.attn.c_attn.weight were replaced" in said["replaced"]

@@ -186,8 +186,11 @@ def _exchanged(met: Sequence[Meeting], place: int) -> Arrays:
             return [_reduced(parts, attrs["reduction"])]
         case "AllToAllStart":
             return [np.concatenate([_part(x, place, len(xs)) for (x,) in xs])]
+        case "ExchangeStart" if "partner" in attrs:
+            [x] = xs[1 - place]
+            return [x.copy()]
         case "ExchangeStart":
-            [x] = xs[1 - place if "partner" in attrs else place ^ int(attrs["distance"])]
+            [x] = xs[place ^ int(attrs["distance"])]
             return [x.copy()]
         case op:
             raise AssertionError(f"no collective: {op}")

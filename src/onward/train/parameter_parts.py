@@ -196,8 +196,8 @@ class ParameterParts:
         """Raises OnwardError while parameters are cut. what: is asked for."""
         if self.is_cut:
             raise OnwardError(
-                f"{what} needs whole weights, and each rank holds a part of them (zero=3, tp or pp); "
-                "fix: call trainer.gather() on every rank first; the next step cuts them again"
+                f"{what} needs whole weights, and each rank holds a part of them (zero=3, tp or "
+                "pp); fix: call trainer.gather() on every rank first; the next step cuts them again"
             )
 
     @contextmanager

@@ -296,9 +296,9 @@ class Ranks:
             if batch != other:
                 raise OnwardError(
                     f"rank {rank} has another batch than rank {first}, with which it shares the "
-                    "weights (tp), the positions (cp) or the layers (pp); fix: give ranks along tp, "
-                    "cp and pp the same batch, such as by a sampler of num_replicas=the ranks along "
-                    "dp_replicate and dp_shard"
+                    "weights (tp), the positions (cp) or the layers (pp); fix: give ranks along "
+                    "tp, cp and pp the same batch, such as by a sampler of num_replicas=the ranks "
+                    "along dp_replicate and dp_shard"
                 )
 
     def _alike(

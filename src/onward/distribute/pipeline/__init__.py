@@ -89,6 +89,7 @@ def held_here(holders: Holders, mesh: Mesh) -> set[str]:
 
 __all__ = [
     "AXIS", "INTERLEAVED", "SCHEDULES", "Holders", "RankProgram", "StagedForward", "batch_names",
-    "chosen_stages", "evaluation_rank", "exchanged_sums", "held_here", "micro_symbols", "pipeline_rank",
+    "chosen_stages", "evaluation_rank", "exchanged_sums", "held_here", "micro_symbols",
+    "pipeline_rank",
     "ranks_of_stages", "rows_of", "schedule", "staged", "tied", "write_rank",
 ]  # fmt: skip
