@@ -39,14 +39,14 @@ class WeightCuts:
         if not self.are_asked_for or not isinstance(held, TorchOptimizer):
             return
         shards = held.updates.state.shards
-        if self._is_tensor and not shards.tensor_cuts:
+        if self._is_tensor and shards.tensor_cuts is None:
             cuts = self.parts.cut_along_dims()
             if not self.parts.is_cut:
                 alone = alone_in_memory(self._model)
                 cuts = self._of(self._ranks.cuts_of_first(choose()))
                 cuts = {p: cut for p, cut in cuts.items() if p in alone}
             held.cut_tensors(cuts)
-        self.parts.cut(self._model, shards.cut_of)
+        self.parts.cut(self._model, shards.of_weights)
 
     def part(self, held: HeldOptimizer[Any]) -> StatePart:
         """The entry of the choice in a state, by which another run makes the same."""
@@ -54,7 +54,7 @@ class WeightCuts:
         def save() -> dict[str, Any]:
             if not isinstance(held, TorchOptimizer):
                 return {}
-            cuts = held.updates.state.shards.tensor_cuts
+            cuts = held.updates.state.shards.tensor_cuts or {}
             paths = paths_of(self._model)
             found = {paths[p]: [c.sharding.dim, c.sharding.groups] for p, c in cuts.items()}
             return {KEY: {"ranks": self._ranks.mesh.size(AXIS), "cuts": found}} if found else {}
@@ -66,7 +66,8 @@ class WeightCuts:
         and as many ranks made it."""
         if not self._is_tensor or not isinstance(held, TorchOptimizer):
             return
-        if held.updates.state.shards.tensor_cuts or not isinstance(state, Mapping):
+        chosen = held.updates.state.shards.tensor_cuts is not None
+        if chosen or not isinstance(state, Mapping):
             return
         found: State = state.get(KEY) or {}
         if found.get("ranks") == self._ranks.mesh.size(AXIS):
