@@ -5,6 +5,7 @@ Imports: graph.
 """
 
 from onward.differentiate import rules
+from onward.differentiate.label_inputs import label_inputs
 from onward.differentiate.loss_sum import summed
 from onward.differentiate.reverse import vjp
 from onward.differentiate.update import Recipe, UpdateGroup, add_updates, settled, update_alone
@@ -13,6 +14,7 @@ __all__ = [
     "Recipe",
     "UpdateGroup",
     "add_updates",
+    "label_inputs",
     "rules",
     "settled",
     "summed",
