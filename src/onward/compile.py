@@ -37,17 +37,19 @@ from onward.distribute import (
     distribute,
     gathered_ahead,
     length_parts,
+    number_in_order,
     pipeline,
     require_shareable,
     shares_steps,
     splits_sequences,
+    tensor,
 )
 from onward.distribute.tensor import chosen_cuts, link_rates
 from onward.distribute.tensor.conversions import Costs
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
-from onward.graph.graph import Graph
+from onward.graph.graph import Graph, Role, type_of
 from onward.graph.spec import Stage
 from onward.graph.types import Type
 from onward.graph_cache import GraphCache
@@ -175,7 +177,8 @@ class Compiler:
 
         def make() -> Graph:
             if recipe.pipeline is None:
-                graph = self._distribute(self._updated(forward, self.joint(recipe)), recipe)
+                start = self._padded(forward, recipe.cuts)
+                graph = self._distribute(self._updated(start, self.joint(recipe)), recipe)
             else:
                 graph = self._pipelined(forward, self.joint(recipe), recipe.pipeline)
             return self._rewrite(graph, rewrite.STEP, "step")
@@ -186,12 +189,20 @@ class Compiler:
         self, forward: Graph, recipe: Recipe, mesh: Mesh, sizes: Mapping[str, int]
     ) -> dict[str, tuple[int, int]]:
         """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
-        groups. sizes: of a batch, by symbol."""
+        groups. Tables of a vocabulary may be cut into parts that they do not divide, where their
+        update is elementwise. sizes: of a batch, by symbol."""
         target = self.target
         rates = link_rates(
             target.device, target.rates.flops_per_second, target.rates.bytes_per_second
         )
-        return chosen_cuts(self._updated(forward, recipe), mesh, rates, sizes)
+        whole = [n for g in recipe.groups if not g.optimizer.elementwise for n in g.parameters]
+        rows = tensor.paddable(forward, mesh.size(tensor.AXIS), whole)
+        graph = self._updated(tensor.padded(forward, rows), recipe)
+        found = chosen_cuts(graph, mesh, rates, sizes)
+        odd = {
+            name for name in rows if name in found and found[name][0] == 0 and found[name][1] > 1
+        }
+        return {name: cut for name, cut in found.items() if name not in odd}
 
     def stages(
         self, forward: Graph, number: int, sizes: Mapping[str, int]
@@ -210,18 +221,25 @@ class Compiler:
         stages: PipelineCut | None = None,
     ) -> Graph:
         """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters: as
-        one row (`held`), along a dim (`cuts`), or those of some layers (`stages`)."""
+        one row (`held`), along a dim (`cuts`), of such a part as one row (both), or those of some
+        layers (`stages`)."""
         if stages is not None:
             return pipeline.evaluation_rank(forward, self.mesh, stages)
+        graph = forward
         if cuts:
-            return cut_along(forward, self.mesh, cuts)
-        inputs = {value.name for value in forward.inputs}
+            graph = cut_along(self._padded(forward, cuts), self.mesh, cuts)
+        inputs = {value.name for value in graph.inputs}
         parts = {name: shard for name, shard in held.items() if name in inputs}
-        return gathered_ahead(forward, self.mesh, parts)
+        graph = gathered_ahead(graph, self.mesh, parts)
+        number_in_order(graph)
+        return graph
 
     def update(self, parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
         """Builds the update by the sums of a window's gradients as a graph of its own, for a window
         that ends early. parameters: those of the recipe, as graph inputs."""
+        rows = tensor.rows_padded(parameters, recipe.cuts, self.mesh.size(tensor.AXIS))
+        wide = {n: parameters[n].with_shape((k, *parameters[n].shape[1:])) for n, k in rows.items()}
+        parameters = {**parameters, **wide}
         with self.journal.timed("updates"):
             graph = update_alone(parameters, self.joint(recipe))
             graph = self._distribute(graph, recipe)
@@ -301,6 +319,12 @@ class Compiler:
             graph = add_updates(made.graph, own)
         self.journal.note("updates", graph)
         return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
+
+    def _padded(self, forward: Graph, cuts: Mapping[str, tuple[int, int]]) -> Graph:
+        """A forward whose tables have rows for all ranks alike, where ranks have rows of them."""
+        types = {v.name or "": type_of(v) for v in forward.inputs_with(Role.PARAM)}
+        ranks = self.mesh.size(tensor.AXIS)
+        return tensor.padded(forward, tensor.rows_padded(types, cuts, ranks))
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts

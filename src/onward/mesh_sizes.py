@@ -46,7 +46,6 @@ def check_sharing(
     zero: int,
     adasum: bool,
     averages_weights: bool,
-    optimizer_state: str,
 ) -> None:
     """Raises OnwardError for options of a Trainer that its mesh does not go with."""
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
@@ -60,12 +59,6 @@ def check_sharing(
         raise OnwardError(
             "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "
             "with tp; fix: zero=2 without tp, or leave ema_decay out"
-        )
-    if tp > 1 and (zero or optimizer_state != "fp32"):
-        other = f"zero={zero}" if zero else f'optimizer_state="{optimizer_state}"'
-        raise OnwardError(
-            f"{other} and a mesh with tp cut the same state in two ways, which is not there yet; "
-            "fix: leave one of them out"
         )
     if sizes.get("cp", 1) > 1:
         _check_sequences(sizes, zero)

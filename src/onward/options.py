@@ -352,13 +352,14 @@ class TrainerOptions:
     processes of torchrun that share each micro-batch. Ranks along `dp_shard` do so too; they are
     neighbours, so that gradients are summed along it first, and `zero` cuts state along it. Ranks
     along `tp` take the same micro-batch, and each holds a part of large weights and computes with
-    it (Megatron-LM, arXiv 1909.08053); how weights are cut follows from the graph. Ranks along
-    `cp` take the same micro-batch too, and each works on its part of the positions (context
-    parallelism). Loss, gradients, updates and dropout masks are those of one process with the
-    batches of all ranks in the order of their numbers. "auto": all processes of torch.distributed
-    along `dp_replicate`, or with `zero` along `dp_shard`, unless that does not fit or another mesh
-    is predicted to be faster by more than 5 %; chosen for the first batch, `zero` with it. One
-    process where torch.distributed is not initialized. None: one process."""
+    it (Megatron-LM, arXiv 1909.08053); how weights are cut follows from the graph, and `zero` cuts
+    the parts along `dp_shard` once more. Ranks along `cp` take the same micro-batch too, and each
+    works on its part of the positions (context parallelism). Loss, gradients, updates and dropout
+    masks are those of one process with the batches of all ranks in the order of their numbers.
+    "auto": all processes of torch.distributed along `dp_replicate`, or with `zero` along
+    `dp_shard`, unless that does not fit or another mesh is predicted to be faster by more than 5 %;
+    chosen for the first batch, `zero` with it. One process where torch.distributed is not
+    initialized. None: one process."""
 
     zero: int = option(
         0,
@@ -521,9 +522,7 @@ class TrainerOptions:
                 "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
                 "leave one of them out"
             )
-        check_sharing(
-            self.mesh, self.zero, self.adasum, self.ema_decay is not None, self.optimizer_state
-        )
+        check_sharing(self.mesh, self.zero, self.adasum, self.ema_decay is not None)
         check_pipeline(
             self.mesh,
             {

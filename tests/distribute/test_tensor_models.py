@@ -3,6 +3,7 @@ update of one rank, dropout on, with the exchanges of Megatron-LM; by the lockst
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ import sharded_steps as steps
 from onward.differentiate import vjp
 from onward.distribute import Mesh, ranks_of
 from onward.distribute.tensor import DeviceRates, Sharding, tensor_parallel
+from onward.distribute.tensor.padding import paddable, padded
 from onward.distribute.tensor.sharding import split
 from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, attributes
 from onward.graph.ops.collective import STARTS, sequence_of
-from onward.graph.types import parse_type
+from onward.graph.types import DType, parse_type
 from onward.plan import make_plan, sequence_hash
 from onward.rewrite import prune, specialize
 
@@ -133,15 +135,69 @@ def test_a_large_vocabulary_is_split_at_both_ends() -> None:
     steps.compare(steps.run(model, graph, tp(2), sizes=sizes, cuts=cuts), want)
 
 
-def test_a_vocabulary_that_ranks_do_not_divide_is_whole() -> None:
-    model = steps.made("gpt2", vocabulary=97)
+TABLES = {
+    "gpt2": "param.transformer.wte.weight", "bert": "param.bert.embeddings.word_embeddings.weight",
+    "t5": "param.shared.weight", "llama": "param.lm_head.weight",
+}  # fmt: skip
+
+
+def with_rows(model: steps.Made, rows: dict[str, int]) -> steps.Made:
+    """The model, with more rows of some tables."""
+    call = copy.copy(model.call)
+    call.forward = padded(model.call.forward, rows)
+    return replace(model, call=call)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_that_ranks_do_not_divide_is_padded(kind: str, ranks: int) -> None:
+    """Of 33 rows four ranks have 9 each: the last one has 6, and 3 rows of padding."""
+    model, name = steps.made(kind, vocabulary=33), TABLES[kind]
+    [want] = steps.run(model, steps.step_of(model, steps.recipe_of(model)), [Mesh()])
+    rows = paddable(model.call.forward, ranks)
+    assert rows[name] == {2: 34, 4: 36}[ranks]
+    model = with_rows(model, rows)
     graph = steps.step_of(model, steps.recipe_of(model))
-    [want] = steps.run(model, graph, [Mesh()])
-    found, [cuts, _] = steps.ranks_graphs(graph, tp(2))
-    wte = cuts.get("param.transformer.wte.weight")
-    assert wte is None or wte.sharding.dim == 1
-    assert any("mlp" in name for name in cuts) and len(found) == 2
-    steps.compare(steps.run(model, graph, tp(2)), want)
+    found = steps.run(model, graph, tp(ranks), cuts=dict.fromkeys(rows, split(0)))
+    for outputs in found:
+        for key, y in outputs.items():
+            if y.ndim and y.shape != want[key].shape:
+                assert y.shape[1:] == want[key].shape[1:] and y.shape[0] == rows[name], key
+                outputs[key] = y[:33]
+    steps.compare(found, want)
+
+
+def test_rows_of_padding_stay_zeros() -> None:
+    """Weights and gradients of what no id reads and no label names."""
+    model, name = steps.made("gpt2", vocabulary=33), TABLES["gpt2"]
+    model = with_rows(model, {name: 40})
+    wide, names = model.call.forward, [name]
+    graph = vjp(wide, wide.signature.differentiated_outputs, names, names)
+    [found] = steps.run(model, graph, [Mesh()])
+    gradient = found[graph.signature.gradients[name]]
+    assert gradient.shape[0] == 40 and not gradient[33:].any() and gradient[:33].any(axis=1).all()
+
+
+def test_what_is_not_padded() -> None:
+    """Tables that the ranks divide, those of other readers, and heads with smoothed labels."""
+    graph = Graph()
+    ids = graph.input("ids", parse_type("i64[6]"), Role.BATCH)
+    x = graph.input("x", parse_type("f32[6,4]"), Role.BATCH)
+    b = Builder(graph)
+    names = {"even": 8, "table": 9, "smoothed": 9, "plain": 9, "weighted": 9, "tiny": 1, "cast": 9}
+    held = {n: graph.input(n, parse_type(f"f32[{size},4]"), Role.PARAM)
+            for n, size in names.items()}  # fmt: skip
+    for name in ("even", "table", "tiny"):
+        b.Gather(held[name], ids, axis=0)
+    attrs = {"ignore_index": -100, "reduction": "mean"}
+    b.LinearCrossEntropy(x, held["smoothed"], None, ids, **attrs, label_smoothing=0.1)
+    weights = b.const(np.ones(9, np.float32))
+    b.LinearCrossEntropy(x, held["weighted"], None, ids, weights, **attrs)
+    b.MatMul(held["plain"], b.transpose(x, [1, 0]))
+    b.LinearCrossEntropy(x, b.cast(b.cast(held["cast"], DType.DOUBLE), DType.FLOAT), None, ids,
+                         **attrs)  # fmt: skip
+    assert paddable(graph, 2) == {"table": 10, "cast": 10}
+    assert paddable(graph, 2, but=["cast"]) == {"table": 10}
 
 
 def test_heads_that_ranks_do_not_divide_are_whole() -> None:

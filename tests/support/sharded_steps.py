@@ -179,6 +179,9 @@ def feeds(graph: Graph, model: Made, data: tiny.Tensors, offset: int = 0) -> Arr
         type, name = type_of(value), value.name or ""
         if role_of(value) is Role.COTANGENT:
             given[name] = np.ones((), type.dtype.numpy())
+        if role_of(value) is Role.PARAM and type.shape != given[name].shape:  # rows of padding
+            room = int(type.shape[0]) - len(given[name])  # type: ignore[arg-type]
+            given[name] = np.pad(given[name], [(0, room)] + [(0, 0)] * (type.rank - 1))
         if role_of(value) is Role.STATE:
             shape = tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
             drawn = np.random.default_rng(zlib.crc32(name.encode())).random(shape) * 0.01

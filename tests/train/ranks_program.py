@@ -17,6 +17,7 @@ from rank_processes import run_ranks
 
 Tensors = dict[str, torch.Tensor]
 STEPS, ROWS, LENGTH = 20, 7, 8
+ODD = 97
 RATE = 0.05
 
 
@@ -24,6 +25,13 @@ def gpt2() -> torch.nn.Module:
     import tiny
 
     return tiny.gpt2(0.1, layers=1, width=16)
+
+
+def odd() -> torch.nn.Module:
+    """A vocabulary that no number of ranks divides."""
+    import tiny
+
+    return tiny.gpt2(0.1, layers=1, width=16, vocab_size=ODD)
 
 
 def bert() -> torch.nn.Module:
@@ -70,7 +78,8 @@ class Case:
     lengths. early: the step after which a window of two micro-batches ends with one. near: the case
     in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
     are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
-    share sequences, of as many as there are. pp: whether all share the layers."""
+    share sequences, of as many as there are. pp: whether all share the layers. uneven: whether all
+    ranks but one have no rows in some steps."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +92,7 @@ class Case:
     tp: bool = False
     cp: int = 0
     pp: bool = False
+    uneven: bool = False
 
     @property
     def has_parts(self) -> bool:
@@ -103,6 +113,9 @@ class Case:
             return dict(self.options)
         if self.pp:
             return {**self.options, "mesh": {"pp": ranks}}
+        if self.tp and self.zero and ranks > 2:
+            sizes = {"dp_shard": ranks // 2, "tp": 2}
+            return {**self.options, "mesh": sizes, "zero": self.zero}
         if self.tp:
             return {**self.options, "mesh": {"dp_replicate": ranks // 2, "tp": 2}}
         if self.cp:
@@ -131,6 +144,9 @@ CASES = {
     "llama bf16 sums": Case(
         llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window"
     ),
+    "gpt2 uneven": Case(gpt2, CLIPPED, uneven=True),
+    "bert uneven": Case(bert, WINDOW, padding=True, early=8, uneven=True),
+    "t5 uneven": Case(t5, {**WINDOW, **CLIPPED}, padding=True, early=2, zero=2, uneven=True),
     "gpt2 shards": Case(gpt2, CLIPPED, is_cut=True),
     "gpt2 zero": Case(gpt2, CLIPPED, "AdamW", zero=1),
     "gpt2 zero 2": Case(gpt2, {**WINDOW, **CLIPPED, "ema_decay": 0.9}, early=4, zero=2),
@@ -175,6 +191,13 @@ CASES = {
     "gpt2 cp fp16": Case(
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=4
     ),
+    "gpt2 odd tp": Case(odd, CLIPPED, "AdamW", tp=True),
+    "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
+    "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
+    "t5 tp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, tp=True),
+    "llama tp state": Case(
+        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama tp", zero=1, tp=True
+    ),
     "llama zero bf16": Case(
         llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
     ),
@@ -197,16 +220,23 @@ CASES = {
 
 
 GROUPS = {  # by what ranks share
-    "the batch": {n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp)},
-    "state": {n: case for n, case in CASES.items() if case.zero},
-    "weights": {n: case for n, case in CASES.items() if case.tp},
+    "the batch": {
+        n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
+    },
+    "uneven rows": {n: case for n, case in CASES.items() if case.uneven},
+    "state": {n: case for n, case in CASES.items() if case.zero and not (case.tp or case.uneven)},
+    "weights": {n: case for n, case in CASES.items() if case.tp and not case.zero},
+    "weights and state": {n: case for n, case in CASES.items() if case.tp and case.zero},
     "sequences": {n: case for n, case in CASES.items() if case.cp},
     "layers": {n: case for n, case in CASES.items() if case.pp},
 }
 
 
-def shares(step: int, ranks: int) -> list[int]:
-    """The rows of each rank in a step: unequal, and other ones in the next step."""
+def shares(step: int, ranks: int, uneven: bool = False) -> list[int]:
+    """The rows of each rank in a step: unequal, and other ones in the next step; uneven: in each
+    third step all rows are one rank's."""
+    if uneven and step % 3 == 0:
+        return [ROWS * (rank == step // 3 % ranks) for rank in range(ranks)]
     sizes = [1] * ranks
     for i in range(ROWS - ranks):
         sizes[(i * i + step) % ranks] += 1
@@ -218,6 +248,8 @@ def rows(case: Case, step: int) -> Tensors:
     import tiny
 
     data = tiny.batch(ROWS, LENGTH, "right" if case.padding else None, seed=step)
+    if case.model is odd:
+        data = {n: x % ODD for n, x in data.items()}
     data["labels"][step % ROWS] = -100
     data["labels"][::2, : step % 5] = -100
     return data
@@ -226,7 +258,7 @@ def rows(case: Case, step: int) -> Tensors:
 def own_rows(case: Case, step: int, rank: int, ranks: int) -> Tensors:
     """A rank's share of the batch of a step."""
     number, count = case.share(rank, ranks)
-    sizes = shares(step, count)
+    sizes = shares(step, count, case.uneven)
     start = sum(sizes[:number])
     return {n: x[start : start + sizes[number]] for n, x in rows(case, step).items()}
 
@@ -279,7 +311,8 @@ def evaluated(trainer: Any, case: Case, rank: int, ranks: int) -> None:
     data: Any = {n: x[number::count].clone() for n, x in rows(case, STEPS).items()}
     found = float(trainer.eval_step(data).loss)
     cut = [bool(p.isnan().all()) for p in trainer.model.parameters() if p.numel() >= 64]
-    assert all(cut) if case.zero else sum(cut) > (0 if case.pp else len(cut) // 2), cut
+    whole_parts = case.zero == 3 and not case.tp
+    assert all(cut) if whole_parts else sum(cut) > (0 if case.pp else len(cut) // 2), cut
     trainer.gather()
     assert not any(p.isnan().any() for p in trainer.model.parameters())
     with torch.no_grad():
@@ -386,7 +419,11 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
 
     def rowless() -> None:
         trainer = trainer_of(CASES["bert"], ranks)
-        once(trainer)
+        trainer.train_step({n: x[:0] for n, x in rows(CASES["bert"], 0).items()})
+
+    def means() -> None:
+        options: dict[str, Any] = {"gradient_accumulation_average": "micro_batches"}
+        trainer = trainer_of(CASES["bert"], ranks, **options)
         data = rows(CASES["bert"], 0)
         trainer.train_step({n: x[:0] if odd else x for n, x in data.items()})
 
@@ -417,7 +454,7 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
         once(trainer)
         trainer.state_dict()
 
-    for act in (weights, rate, method, later, batch, rowless, capture, files, trees, within):
+    for act in (weights, rate, method, later, batch, rowless, means, capture, files, trees, within):
         said[act.__name__] = refusal(act)
     said["options"] = refusal(lambda: once(trainer_of(case, ranks, max_grad_norm=1.0 + odd)))
     said["sizes"] = refusal(lambda: trainer_of(case, ranks + 1))

@@ -19,6 +19,7 @@ from onward.checkpoint.rotation import (
     rotate,
     settle,
 )
+from onward.checkpoint.torch_checkpoint import empty_state
 
 __all__ = [
     "BackgroundWriter",
@@ -32,6 +33,7 @@ __all__ = [
     "checkpoints",
     "config_files",
     "damaged",
+    "empty_state",
     "folder_name",
     "is_checkpoint",
     "is_unpublished",

@@ -5,6 +5,7 @@ Imports: graph.
 """
 
 from onward.differentiate import rules
+from onward.differentiate.label_inputs import label_inputs
 from onward.differentiate.loss_sum import divisor_of_all, summed
 from onward.differentiate.reverse import vjp
 from onward.differentiate.update import Recipe, UpdateGroup, add_updates, settled, update_alone
@@ -14,6 +15,7 @@ __all__ = [
     "UpdateGroup",
     "add_updates",
     "divisor_of_all",
+    "label_inputs",
     "rules",
     "settled",
     "summed",

@@ -85,6 +85,19 @@ def summed(graph: Graph) -> Graph:
     return graph
 
 
+def counted_cross_entropy(graph: Graph) -> tuple[Node, Value] | str:
+    """The cross entropy over whose labels the loss of a forward graph is the mean, and these
+    labels; or the reason why there is none."""
+    found = _find(graph, _samples(graph))
+    if isinstance(found, str):
+        return found
+    if found.node.op_type not in _CROSS_ENTROPIES:
+        return "the loss is no mean of a cross entropy"
+    labels = found.node.inputs[_CROSS_ENTROPIES[found.node.op_type][0]]
+    assert labels is not None, "a cross entropy has labels"
+    return found.node, labels
+
+
 def unbounded(divisor: Value) -> Value:
     """The part of a divisor that is added up over micro-batches: without its lower bound."""
     return _taken_apart(divisor)[0]

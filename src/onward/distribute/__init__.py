@@ -23,7 +23,7 @@ from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
 from onward.distribute.parameter_gathers import gathered_ahead
-from onward.distribute.zero import zero
+from onward.distribute.zero import order_of_norms, zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
@@ -44,11 +44,12 @@ def distribute(
     """Returns the graph that this rank of the mesh runs.
 
     average: of what the loss is the mean (`Recipe.average`). shards: by parameter, the part that
-    this rank updates; all ranks update others. summed: parameters of whose gradients it sums a part
-    over a window. held: by parameter, the part that this rank has; it has all of others. cuts: by
-    parameter, the dim along which ranks of `tp` have a part each, and the number of groups of it.
-    adaptive: whether gradients are combined along dp_replicate by `adasum`. Raises OnwardError for
-    an axis that no mode shares the work along, and for a step that ranks cannot share.
+    this rank updates, of what ranks along `tp` have of it; all ranks update others. summed:
+    parameters of whose gradients it sums a part over a window. held: by parameter, the part that
+    this rank has; it has all of others. cuts: by parameter, the dim along which ranks of `tp` have
+    a part each, and the number of groups of it. adaptive: whether gradients are
+    combined along dp_replicate by `adasum`. Raises OnwardError for an axis that no mode shares the
+    work along, and for a step that ranks cannot share.
     """
     if mesh.ranks == 1:
         return graph
@@ -68,13 +69,11 @@ def distribute(
         graph = data_parallel(context_parallel(graph, mesh), mesh, average)
         number_in_order(graph)
         return graph
+    order = order_of_norms(graph) if shards or held else []
     if mesh.size(tensor.AXIS) > 1:
         graph = cut_along(graph, mesh, cuts or {})
         if mesh.batches == 1:
             return graph
-        graph = data_parallel(graph, mesh, average)
-        number_in_order(graph)
-        return graph
     trained = {**graph.signature.updated, **graph.signature.accumulators}
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
     inputs = {value.name for value in graph.inputs}
@@ -86,8 +85,12 @@ def distribute(
     if adaptive:
         return adasum(graph, mesh, average)
     if here or parts:
-        return zero(graph, mesh, here, average, summed, parts)
-    return data_parallel(graph, mesh, average)
+        graph = zero(graph, mesh, here, average, summed, parts, order)
+    else:
+        graph = data_parallel(graph, mesh, average)
+    if mesh.size(tensor.AXIS) > 1:
+        number_in_order(graph)
+    return graph
 
 
 def splits_sequences(mesh: Mesh) -> bool:

@@ -84,6 +84,7 @@ def data_parallel(
         replaced(graph, sums[name], sums[name].inputs[0])
     if gradients:
         moved_up(graph, gradients)
+        finished_first(graph, gradients)
         buckets = buckets_of(graph, gradients, most_bytes, shards or {})
         _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
@@ -143,6 +144,25 @@ def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
             moved = [*casts, total]
             graph.ir.remove(moved)
             graph.ir.insert_after(others[0], moved)
+
+
+def finished_first(graph: Graph, gradients: dict[str, Node]) -> None:
+    """Moves what makes gradients ahead of the first reader of any: exchanges along `tp` end where
+    their result is read, which may be behind the sum of another gradient over a window."""
+    nodes = list(graph)
+    made = {y for identity in gradients.values() for y in identity.outputs}
+    end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
+    makers: set[Node] = set()
+    todo = [maker for identity in gradients.values() if (maker := _maker(identity.inputs[0]))]
+    while todo:
+        node = todo.pop()
+        if node not in makers:
+            makers.add(node)
+            todo += [maker for x in node.inputs if (maker := _maker(x)) is not None]
+    late = [node for node in nodes[end:] if node in makers]
+    if late:
+        graph.ir.remove(late)
+        graph.ir.insert_before(nodes[end], late)
 
 
 def _maker(value: Value | None) -> Node | None:

@@ -48,16 +48,19 @@ def zero(
     average: str = "labels",
     summed: Collection[str] = (),
     held: Mapping[str, Shard] | None = None,
+    order: Sequence[str] | None = None,
 ) -> Graph:
     """Returns a copy of a step's graph for one rank, which updates its parts of these parameters.
 
     shards: by parameter. average: as of `data_parallel`, which exchanges what is not cut. summed:
     parameters whose accumulators hold a part. held: parameters, trained or not, of which this rank
-    has its part alone. Raises OnwardError for an update that is not elementwise.
+    has its part alone. order: of the parameters whose norms the step computes, where exchanges
+    along another axis hide it in the graph; None: as `order_of_norms` finds it. Raises OnwardError
+    for an update that is not elementwise.
     """
     held = held or {}
     graph = gathered_ahead(graph, mesh, held)
-    order = order_of_norms(graph)
+    order = order_of_norms(graph) if order is None else order
     graph = data_parallel(graph, mesh, average, shards=shards)
     exchange = Collectives(graph, mesh)
     axis = next(iter([*shards.values(), *held.values()])).axis
@@ -72,7 +75,8 @@ def zero(
             part = b.Slice(row, b.ints([shards[name].start]), b.ints([shards[name].stop]))
             node.replace_input_with(0, part)
         if "site" in attributes(node):  # it draws by the numbers of elements
-            node.attributes["first"] = ir.AttrInt64("first", shards[name].start)
+            first = int(attributes(node).get("first", 0)) + shards[name].start
+            node.attributes["first"] = ir.AttrInt64("first", first)
     _retype(graph, updates.values())
     if "norms" in sums:
         is_first = not mesh.coordinate(axis)

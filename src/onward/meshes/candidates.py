@@ -74,7 +74,7 @@ def limits_of(options: TrainerOptions, recipe: Recipe, most_tp: int) -> MeshLimi
     def allows(sizes: dict[str, int], zero: int) -> bool:
         averages = options.ema_decay is not None
         try:
-            check_sharing(sizes, zero, options.adasum, averages, options.optimizer_state)
+            check_sharing(sizes, zero, options.adasum, averages)
         except OnwardError:
             return False
         return True

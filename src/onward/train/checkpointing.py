@@ -22,17 +22,12 @@ from onward.checkpoint import (
     is_checkpoint,
     read_checkpoint,
 )
-from onward.distribute import Mesh
 from onward.errors import CheckpointError, OnwardError
-from onward.train.optimizer_state import ACCUMULATOR
+from onward.train.rank_states import RANDOM, REGISTERED, RankStates
 from onward.train.state_part import State, StatePart, live, require, unfit
-from onward.train.window import REPLICA_SUMS
 
 log = logging.getLogger("onward")
 
-# keys of the state of each rank, which differ between ranks
-_OWN, _SUMS = ("random", "registered"), "sums"
-_OWN_SUMS = (REPLICA_SUMS,)  # of a rank where its window has them
 # endings of the files that other libraries' checkpoints hold their state in
 _PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp", ".tar"})
 
@@ -52,17 +47,18 @@ def take_checkpoint(
     run: str,
     updates: int,
     micro_steps: int,
-    mesh: Mesh | None = None,
+    ranks: RankStates | None = None,
 ) -> Checkpoint:
     """The state of a run as it is at this moment; its tensors are the run's own, not copies.
 
     parts: of the state, with one whose entry `model` is the model's. run: a name that checkpoints
-    of one run share. mesh: the ranks of the run, which take a checkpoint together; None: one.
+    of one run share. ranks: what the ranks that take it together have each for itself; None: one
+    process.
     """
     state = live(parts)
     weights = ModelState.of(model, state.pop("model"))
-    if mesh is not None and mesh.ranks > 1:
-        state = _of_all_ranks(state, mesh)
+    if ranks is not None:
+        state = ranks.of_all(state)
     facts = {
         "run": run,
         "updates": updates,
@@ -134,7 +130,7 @@ def random_part() -> StatePart:
     def save() -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return {
-            "random": {
+            RANDOM: {
                 "python": _python_state(),
                 "numpy": np.random.get_state(legacy=False),
                 "torch": torch.get_rng_state(),
@@ -151,18 +147,18 @@ def random_part() -> StatePart:
             torch.cuda.set_rng_state_all(held["cuda"][: torch.cuda.device_count()])
 
     def check(state: State) -> None:
-        require(state, "random")
-        before = save()["random"]
+        require(state, RANDOM)
+        before = save()[RANDOM]
         try:
-            put(state["random"])
+            put(state[RANDOM])
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise unfit(f"random: {error!r}") from error
         finally:
             put(before)
 
     def restore(state: State) -> Callable[[], None]:
-        before = save()["random"]
-        put(state["random"])
+        before = save()[RANDOM]
+        put(state[RANDOM])
         return lambda: put(before)
 
     return StatePart(save, check, restore)
@@ -177,11 +173,11 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
     """The states of the objects that the user registered, in their order."""
 
     def save() -> dict[str, Any]:
-        return {"registered": [[type(o).__qualname__, o.state_dict()] for o in objects]}
+        return {REGISTERED: [[type(o).__qualname__, o.state_dict()] for o in objects]}
 
     def check(state: State) -> None:
-        require(state, "registered")
-        given = [name for name, _ in state["registered"]]
+        require(state, REGISTERED)
+        given = [name for name, _ in state[REGISTERED]]
         own = [type(o).__qualname__ for o in objects]
         if given != own:
             raise unfit(
@@ -197,7 +193,7 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
                 o.load_state_dict(held)
 
         try:
-            for o, (_, held) in zip(objects, state["registered"], strict=True):
+            for o, (_, held) in zip(objects, state[REGISTERED], strict=True):
                 o.load_state_dict(held)
         except BaseException:
             back()
@@ -205,43 +201,6 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
         return back
 
     return StatePart(save, check, restore)
-
-
-# ---- the state of several ranks
-
-
-def _of_all_ranks(state: State, mesh: Mesh) -> dict[str, Any]:
-    """The state with what each rank has for itself under `ranks`, for rank 0 to write: random
-    generators, registered objects, sums of gradients in an open window. All ranks call it."""
-    kept = [*_OWN, *(key for key in _OWN_SUMS if key in state)]
-    own = {key: state[key] for key in kept}
-    own[_SUMS] = {n: x for n, x in state["optimizer"].items() if n.startswith(f"{ACCUMULATOR}.")}
-    shared = {key: value for key, value in state.items() if key not in kept}
-    return {**shared, "ranks": mesh.gathered_states(own)}
-
-
-def state_of_rank(state: State, mesh: Mesh) -> State:
-    """The state that this rank goes on from. Raises OnwardError where other ranks than those of the
-    mesh saved it."""
-    if "ranks" not in state:
-        if mesh.ranks == 1:
-            return state
-        raise unfit(
-            f"one process saved it, and {mesh.ranks} ranks train here; fix: load_weights, or "
-            "load_state_dict with the state_dict of a Trainer that has resumed from it"
-        )
-    try:
-        ranks = len(state["ranks"])
-        if ranks == mesh.ranks:
-            own = dict(state["ranks"][mesh.rank])
-            optimizer = {**state["optimizer"], **own.pop(_SUMS)}
-            return {**state, **own, "optimizer": optimizer}
-    except (KeyError, TypeError, ValueError) as error:
-        raise unfit(f"it has no state of rank {mesh.rank}") from error
-    here = "one process trains" if mesh.ranks == 1 else f"{mesh.ranks} train"
-    raise unfit(
-        f"{ranks} ranks saved it, and {here} here; fix: the same number of ranks, or load_weights"
-    )
 
 
 def check_stateful(objects: Sequence[Any]) -> None:
@@ -260,6 +219,5 @@ __all__ = [
     "random_part",
     "read_newest",
     "registered_part",
-    "state_of_rank",
     "take_checkpoint",
 ]

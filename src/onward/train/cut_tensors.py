@@ -1,28 +1,43 @@
-"""Parts of tensors that the ranks along an axis of a mesh hold: of all elements as one row, of a
-tensor along one of its dims, or all of it on the ranks of its stages and nothing on others."""
+"""Parts of tensors that the ranks of a mesh hold: of all elements as one row, of a tensor along one
+of its dims, of such a part again as one row, or all of it on the ranks of its stages and nothing on
+others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
 from onward.distribute import Mesh
-from onward.distribute.tensor import TensorCut
+from onward.distribute.tensor import Sharding, TensorCut
 from onward.shards import Shard, StageCut
 
-Cut: TypeAlias = Shard | TensorCut | StageCut
+
+@dataclass(frozen=True)
+class NestedCut:
+    """A part of a part. outer: a part of a tensor along a dim. inner: the elements of that, as one
+    row."""
+
+    outer: TensorCut
+    inner: Shard
+
+
+ChosenCut: TypeAlias = TensorCut | StageCut  # by ranks along tp and pp, for their first batch
+Cut: TypeAlias = Shard | NestedCut | ChosenCut
 
 
 def shape_of(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of this rank's part of a parameter of this shape."""
     if isinstance(cut, StageCut):
         return tuple(shape) if cut.is_here else (0,)
+    if isinstance(cut, NestedCut):
+        return shape_of(cut.inner, shape_of(cut.outer, shape))
     if isinstance(cut, Shard):
         return (cut.size,)
     dim = _dim(cut)
-    return (*shape[:dim], shape[dim] // cut.ranks, *shape[dim + 1 :])
+    return (*shape[:dim], cut.inner(shape[dim]) * cut.sharding.pieces, *shape[dim + 1 :])
 
 
 def part_of(cut: Cut, whole: torch.Tensor) -> torch.Tensor:
@@ -32,11 +47,17 @@ def part_of(cut: Cut, whole: torch.Tensor) -> torch.Tensor:
         return whole if cut.is_here else whole.reshape(-1)[:0]
     if not whole.dim():
         return whole
+    if isinstance(cut, NestedCut):
+        return part_of(cut.inner, part_of(cut.outer, whole))
     if isinstance(cut, Shard):
         start, stop = cut.within(whole.numel())
         return whole.reshape(-1)[start:stop]
     dim = _dim(cut)
     pieces = [whole.narrow(dim, a, b - a) for a, b in cut.ranges(whole.shape[dim])]
+    lacking = cut.inner(whole.shape[dim]) - pieces[-1].shape[dim]
+    if lacking:
+        shape = (*whole.shape[:dim], lacking, *whole.shape[dim + 1 :])
+        pieces.append(whole.new_zeros(shape))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
@@ -54,6 +75,10 @@ def joined(
         return None if to_first and mesh.rank else given
     if not part.dim():
         return part
+    if isinstance(cut, NestedCut):
+        local = joined(cut.inner, part, shape_of(cut.outer, shape), mesh, False)
+        assert local is not None, "every rank gets it"
+        return joined(cut.outer, local, shape, mesh, to_first)
     if isinstance(cut, Shard):
         row = mesh.gathered_row(part, cut, to_first)
         return None if row is None else row.view(tuple(shape))
@@ -61,8 +86,60 @@ def joined(
     if parts is None:
         return None
     dim = _dim(cut)
-    pieces = zip(*(each.chunk(cut.sharding.groups, dim) for each in parts), strict=True)
-    return torch.cat([piece for group in pieces for piece in group], dim)
+    pieces = zip(*(each.chunk(cut.sharding.pieces, dim) for each in parts), strict=True)
+    padded = torch.cat([piece for group in pieces for piece in group], dim)
+    return padded if padded.shape[dim] == shape[dim] else padded.narrow(dim, 0, shape[dim])
+
+
+def described(cut: Cut) -> list[list[Any]]:
+    """A cut as lists of names and numbers, for files; nothing where a rank has all of a tensor."""
+    if isinstance(cut, StageCut):
+        return [] if cut.is_here else [["row", 0, 0]]
+    if isinstance(cut, NestedCut):
+        return [*described(cut.outer), *described(cut.inner)]
+    if isinstance(cut, Shard):
+        return [["row", cut.start, cut.stop]]
+    return [["dim", _dim(cut), cut.sharding.pieces, cut.ranks, cut.place]]
+
+
+def add_part(whole: torch.Tensor, said: Sequence[Sequence[Any]], part: torch.Tensor) -> None:
+    """Adds a part to the tensor that it is of, in its place. said: which part it is, as `described`
+    has it; nothing: all."""
+    if not said:
+        whole.add_(part)
+        return
+    kind, *numbers = said[0]
+    if kind == "row":
+        start, stop = numbers
+        add_part(whole.view(-1)[start:stop], said[1:], part)
+        return
+    dim, groups, ranks, place = numbers
+    cut = TensorCut("tp", ranks, place, Sharding(dim, groups))
+    local = part_of(cut, whole).clone()
+    add_part(local, said[1:], part)
+    for (start, stop), piece in zip(
+        cut.ranges(whole.shape[dim]), local.chunk(groups, dim), strict=True
+    ):
+        whole.narrow(dim, start, stop - start).copy_(piece.narrow(dim, 0, stop - start))
+
+
+def axes_of(cut: Cut | None) -> set[str]:
+    """The axes over which a tensor is cut."""
+    if isinstance(cut, NestedCut):
+        return {cut.outer.axis, cut.inner.axis}
+    return set() if cut is None else {cut.axis}
+
+
+def outer_of(cut: Cut | None) -> TensorCut | None:
+    """The part along a dim that a cut is, or is of."""
+    found = cut.outer if isinstance(cut, NestedCut) else cut
+    return found if isinstance(found, TensorCut) else None
+
+
+def row_of(cut: Cut | None) -> Shard | None:
+    """The elements of a row that a cut is, or ends in."""
+    found = cut.inner if isinstance(cut, NestedCut) else cut
+    return found if isinstance(found, Shard) else None
 
 
 def _dim(cut: TensorCut) -> int:
@@ -71,4 +148,7 @@ def _dim(cut: TensorCut) -> int:
     return dim
 
 
-__all__ = ["Cut", "joined", "part_of", "shape_of"]
+__all__ = [
+    "ChosenCut", "Cut", "NestedCut", "add_part", "axes_of", "described", "joined", "outer_of",
+    "part_of", "row_of", "shape_of",
+]  # fmt: skip

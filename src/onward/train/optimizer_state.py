@@ -11,8 +11,8 @@ import torch
 from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.shards import StageCut
-from onward.train.cut_tensors import Cut, part_of
-from onward.train.state_form import StateForms, converted, shown, tensors_of
+from onward.train.cut_tensors import ChosenCut, part_of
+from onward.train.state_form import StateForms, converted, fits_blocks, shown, tensors_of
 from onward.train.state_shards import StateShards, whole_state
 
 # the slot of a window's summed gradients, beside the optimizer's own slots
@@ -58,9 +58,13 @@ class OptimizerState:
         self.counts: dict[torch.Tensor, int] = {}
 
     def form(self, parameter: torch.Tensor) -> str:
-        """The form of a parameter's state, which stays the same once it is chosen."""
+        """The form of a parameter's state, which stays the same once it is chosen. Ranks along
+        `tp` keep their own precision where their parts are not whole blocks."""
         if parameter not in self._form:
-            self._form[parameter] = self._forms.of(parameter)
+            form = self._forms.of(parameter)
+            outer = self.shards.along_dim(parameter)
+            is_odd = outer is not None and not fits_blocks(self.record, form, parameter, outer)
+            self._form[parameter] = "" if is_odd else form
         return self._form[parameter]
 
     def counted(self, parameter: torch.Tensor) -> bool:
@@ -96,13 +100,14 @@ class OptimizerState:
 
     def like_of_sums(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype in which a parameter's summed gradients are saved."""
-        is_cut = self.shards.of_sums(parameter) is not None
-        return self.shards.like(parameter) if is_cut else parameter
+        return self.shards.like_of(self.shards.of_sums(parameter), parameter)
 
     def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
         """A new tensor with the numbers of a slot before the first update."""
-        types = partial(tensors_of, self.record, self.form(parameter))
-        like = self.shards.state_like(parameter, types)[slot]
+        form, shards = self.form(parameter), self.shards
+        types = partial(tensors_of, self.record, form)
+        found = types(shards.like(parameter)) if form else shards.state_like(parameter, types)
+        like = found[slot]
         made, start = zeros(like.shape, like.dtype, parameter.device), self._forms.start
         first = start(parameter, slot)
         return made.fill_(first) if first else made
@@ -115,15 +120,30 @@ class OptimizerState:
     def whole(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The slots of a parameter of which each rank has a part, whole and in its own precision,
         on rank 0; none elsewhere, and of a parameter that is not cut. All ranks call it."""
-        if self.shards.of(parameter) is None:
+        if self.shards.cut_of(parameter) is None:
             return {}
-        held, form = self.tensors[parameter], self.form(parameter)
+        found, form = self._gathered(parameter, to_first=True)
+        return {slot: shown(found, form, slot) for slot in self.slots(parameter) if found}
+
+    def _gathered(
+        self, parameter: torch.Tensor, to_first: bool
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """The tensors that hold a parameter's state, whole, and their form. Parts along a dim are
+        in blocks of their own, and become whole in the parameter's precision. to_first: rank 0
+        alone gets those of which each rank has a part."""
+        held, form = self.tensors.get(parameter, {}), self.form(parameter)
+        if isinstance(self.shards.cut_of(parameter), StageCut):  # also on ranks that have nothing
+            held = {slot: self.tensor(parameter, slot) for slot in self.required(parameter)}
+        parts = {name: held[name] for name in self.names(parameter) if name in held}
+        if form and parts and self.shards.along_dim(parameter) is not None:
+            parts = {slot: shown(held, form, slot) for slot in self.slots(parameter)}
+            form = ""
         types, found = tensors_of(self.record, form, parameter), dict[str, torch.Tensor]()
-        for name in self.names(parameter):
-            tensor = self.shards.whole(parameter, held[name], types[name], to_first=True)
+        for name, part in parts.items():
+            tensor = self.shards.whole(parameter, part, types[name], to_first)
             if tensor is not None:
                 found[name] = tensor
-        return {slot: shown(found, form, slot) for slot in self.slots(parameter) if found}
+        return found, form
 
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the optimizer keeps tensors for."""
@@ -150,14 +170,17 @@ class OptimizerState:
         with torch.no_grad():
             for p, item in found.items():
                 tensors, form = item.tensors, self.form(p)
-                if item.form != form:
+                is_cut = bool(form) and self.shards.along_dim(p) is not None and bool(tensors)
+                if is_cut:
+                    tensors = self._part_in(p, form, tensors, item.form)
+                elif item.form != form:
                     slots = self._slots_in(form or item.form)
                     tensors = converted(tensors, item.form, form, slots)
                 for slot, tensor in tensors.items():
                     own = self.tensor(p, slot)
                     if tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride():
                         continue
-                    tensor = self.shards.cut(p, tensor)
+                    tensor = tensor if is_cut else self.shards.cut(p, tensor)
                     # two of these tensors may have been swapped, so copy before any is overwritten
                     elsewhere.append((own, tensor.clone() if tensor.data_ptr() in ours else tensor))
             for p, held in self.tensors.items():
@@ -168,17 +191,34 @@ class OptimizerState:
                 own.copy_(tensor)
         self.counts = {p: item.count for p, item in found.items()}
 
-    def cut_tensors(self, cuts: Mapping[torch.Tensor, Cut]) -> None:
-        """Has this rank hold its part of these parameters' state, of which it has had all so far:
-        moments, and sums of gradients. cuts: of parameters, along a dim or over stages."""
-        self.shards.tensor_cuts = cuts
-        for p, cut in cuts.items():
+    def _part_in(
+        self, parameter: torch.Tensor, form: str, tensors: Mapping[str, torch.Tensor], given: str
+    ) -> dict[str, torch.Tensor]:
+        """This rank's part along a dim of a parameter's whole state, in blocks of its own. form: of
+        the part. given: of the whole. The part itself stays as it is."""
+        own = self.tensors.get(parameter, {})
+        if all(name in own and tensors.get(name) is own[name] for name in self.names(parameter)):
+            return dict(tensors)
+        slots = self._slots_in(form)
+        parts = {slot: self.shards.cut(parameter, shown(tensors, given, slot)) for slot in slots}
+        return converted(parts, "", form, slots)
+
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, ChosenCut]) -> None:
+        """Has this rank hold its parts of all state, of which it has had all so far: moments, and
+        sums of gradients. cuts: of parameters, along a dim or over stages."""
+        whole: dict[torch.Tensor, ParameterState] = {}
+        for p, count in self.counts.items():
             held = self.tensors.get(p, {})
-            for slot, tensor in held.items():
-                if isinstance(cut, StageCut) and cut.is_here:
-                    continue
-                if tensor.shape == p.shape or isinstance(cut, StageCut):
-                    held[slot] = part_of(cut, tensor).clone()
+            named = {name: held[name] for name in self.names(p) if name in held}
+            whole[p] = ParameterState(count, named, self.form(p))
+        sums = {p: held[ACCUMULATOR] for p, held in self.tensors.items() if ACCUMULATOR in held}
+        self.shards.choose(cuts)
+        self._form.clear()
+        self.tensors.clear()
+        self.adopt(whole)
+        for p, tensor in sums.items():
+            cut = self.shards.of_sums(p)
+            self.tensor(p, ACCUMULATOR).copy_(tensor if cut is None else part_of(cut, tensor))
 
     def _slots_in(self, form: str) -> list[str]:
         """The slots of a form in fewer bytes."""
@@ -200,16 +240,8 @@ class OptimizerState:
         """
         found: dict[StateKey, torch.Tensor] = {}
         for p, path in paths.items():
-            held, form = self.tensors.get(p, {}), self.form(p)
-            types = tensors_of(self.record, form, p)
-            if isinstance(
-                self.shards.cut_of(p), StageCut
-            ):  # alike on ranks that have nothing of it
-                held = {slot: self.tensor(p, slot) for slot in self.required(p) if p in self.counts}
-            for slot in (s for s in self.names(p) if p in self.counts and s in held):
-                tensor = self.shards.whole(p, held[slot], types[slot], to_first)
-                if tensor is not None:
-                    found[StateKey(path, slot)] = tensor
+            state = self._gathered(p, to_first)[0] if p in self.counts else {}
+            found |= {StateKey(path, name): tensor for name, tensor in state.items()}
             if path in window:
                 found[StateKey(path, ACCUMULATOR)] = self.tensor(p, ACCUMULATOR).to(p.dtype)
         return found

@@ -19,11 +19,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from onward.distribute import Mesh
-from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.shards import Shard, StageCut
 from onward.signals import signals_wait
-from onward.train.cut_tensors import Cut, joined, part_of, shape_of
+from onward.train.cut_tensors import ChosenCut, Cut, joined, outer_of, part_of, row_of, shape_of
 
 CutOf: TypeAlias = Callable[[torch.Tensor], Cut | None]
 
@@ -154,13 +153,15 @@ class ParameterParts:
         return part.part if part is not None and is_part else tensor
 
     def shards(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
-        """The parts that are elements of a row, of these parameters, by the same names."""
-        return {n: cut for n, cut in self._cuts(parameters).items() if isinstance(cut, Shard)}
+        """The parts that are elements of a row, of these parameters or of a part along a dim, by
+        the same names."""
+        found = {n: row_of(cut) for n, cut in self._cuts(parameters).items()}
+        return {n: row for n, row in found.items() if row is not None}
 
     def tensor_cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
         """The parts along a dim, of these parameters: by the same names, the dim and the groups."""
-        found = self._cuts(parameters).items()
-        cuts = {n: cut.sharding for n, cut in found if isinstance(cut, TensorCut)}
+        found = {n: outer_of(cut) for n, cut in self._cuts(parameters).items()}
+        cuts = {n: cut.sharding for n, cut in found.items() if cut is not None}
         return {n: (s.dim, s.pieces) for n, s in cuts.items() if s.dim is not None}
 
     def stages(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -169,10 +170,11 @@ class ParameterParts:
         found = self._cuts(parameters).items()
         return {n: cut.stages for n, cut in found if isinstance(cut, StageCut)}
 
-    def chosen(self) -> dict[torch.Tensor, Cut]:
+    def chosen(self) -> dict[torch.Tensor, ChosenCut]:
         """The parts along a dim, and those of stages, by parameter, while they are cut."""
-        held = [part for part in self._held.values() if part.is_cut]
-        return {part.parameter: part.cut for part in held if not isinstance(part.cut, Shard)}
+        held = {p: part.cut for p, part in self._held.items() if part.is_cut}
+        found = {p: cut if isinstance(cut, StageCut) else outer_of(cut) for p, cut in held.items()}
+        return {p: cut for p, cut in found.items() if cut is not None}
 
     def _cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
         found = {name: self._held.get(p) for name, p in parameters.items()}

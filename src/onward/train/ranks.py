@@ -180,14 +180,6 @@ class Ranks:
             self.mesh.fail()
             raise
 
-    def require_rows(self, batch_size: int) -> None:
-        """Raises OnwardError for a share without rows, from which no rank can make a step."""
-        if not batch_size and not self.is_one:
-            raise OnwardError(
-                f"rank {self.mesh.rank} has a batch of 0 rows; fix: give every rank one row at "
-                "least, or leave out the last batch of an epoch (drop_last=True)"
-            )
-
     def share(
         self,
         position: Position,
@@ -198,8 +190,8 @@ class Ranks:
     ) -> Share:
         """Tells the other ranks where this one stands and how many samples it has, and returns its
         share. executable: what it is about to run. settings: of the update. inputs: of the batch.
-        Raises OnwardError where a rank stands elsewhere, and where ranks along `tp` or `cp`
-        have other batches."""
+        Raises OnwardError where a rank stands elsewhere, where ranks along `tp`, `cp` or `pp` have
+        other batches, and where no rank has a row."""
         if self.is_one:
             return Share(0, batch_size)
         alike = self._alike(position, executable, settings)
@@ -208,6 +200,11 @@ class Ranks:
         self._require_alike([row[3:] for row in rows])
         self._require_one_batch([row[1:3] for row in rows])
         sizes = {row[1]: row[0] for row in rows}  # by share
+        if not any(sizes.values()):
+            raise OnwardError(
+                "every rank has a batch of 0 rows, which is no step; fix: end the epoch when the "
+                "last rank has no rows"
+            )
         before = sum(size for share, size in sizes.items() if share < self.mesh.share)
         return Share(before, sum(sizes.values()))
 

@@ -195,6 +195,12 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
         if slot == ACCUMULATOR and not state["micro_steps"]:
             raise unfit(f"{name}, but no window is open")
         check_like(str(name), tensor, like[path][slot])
+    if state["updates"] and not counts and _keeps_state(state, optimizer):
+        raise unfit(
+            f"it has {state['updates']} updates and none of the optimizer's state, as where "
+            "torch.distributed.checkpoint has filled that of a new Trainer; fix: have it fill "
+            "onward.checkpoint.empty_state(folder)"
+        )
     for path, count in counts.items():
         if path not in parameters:
             raise unfit(f"no parameter here is called {path}")
@@ -207,6 +213,12 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
             raise unfit(f"{lacking[0]} is missing")
     if state["micro_steps"] and not any(_key(name).slot == ACCUMULATOR for name in given):
         raise unfit("it was saved in the middle of gradient accumulation, without its gradients")
+
+
+def _keeps_state(state: State, optimizer: TorchOptimizer) -> bool:
+    """Whether the optimizer of a state keeps tensors for the parameters that it updates."""
+    record, groups = optimizer.record, [group for group in state["param_groups"] if group["params"]]
+    return any(record.kept(group, slot) for group in groups for slot in record.slots)
 
 
 __all__ = ["model_part", "optimizer_part"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
@@ -102,6 +103,18 @@ class StateForms:
         tensors = tensors_of(self._record, form, part)
         kept = tensors if form else self.slots(parameter)
         return sum(tensors[name].nbytes for name in kept)
+
+
+def fits_blocks(record: Record, form: str, parameter: torch.Tensor, cut: TensorCut) -> bool:
+    """Whether a part of a parameter along a dim is whole blocks of state in a form."""
+    if not form:
+        return True
+    in_blocks = any(name not in record.slots for name in record.forms[form].tensors)
+    dim = cut.sharding.dim
+    assert dim is not None, "a cut is along a dim"
+    rows = cut.inner(parameter.shape[dim]) * cut.sharding.pieces
+    elements = parameter.numel() // parameter.shape[dim] * rows
+    return not in_blocks or elements % record.forms[form].block == 0
 
 
 def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:

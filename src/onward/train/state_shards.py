@@ -4,15 +4,18 @@ with tensor parallelism."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 
 import torch
 
 from onward.distribute import Mesh
+from onward.distribute.pipeline import AXIS as PIPELINE_AXIS
+from onward.distribute.tensor import AXIS as TENSOR_AXIS
 from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.shards import Shard, StageCut, shard_of
-from onward.train.cut_tensors import Cut, joined, part_of, shape_of
+from onward.train.cut_tensors import ChosenCut, Cut, NestedCut, joined, part_of, shape_of
 from onward.train.state_form import StateForms
 
 AXIS = "dp_shard"
@@ -21,9 +24,10 @@ AXIS = "dp_shard"
 class StateShards:
     """The parts of all parameters that this rank updates, and their exchange with other ranks.
 
-    tensor_cuts: of parameters of which this rank has a part along a dim, or which are of one stage,
-    in the place of shards.
-    stage: of ZeRO; 0 cuts nothing, and 2 or 3 cut the sums of a window's gradients too. Raises
+    tensor_cuts: of parameters of which this rank has a part along a dim, or which are of some
+    stages; None while ranks along `tp` or `pp` have not chosen them, and state is whole. stage: of
+    ZeRO, which cuts these parts, and other parameters, as rows; 0 cuts nothing, and 2 or 3 cut the
+    sums of a window's gradients too. Raises
     OnwardError for an optimizer that does not update each element by itself.
     """
 
@@ -35,7 +39,9 @@ class StateShards:
             )
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
-        self.tensor_cuts: Mapping[torch.Tensor, Cut] = {}
+        self.tensor_cuts: Mapping[torch.Tensor, ChosenCut] | None = None
+        if mesh.size(TENSOR_AXIS) == 1 and mesh.size(PIPELINE_AXIS) == 1:
+            self.tensor_cuts = {}
 
     def in_forms(self, forms: StateForms) -> StateShards:
         """The parts for state in other forms, whose blocks may be larger."""
@@ -48,21 +54,44 @@ class StateShards:
         """True where this rank holds the state of whole parameters."""
         return not self._stage and not self.tensor_cuts
 
+    def choose(self, cuts: Mapping[torch.Tensor, ChosenCut]) -> None:
+        """Sets the parts along dims or of stages, once."""
+        self.tensor_cuts = cuts
+        self._found.clear()
+
+    def along_dim(self, parameter: torch.Tensor) -> TensorCut | None:
+        """The part of a parameter along a dim that this rank has; None: all of it."""
+        found = self._chosen(parameter)
+        return found if isinstance(found, TensorCut) else None
+
+    def _chosen(self, parameter: torch.Tensor) -> ChosenCut | None:
+        return (self.tensor_cuts or {}).get(parameter)
+
     def of(self, parameter: torch.Tensor) -> Shard | None:
-        """The part of a parameter whose state this rank holds; None: all of it."""
-        if not self._stage:
+        """The elements whose state this rank holds, of what ranks along `tp` have of a parameter,
+        as one row; None: all of them."""
+        if not self._stage or self.tensor_cuts is None:
             return None
         if parameter not in self._found:
             form, mesh = self._forms.of(parameter), self._mesh
             block = self._record.forms[form].block if form else 1
+            outer = self.along_dim(parameter)
+            shape = parameter.shape if outer is None else shape_of(outer, parameter.shape)
             self._found[parameter] = shard_of(
-                parameter.numel(), AXIS, mesh.size(AXIS), mesh.coordinate(AXIS), block
+                prod(shape), AXIS, mesh.size(AXIS), mesh.coordinate(AXIS), block
             )
         return self._found[parameter]
 
     def cut_of(self, parameter: torch.Tensor) -> Cut | None:
-        """The part of a parameter whose state this rank holds, of either kind; None: all."""
-        return self.tensor_cuts.get(parameter) or self.of(parameter)
+        """The part of a parameter whose state this rank holds, of any kind; None: all."""
+        outer, inner = self._chosen(parameter), self.of(parameter)
+        if isinstance(outer, TensorCut) and inner:
+            return NestedCut(outer, inner)
+        return outer or inner
+
+    def of_weights(self, parameter: torch.Tensor) -> Cut | None:
+        """The part of a parameter that this rank holds; None: all."""
+        return self.cut_of(parameter) if self._stage == 3 else self._chosen(parameter)
 
     def cut_of_state(self, parameter: torch.Tensor, shape: torch.Size) -> Cut | None:
         """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
@@ -88,11 +117,14 @@ class StateShards:
 
     def of_sums(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
-        return self.cut_of(parameter) if self._stage != 1 else None
+        return self.along_dim(parameter) if self._stage == 1 else self.cut_of(parameter)
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of the part; the parameter itself where it is not cut."""
-        cut = self.cut_of(parameter)
+        return self.like_of(self.cut_of(parameter), parameter)
+
+    def like_of(self, cut: Cut | None, parameter: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape and dtype of a part; the parameter itself where there is none."""
         if cut is None:
             return parameter
         shape = shape_of(cut, parameter.shape)

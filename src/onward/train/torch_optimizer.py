@@ -21,7 +21,7 @@ from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
-from onward.train.cut_tensors import Cut
+from onward.train.cut_tensors import ChosenCut
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import (
     check_parameters,
@@ -207,7 +207,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         if self.updates.restart(self.names_kept()):
             self._shared.share()  # share the counts of the remaining parameters
 
-    def cut_tensors(self, cuts: Mapping[torch.Tensor, Cut]) -> None:
+    def cut_tensors(self, cuts: Mapping[torch.Tensor, ChosenCut]) -> None:
         """Has this rank hold its part of these parameters' state."""
         self.updates.state.cut_tensors(cuts)
         self._shared.share()

@@ -40,6 +40,7 @@ from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
     Stateful,
 )
+from onward.train.empty_shares import stand_in, without_labels
 from onward.train.exclusive import exclusive, lock_of
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
@@ -158,6 +159,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
         The batch is given as to the model: `train_step(batch)` with a mapping or a tuple, or
         `train_step(*args, **kwargs)`. fetch: outputs to return besides those of `options.fetch`.
+        A rank of a mesh whose data have ended may give a batch of 0 rows, where the loss is a mean
+        over labels.
         """
         self._check_idle()
         self._check_whole()
@@ -165,20 +168,25 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         with self._ranks.preparing():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
+            is_empty = not batch.batch_size and not self._ranks.is_one
+            if is_empty:
+                batch = stand_in(batch)
             check_inputs(batch)
-            self._ranks.require_rows(batch.batch_size)
             self._follow_optimizer()
             self._optimizer.sync()
             self._choose_mesh(batch)
-            self._verify_first(batch)
+            if not is_empty:
+                self._verify_first(batch)
             is_whole = self._weights.is_whole
             self._ranks.compare(self.model, self.optimizer, self.options, self.updates, is_whole)
             names = names_to_fetch(self.options, fetch)
             self._cuts.require_no_results(names)
             self._cut_weights(batch)
             step = self._steps.training(self.model, self.loss_fn, batch)
+            if is_empty:
+                batch = without_labels(batch, step.captured, self.options)
         if not self.options.auto_micro_batch:
-            return self._micro_step(step, batch, names)
+            return self._micro_step(step, batch, names, is_empty=is_empty)
         while True:
             try:
                 return self._in_parts(step, batch, names)
@@ -216,8 +224,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         batch: Batch,
         names: tuple[str, ...],
         more: bool = False,
+        is_empty: bool = False,
     ) -> StepResult:
-        """Runs a micro-batch or, where parts of the same one follow (`more`), a part of it."""
+        """Runs a micro-batch or, where parts of the same one follow (`more`), a part of it.
+        is_empty: its rows stand in for none."""
         last = self._window.is_last and not more
         request = OutputRequest(names, update=last)
         why = self._optimizer.why
@@ -225,11 +235,13 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         with naming_ways_out(step, batch, request, self.options, self._optimizer, is_whole):
             with self._ranks.preparing():
                 prepared = step.prepare(batch, request)
-            self._remember(batch)
+            if not is_empty:
+                self._remember(batch)
             lr = self._lr()
             self._updates.enter(prepared.signature, self._window.is_first)
             with self._ranks.running():
-                inputs, wrote = self._run(prepared, batch.batch_size, last, more)
+                size = 0 if is_empty else batch.batch_size
+                inputs, wrote = self._run(prepared, size, last, more)
         self._last = LastRun(step, batch, request, prepared, inputs, why)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
@@ -363,10 +375,12 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
         optimizer and accumulation window. Nothing has changed after an error, even one raised by a
-        hook of the model."""
+        hook of the model. All ranks of a mesh call it with one state, that of any mesh or of one
+        process."""
         self._follow_for_state()
         self._optimizer.require_owner()
         self._cuts.take(state, self._optimizer)
+        state = self._rank_states().shared_out(state)
         with signals_wait():
             restore(self._state_parts(), state)
             self._note_restored()

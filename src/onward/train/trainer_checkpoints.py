@@ -13,6 +13,7 @@ from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.forks import Lock
 from onward.option_readers import read_limit
+from onward.options import TrainerOptions
 from onward.signals import signals_wait
 from onward.train.averaged_weights import AveragedWeights
 from onward.train.checkpointing import (
@@ -21,12 +22,12 @@ from onward.train.checkpointing import (
     random_part,
     read_newest,
     registered_part,
-    state_of_rank,
     take_checkpoint,
 )
 from onward.train.exclusive import exclusive
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.parameter_parts import ParameterParts
+from onward.train.rank_states import RankStates
 from onward.train.ranks import Ranks
 from onward.train.skipped_updates import SkippedUpdates
 from onward.train.state import model_part
@@ -43,6 +44,7 @@ class TrainerCheckpoints:
     """
 
     model: torch.nn.Module
+    options: TrainerOptions
     memory: Memory
     registered: list[Stateful]
     _lock: Lock
@@ -119,7 +121,7 @@ class TrainerCheckpoints:
             self._run_id,
             self.updates,
             self.micro_steps,
-            self._ranks.mesh,
+            self._rank_states(),
         )
         if not self._ranks.is_first:
             self._ranks.wait_for_files()
@@ -163,7 +165,8 @@ class TrainerCheckpoints:
         Every byte is compared with its sha256 before anything is changed. A damaged checkpoint is
         passed over with a warning; strict: it raises CheckpointError. Raises CheckpointError too
         where there is none, and OnwardError where it does not fit this model and optimizer; nothing
-        is changed then. All ranks of a mesh call it, and read the same files.
+        is changed then. All ranks of a mesh call it, and read the same files, which any mesh or one
+        process may have saved; those of an open window of `adasum` the same mesh.
         """
         self._writer.wait()
         path, found = read_newest(Path(folder), strict)
@@ -174,7 +177,7 @@ class TrainerCheckpoints:
         self._cuts.take(state, self._optimizer)
         with signals_wait():
             try:
-                restore(self._checkpoint_parts(), state_of_rank(state, self._ranks.mesh))
+                restore(self._checkpoint_parts(), self._rank_states().own_of(state))
             except OnwardError as error:
                 raise OnwardError(f"{path}: {error}") from error
             self._run_id = str(found.facts["run"])
@@ -196,6 +199,10 @@ class TrainerCheckpoints:
         restore((part,), {**found.state, "model": found.model.state_dict()})
         self._ranks.forget()
         return path
+
+    def _rank_states(self) -> RankStates:
+        """What each rank has for itself."""
+        return RankStates(self._ranks.mesh, self._optimizer, self.options.adasum)
 
     def _note_restored(self) -> None:
         """Begins anew what counts from the state that was loaded last, which is of one moment."""

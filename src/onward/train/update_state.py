@@ -19,6 +19,7 @@ from onward.graph.types import DType
 from onward.kernels import torch_dtype
 from onward.shards import Shard
 from onward.train.clocks import Clocks
+from onward.train.cut_tensors import row_of
 from onward.train.gradient_sums import GradientSums
 from onward.train.optimizer_state import ACCUMULATOR, OptimizerState, ParameterState, StateKey
 from onward.train.state_form import StateForms, found_form
@@ -131,7 +132,7 @@ class UpdateState(GradientSums):
     def summed_parts(self, parameters: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """The names of the parameters of whose gradients a rank sums a part alone over a window."""
         of_sums = self.state.shards.of_sums
-        return tuple(name for name, p in parameters.items() if isinstance(of_sums(p), Shard))
+        return tuple(name for name, p in parameters.items() if row_of(of_sums(p)) is not None)
 
     # ---- taken over and restored
 

@@ -13,7 +13,7 @@ from onward.distribute.tensor import AXIS, Sharding, TensorCut
 from onward.errors import OnwardError
 from onward.options import TrainerOptions
 from onward.shards import StageCut
-from onward.train.cut_tensors import Cut
+from onward.train.cut_tensors import ChosenCut
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.parameter_parts import alone_in_memory, parts_of
 from onward.train.ranks import Ranks
@@ -55,7 +55,7 @@ class WeightCuts:
                 )
             return
         shards = held.updates.state.shards
-        if self._is_chosen and not shards.tensor_cuts:
+        if self._is_chosen and shards.tensor_cuts is None:
             cuts = self.parts.chosen()
             if not self.parts.is_cut:
                 alone = alone_in_memory(self._model)
@@ -64,7 +64,7 @@ class WeightCuts:
                     self._require_stages(cuts, alone)
                 cuts = {p: cut for p, cut in cuts.items() if p in alone}
             held.cut_tensors(cuts)
-        self.parts.cut(self._model, shards.cut_of)
+        self.parts.cut(self._model, shards.of_weights)
 
     def require_no_results(self, names: tuple[str, ...]) -> None:
         """Raises OnwardError where results are asked for that one stage alone has."""
@@ -88,7 +88,7 @@ class WeightCuts:
         def save() -> dict[str, Any]:
             if not isinstance(held, TorchOptimizer):
                 return {}
-            cuts = held.updates.state.shards.tensor_cuts
+            cuts = held.updates.state.shards.tensor_cuts or {}
             paths = paths_of(self._model)
             found = {paths[p]: list(_numbers(cut)) for p, cut in cuts.items()}
             return {self._key: {"ranks": self._size, "cuts": found}} if found else {}
@@ -100,7 +100,8 @@ class WeightCuts:
         and as many ranks made it."""
         if not self._is_chosen or not isinstance(held, TorchOptimizer):
             return
-        if held.updates.state.shards.tensor_cuts or not isinstance(state, Mapping):
+        chosen = held.updates.state.shards.tensor_cuts is not None
+        if chosen or not isinstance(state, Mapping):
             return
         found: State = state.get(self._key) or {}
         if found.get("ranks") == self._size:
@@ -115,10 +116,10 @@ class WeightCuts:
     def _size(self) -> int:
         return self._ranks.mesh.size(self._axis)
 
-    def _of(self, choice: Choice) -> dict[torch.Tensor, Cut]:
+    def _of(self, choice: Choice) -> dict[torch.Tensor, ChosenCut]:
         parameters, mesh = dict(self._model.named_parameters()), self._ranks.mesh
         size, place = self._size, mesh.coordinate(self._axis)
-        found: dict[torch.Tensor, Cut] = {}
+        found: dict[torch.Tensor, ChosenCut] = {}
         for name, numbers in choice.items():
             p = parameters.get(name)
             if p is not None and self.are_stages:
@@ -127,7 +128,9 @@ class WeightCuts:
                 found[p] = TensorCut(self._axis, size, place, Sharding(numbers[0], numbers[1]))
         return found
 
-    def _require_stages(self, cuts: Mapping[torch.Tensor, Cut], alone: set[torch.Tensor]) -> None:
+    def _require_stages(
+        self, cuts: Mapping[torch.Tensor, ChosenCut], alone: set[torch.Tensor]
+    ) -> None:
         """Raises OnwardError for weights that share memory, of which a rank cannot let go."""
         paths = paths_of(self._model)
         shared = next((paths[p] for p in cuts if p not in alone), None)
@@ -139,12 +142,12 @@ class WeightCuts:
             )
 
 
-def _numbers(cut: Cut) -> tuple[int, ...]:
+def _numbers(cut: ChosenCut) -> tuple[int, ...]:
     """A cut as it is kept in a state."""
     if isinstance(cut, StageCut):
         return cut.stages
-    assert isinstance(cut, TensorCut) and cut.sharding.dim is not None
-    return cut.sharding.dim, cut.sharding.groups
+    assert cut.sharding.dim is not None, "a cut is along a dim"
+    return cut.sharding.dim, cut.sharding.pieces
 
 
 __all__ = ["STAGES", "TENSORS", "WeightCuts"]

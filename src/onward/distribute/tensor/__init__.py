@@ -15,6 +15,7 @@ from onward.distribute.collectives import Collectives
 from onward.distribute.mesh import Mesh
 from onward.distribute.tensor import rules
 from onward.distribute.tensor.conversions import Costs, DeviceRates
+from onward.distribute.tensor.padding import paddable, padded, rows_padded
 from onward.distribute.tensor.sharding import Sharding, TensorCut
 from onward.distribute.tensor.solve import StepSharding
 from onward.distribute.tensor.ways import RankPlace
@@ -108,5 +109,5 @@ def _given(graph: Graph, cuts: Mapping[str, Sharding], ranks: int) -> dict[Value
     return found
 
 
-__all__ = ["AXIS", "DeviceRates", "Sharding", "TensorCut", "chosen_cuts", "link_rates",
-           "tensor_parallel"]  # fmt: skip
+__all__ = ["AXIS", "DeviceRates", "Sharding", "TensorCut", "chosen_cuts", "link_rates", "paddable",
+           "padded", "rows_padded", "tensor_parallel"]  # fmt: skip

@@ -79,7 +79,8 @@ def split(dim: int, groups: Size = 1) -> Sharding:
 @dataclass(frozen=True)
 class TensorCut:
     """How a parameter is cut along an axis of a mesh: `sharding` of the ranks along it. place: the
-    coordinate of this process. A replicated parameter is no cut at all, and has none."""
+    coordinate of this process. A replicated parameter is no cut at all, and has none. Where the
+    ranks do not divide the dim, the last parts end in zeros (`padding`)."""
 
     axis: str
     ranks: int
@@ -90,20 +91,28 @@ class TensorCut:
         """Start and stop of each run of indices that a rank has of the dim, whose whole size is
         given, in their order. place: of the rank; None: this one."""
         at = self.place if place is None else place
-        groups = self.sharding.pieces
-        inner = size // (groups * self.ranks)
+        groups, inner = self.sharding.pieces, self.inner(size)
         starts = [(group * self.ranks + at) * inner for group in range(groups)]
-        return [(start, start + inner) for start in starts]
+        return [(min(start, size), min(start + inner, size)) for start in starts]
+
+    def inner(self, size: int) -> int:
+        """The indices of one run that a rank has, with those of the padding."""
+        return -(-size // (self.sharding.pieces * self.ranks))
 
     def part(self, whole: np.ndarray, place: int | None = None) -> np.ndarray:
         """The part of a tensor that a rank has. place: of the rank; None: this one."""
         dim = self.sharding.dim
         assert dim is not None, "a cut is along a dim"
-        pieces = [np.arange(*ends) for ends in self.ranges(whole.shape[dim], place)]
-        return np.take(whole, np.concatenate(pieces), dim)
+        size = whole.shape[dim]
+        pieces = [np.arange(*ends) for ends in self.ranges(size, place)]
+        found = np.take(whole, np.concatenate(pieces), dim)
+        room = [(0, 0)] * whole.ndim
+        room[dim] = (0, self.sharding.pieces * self.inner(size) - found.shape[dim])
+        return np.pad(found, room) if room[dim][1] else found
 
     def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The tensor whose parts the ranks have, in the order of their coordinates."""
+        """The tensor whose parts the ranks have, in the order of their coordinates, with the
+        padding."""
         dim = self.sharding.dim
         assert dim is not None, "a cut is along a dim"
         pieces = [np.split(part, self.sharding.pieces, dim) for part in parts]

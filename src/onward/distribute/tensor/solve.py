@@ -21,8 +21,17 @@ from onward.distribute.tensor.sharding import MAX, PARTIAL, REPLICATED, ROWS, SU
 from onward.distribute.tensor.ways import Shardings, Way, ways_of
 from onward.graph.graph import Graph, Node, Role, Value, needed, role_of, type_of
 from onward.graph.ops import flops, moved, op_of
+from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import Size, Type
 
+# elements of a block, by the names of state tensors that have one number for each
+BLOCKS = {
+    name: form.block
+    for optimizer in OPTIMIZERS.values()
+    for form in optimizer.forms.values()
+    for name in form.tensors
+    if name not in optimizer.slots
+}
 MEMORY = 1e-13  # seconds for a byte that a rank holds: less than any exchange of it
 ROUNDS = 6  # of moves, at most
 MOST_PIECES = 8  # of one weight: more are heads
@@ -77,6 +86,9 @@ class StepSharding:
         self._followers = _followers(graph)
         self._parameters = {v.name: v for kind in self.kinds for v in kind.values}
         self._pieces, self._owner = _pieces(self._nodes), self._owners()
+        slots = signature.slots.items()
+        self._blocks = {name: BLOCKS[slot.name] for slot, name in slots if slot.name in BLOCKS}
+        self._held = {out: held for held, out in signature.updated.items()}
         self._forced = self._records()
         self._gradients = self._gradient_values()
         outputs = set(graph.outputs) - set(signature.results.values())
@@ -263,9 +275,9 @@ class StepSharding:
         their state."""
         inputs = dict(cuts)
         for value, parameter in self._followers.items():
-            if parameter in cuts and type_of(value).shape == type_of(parameter).shape:
-                inputs[value] = cuts[parameter]
-        return inputs
+            if parameter in cuts:
+                inputs[value] = self._following(value.name or "", value, parameter, cuts[parameter])
+        return {value: sharding for value, sharding in inputs.items() if sharding != REPLICATED}
 
     def also_given(self, node: Node, given: Shardings) -> Iterator[Shardings]:
         """Yields other shardings of a node's inputs with which its ways may begin: rows are terms
@@ -278,9 +290,19 @@ class StepSharding:
         source = self._owner.get(name)
         if source is None:
             return REPLICATED
-        found = cuts.get(source, REPLICATED)
-        shape = type_of(self._graph.outputs[name]).shape
-        return found if shape == type_of(source).shape else REPLICATED
+        cut, value = cuts.get(source, REPLICATED), self._graph.outputs[name]
+        return self._following(self._held.get(name, ""), value, source, cut)
+
+    def _following(self, held: str, value: Value, parameter: Value, cut: Sharding) -> Sharding:
+        """The sharding of what belongs to a parameter that is cut: as the parameter where it has
+        its shape; numbers for each block of elements where parts are whole blocks. held: the
+        graph input that the value is, or the next of."""
+        kind, block = type_of(parameter), self._blocks.get(held)
+        if type_of(value).shape == kind.shape:
+            return cut
+        if block is None or cut.dim is None or kind.numel // self._ranks % block:
+            return REPLICATED
+        return split(0)
 
     def _owners(self) -> dict[str, Value]:
         """The parameter that an output belongs to."""

@@ -1,0 +1,52 @@
+"""A share without rows: a rank whose data have ended takes part in a step with rows whose labels do
+not count, so that its gradients are zeros and the batch is that of the other ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.capture import Captured
+from onward.differentiate import label_inputs
+from onward.errors import OnwardError
+from onward.options import TrainerOptions
+from onward.prepare.batch import Batch, batch_of
+
+ROWS = 2  # of the stand-in: sizes of 1 have captures of their own
+
+
+def stand_in(batch: Batch) -> Batch:
+    """A batch of two rows of zeros, in the place of one without rows."""
+
+    def filled(leaf: object) -> object:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.shape[0]:
+            return leaf.new_zeros((ROWS, *leaf.shape[1:]))
+        return leaf
+
+    args, kwargs, target = pytree.tree_map(filled, batch.given)
+    return batch_of(args, kwargs, target)
+
+
+def without_labels(batch: Batch, captured: Captured, options: TrainerOptions) -> Batch:
+    """A stand-in whose labels do not count. captured: the call that it runs. Raises OnwardError for
+    a loss that is not a mean over labels that can be left out."""
+    found = label_inputs(captured.graph)
+    if options.gradient_accumulation_average == "micro_batches":
+        found = "each rank's mean counts alike"
+    if isinstance(found, str):
+        raise OnwardError(
+            "a batch of 0 rows takes part in a step of several ranks by labels that do not count, "
+            f"and here {found}; fix: a cross entropy of labels from the batch, or give every rank "
+            "one row at least (drop_last=True)"
+        )
+    numbers = {id(batch.tensors[i]): found.get(name) for i, name in captured.leaves.items()}
+
+    def ignored(leaf: object) -> object:
+        number = numbers.get(id(leaf))
+        return torch.full_like(leaf, number) if number is not None else leaf  # type: ignore[arg-type]
+
+    args, kwargs, target = pytree.tree_map(ignored, batch.given)
+    return batch_of(args, kwargs, target)
+
+
+__all__ = ["stand_in", "without_labels"]

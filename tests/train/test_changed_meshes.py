@@ -1,0 +1,46 @@
+"""Checkpoints go from any mesh to any other: a run that changes its mesh is the run that does
+not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import meshes_program
+import pytest
+import torch
+from meshes_program import MESHES, Tensors
+
+
+def apart(found: Tensors, want: Tensors) -> float:
+    """The largest distance of a tensor from the one that it should be, relative to its norm."""
+    assert found.keys() == want.keys()
+    return max(
+        float((found[name].double() - y.double()).norm() / y.double().norm())
+        for name, y in want.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run_name", "names"),
+    [
+        ("gpt2 within a window", list(MESHES)),
+        ("t5 between updates", ["one process", "zero 3 of 2", "tp 2", "dp 2 x tp 2"]),
+    ],
+)
+def test_a_run_goes_on_from_any_mesh_to_any_other(
+    run_name: str, names: list[str], tmp_path: Path
+) -> None:
+    through = meshes_program.run(tmp_path, "save", run_name, names)
+    after = meshes_program.run(tmp_path, "resume", run_name, names)
+    want = through["one process"]
+    odd = [f"{mesh} throughout" for mesh in names if apart(through[mesh], want) > 1e-6]
+    for mesh, source in itertools.product(names, names):
+        distance = apart(after[mesh][source], want)
+        odd += [f"from {source} to {mesh}: {distance:.1e}"] if distance > 1e-6 else []
+    assert not odd, "\n".join(odd)
+    for mesh in names:
+        assert ("torch's" in after[mesh]) == ("between" in run_name)
+        for key, x in through[mesh].items():
+            assert torch.equal(after[mesh][mesh][key], x), f"{mesh}: {key}"
