@@ -23,7 +23,7 @@ PACKAGE = ROOT / "src" / "onward"
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"checkpoint", "data", "forks", "memory_amounts", "mesh_sizes", "shards", "signals"}),
-    frozenset({"option_readers"}),
+    frozenset({"option_conflicts", "option_readers"}),
     frozenset({"options"}),
     frozenset({"environment"}),
     frozenset({"graph", "reporting"}),

@@ -117,6 +117,5 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 __all__ = [
     "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
-    "check_sharing",
-    "read_mesh",
+    "check_sharing", "read_mesh",
 ]  # fmt: skip

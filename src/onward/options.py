@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onward.errors import OnwardError, check_names, refused, shown
-from onward.mesh_sizes import check_pipeline, check_sharing, read_mesh
+from onward.mesh_sizes import read_mesh
+from onward.option_conflicts import check_recompute, check_together
 from onward.option_readers import (
     Reader,
     read_budget,
@@ -141,14 +142,6 @@ def _read_loss_scale(name: str, value: object) -> float | LossScale:
 
 
 # ---- options
-
-
-def _check_recompute(recompute: str, budget: object) -> None:
-    if recompute != "auto" and budget is not None:
-        raise OnwardError(
-            f"recompute={recompute!r} and memory_budget are two ways to say what is recomputed; "
-            "fix: leave one of them out"
-        )
 
 
 @documented
@@ -511,36 +504,11 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         read_options(self)
-        _check_recompute(self.recompute, self.memory_budget)
+        check_together(vars(self))
         if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
             raise OnwardError(
                 f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
                 'fix: leave loss_scale out, or mixed_precision="fp16"'
-            )
-        if self.max_grad_norm is not None and self.max_grad_value is not None:
-            raise OnwardError(
-                "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
-                "leave one of them out"
-            )
-        check_sharing(self.mesh, self.zero, self.adasum, self.ema_decay is not None)
-        check_pipeline(
-            self.mesh,
-            {
-                "zero": bool(self.zero),
-                "adasum": self.adasum,
-                "ema_decay": self.ema_decay is not None,
-                "optimizer_state": self.optimizer_state != "fp32",
-                "memory_budget": self.memory_budget is not None,
-                "fetch": bool(self.fetch),
-                'gradient_accumulation_average="micro_batches"': self.gradient_accumulation_average
-                == "micro_batches",
-            },
-        )
-        if self.auto_micro_batch and self.gradient_accumulation_average == "micro_batches":
-            raise OnwardError(
-                "auto_micro_batch adds up the parts of a batch by their labels, which "
-                'gradient_accumulation_average="micro_batches" does not count; fix: leave one of '
-                "them out"
             )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(
@@ -607,7 +575,7 @@ class ModuleOptions:
 
     def __post_init__(self) -> None:
         read_options(self)
-        _check_recompute(self.recompute, self.memory_budget)
+        check_recompute(self.recompute, self.memory_budget)
 
 
 def switch_lines() -> dict[str, str]:

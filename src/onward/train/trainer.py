@@ -587,8 +587,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         return Position(self.updates, window.left_out, window.micro_steps, window.offset)
 
     def _lr(self) -> float:
-        """The learning rate of the first group; NaN where an optimizer outside of the graph keeps
-        none there."""
+        """The learning rate of the first group; NaN where an optimizer of one's own keeps none."""
         lr = self.optimizer.param_groups[0].get("lr")
         return math.nan if lr is None else float(lr)
 
