@@ -1,4 +1,4 @@
-"""Which options do not go together: of a Trainer, and of an accelerated module."""
+"""Conflicts of options: those of a Trainer, or of an accelerated module, that do not go together."""
 
 from __future__ import annotations
 

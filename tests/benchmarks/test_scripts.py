@@ -287,7 +287,7 @@ def test_kernels(tmp_path: Path) -> None:
 
 
 def test_portable_training(tmp_path: Path) -> None:
-    """Of Onward alone where onnxsim is not installed, as here."""
+    """Measures Onward alone: onnxsim is not installed here."""
     report = run(tmp_path, "portable_training", "--quick").report("portable_training")
     assert [row["model"] for row in report["rows"]] == ["MLP", "GPT-2"]
     for row in report["rows"]:

@@ -1,5 +1,5 @@
-"""Which inputs of a graph are labels of its loss, so that a rank without rows may have them not
-count."""
+"""Labels among the inputs of a graph: those of its loss, which a rank without rows may have count
+for nothing."""
 
 from __future__ import annotations
 

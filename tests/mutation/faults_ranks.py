@@ -224,12 +224,12 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: every rank takes the total of a window", "train/rank_states.py",
-        "is_holder = is_mean or not any(map(self._mesh.coordinate, axes))", "is_holder = True",
+        "is_holder = is_first and not any(map(self._mesh.coordinate, axes))", "is_holder = True",
         STATES,
     ),
     Fault(
         "ranks: one rank alone takes a mean", "train/rank_states.py",
-        "is_holder = is_mean or not", "is_holder = not", STATES,
+        "(set(DATA_AXES) if is_mean else axes_of(cut))", "axes_of(cut)", STATES,
     ),
     Fault(
         "ranks: ranks along tp count a sum twice", "train/rank_states.py",
@@ -279,8 +279,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a part ends with the vocabulary", "distribute/tensor/sharding.py",
-        "return -(-size // (self.sharding.groups * self.ranks))",
-        "return size // (self.sharding.groups * self.ranks)", (*STATES, *PADDED),
+        "return -(-size // (self.sharding.pieces * self.ranks))",
+        "return size // (self.sharding.pieces * self.ranks)", (*STATES, *PADDED),
     ),
     Fault(
         "ranks: labels of rows that stand in count", "train/empty_shares.py",

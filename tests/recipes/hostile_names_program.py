@@ -1,5 +1,5 @@
 """Runs command lines in a process that is watched, and prints as JSON what each of them did:
-`python hostile_names_program.py CASES.json`, within a folder of its own.
+`python hostile_names_program.py` with a file of cases in JSON, within a folder of its own.
 
 An audit hook (PEP 578) sees each command that would be started, each connection, and each file that
 is made or changed. It cannot be removed again, hence a process of its own.

@@ -233,7 +233,7 @@ class RankStates:
         return part if is_holder else torch.zeros_like(part)
 
     def _parts(self, sums: State) -> dict[str, Any]:
-        """Which parts this rank has, of the sums that are cut."""
+        """Says which parts this rank has of the sums that are cut."""
         cuts = {name: self._cut(name) for name in sums}
         return {name: described(cut) for name, cut in cuts.items() if cut is not None}
 

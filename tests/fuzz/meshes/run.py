@@ -36,7 +36,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare() -> None:
-    """As for other programs, and nothing of steps is kept on disk."""
+    """Sets up a worker as for other programs; nothing of steps is kept on disk."""
     os.environ["ONWARD_GRAPH_CACHE"] = "0"
     from fuzz.run import prepare as one_thread
 
