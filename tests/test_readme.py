@@ -187,7 +187,8 @@ def test_extras_are_those_of_the_package() -> None:
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     named = [row[0].strip("`") for row in table(page, "| extra | installs | for |")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    inside = {"test", "sweep", "oracles", "dev", "all"}  # for whoever changes the code, and hf, ort and viz
+    # for whoever changes the code, and hf, ort and viz
+    inside = {"test", "sweep", "oracles", "dev", "all"}
     assert sorted(named) == sorted(set(project["optional-dependencies"]) - inside)
 
 

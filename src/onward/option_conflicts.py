@@ -1,4 +1,4 @@
-"""Conflicts of options: those of a Trainer, or of an accelerated module, that do not go together."""
+"""Conflicts of options: those of a Trainer or a module that do not go together."""
 
 from __future__ import annotations
 
