@@ -61,6 +61,13 @@ def test_a_mesh_without_processes_is_refused(mesh: Any, tmp_path: Path) -> None:
         )
 
 
+def test_ranks_with_one_batch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OnwardError, match="options has cp in its mesh, whose processes take one"):
+        Trainer(
+            hf_runs.causal_lm(), hf_runs.arguments(tmp_path), options={"mesh": {"cp": 2}}
+        ).train()
+
+
 def test_one_process_is_a_mesh_of_one(tmp_path: Path) -> None:
     """A script that asks for all processes runs in one too."""
     trainers = []

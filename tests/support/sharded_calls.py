@@ -125,7 +125,8 @@ def _attention_rows() -> Iterator[OpCase]:
                             else n if i == 0 and t.rank == 4 else sizes.get(int(n), n)  # type: ignore[arg-type]
                             for i, n in enumerate(t.shape))
                         for t in types]  # fmt: skip
-                assert wide[first] is not None and wide[first].shape[2] == 8
+                q = wide[first]
+                assert q is not None and q.shape[2] == 8
                 inputs = [op_cases._of_type(op, i, wide, attrs) for i in range(len(wide))]
                 yield OpCase(op, tuple(inputs), attrs)
 

@@ -15,6 +15,7 @@ import tiny
 import torch
 from ranks_program import CASES, GROUPS, STEPS, Tensors, rows, trainer_of
 
+import onward
 from onward.errors import OnwardError
 from onward.train import ranks
 
@@ -175,6 +176,22 @@ def test_weights_are_told_apart_by_what_they_hold() -> None:
 def test_a_mesh_that_cannot_be(mesh: Any, said: str) -> None:
     with pytest.raises(OnwardError, match=said):
         trainer_of(CASES["gpt2"], 1, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mesh": {"cp": 2, "tp": 2}}, "a mesh with cp beside tp would cut the step in two ways"),
+        ({"mesh": {"cp": 2, "dp_shard": 2}, "zero": 1}, "a mesh with cp beside zero=1 would cut"),
+        (
+            {"mesh": {"cp": 2, "dp_replicate": 2}, "adasum": True},
+            "adasum=True combines whole gradients, and ranks along cp have parts of them; fix",
+        ),
+    ],
+)
+def test_what_sequences_in_parts_do_not_go_with(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OnwardError, match=said):
+        onward.TrainerOptions(**options)
 
 
 def test_a_mesh_of_one_rank_needs_no_processes() -> None:

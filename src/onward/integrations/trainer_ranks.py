@@ -26,8 +26,14 @@ LOOP = "transformers.Trainer with onward.accelerate(model)"
 
 def options_of_ranks(options: TrainerOptions, processes: int) -> TrainerOptions:
     """The options for a Trainer on this many processes, all of which are its mesh by default.
-    Raises OnwardError for a mesh of another number of ranks, and for weights in parts."""
+    Raises OnwardError for a mesh of another number of ranks, and for weights or sequences in
+    parts."""
     mesh = options.mesh
+    if isinstance(mesh, Mapping) and mesh.get("cp", 1) > 1:
+        raise OnwardError(
+            "options has cp in its mesh, whose processes take one batch, but transformers.Trainer "
+            "gives each process its own; fix: leave cp out, or onward.Trainer"
+        )
     along_tp = isinstance(mesh, Mapping) and mesh.get("tp", 1) > 1
     if options.zero == 3 or along_tp:
         raise OnwardError(
