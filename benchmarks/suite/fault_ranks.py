@@ -144,13 +144,23 @@ def _told(tally: Tally, seconds: Sequence[float]) -> None:
         tally.text = f"after {sorted(seconds)[len(seconds) // 2]:.0f} s"
 
 
+def _names(systems: Mapping[str, Any]) -> list[str]:
+    """The systems that are asked for; DDP by hand stands in accelerate's place."""
+    return [n for n in NAMES if n in systems or (n == "DDP" and "accelerate" in systems)]
+
+
 def _row_of_ends(
-    title: str, promise: str, faults: Sequence[str], effort: Effort, clock: Clock
+    title: str,
+    promise: str,
+    faults: Sequence[str],
+    names: Sequence[str],
+    effort: Effort,
+    clock: Clock,
 ) -> dict[str, Any]:
     lines: list[Line] = []
     for fault in faults:
         line = Line(f"one of two ranks is {fault}")
-        for system in NAMES:
+        for system in names:
             tally, seconds = Tally(), list[float]()
             for _ in range(min(3, effort.repeats)):
                 if clock.over():
@@ -162,20 +172,20 @@ def _row_of_ends(
             line.cells[system] = tally
             say(f"{fault}, {system}: {tally.told()}")
         lines.append(line)
-    return row(title, promise, lines, systems=NAMES)
+    return row(title, promise, lines, systems=list(names))
 
 
-def lost(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def lost(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R9: a rank is killed; and by torchrun with one restart the run ends as one without."""
     found = _row_of_ends(
         "a rank is lost",
         "The other rank ends with a status other than 0, names the rank that is lost, and leaves "
         "no process; a run that torchrun starts again ends with the same weights and moments as "
         "one that nothing happened to.",
-        [program.KILLED], effort, clock,
+        [program.KILLED], _names(systems), effort, clock,
     )  # fmt: skip
     line = Line("killed, and started again by torchrun --max-restarts=1: bit for bit")
-    for system in NAMES:
+    for system in _names(systems):
         tally = Tally()
         if not clock.over():
             whole = run(system, "nothing", is_restarted=True)
@@ -200,22 +210,22 @@ def _resumed(whole: RunOfRanks, again: RunOfRanks) -> str:
     return f"left {again.left} processes" if again.left else ""
 
 
-def hung(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def hung(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R10: a rank is stopped, or does not come back from its data loader."""
     return _row_of_ends(
         "a rank hangs",
         f"After {program.TIMEOUT:.0f} s, which each system is told to wait, the other rank ends, "
         "and names the rank that does not come.",
-        [program.STOPPED, program.ASLEEP], effort, clock,
+        [program.STOPPED, program.ASLEEP], _names(systems), effort, clock,
     )  # fmt: skip
 
 
-def unlike(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def unlike(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R11: a rank has other weights, another model, fewer batches, or NaN in one batch."""
     lines: list[Line] = []
     for fault in (program.WEIGHTS, program.SHAPES, program.SHORT, program.NAN):
         line = Line(f"one of two ranks has {fault}")
-        for system in NAMES:
+        for system in _names(systems):
             tally = Tally()
             if not clock.over():
                 found = run(system, fault)
@@ -229,7 +239,7 @@ def unlike(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, 
         "weights, as those do whose weights rank 0 sends to all. NaN of one rank spoils no "
         "weights, and the rank is named. Nobody hangs."
     )
-    return row("ranks are unlike", promise, lines, systems=NAMES)
+    return row("ranks are unlike", promise, lines, systems=_names(systems))
 
 
 def _refused(found: RunOfRanks, fault: str) -> str:
