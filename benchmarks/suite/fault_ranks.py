@@ -27,7 +27,8 @@ from suite.fault_table import Effort, Line, Tally, row
 from suite.progress import Clock, say
 
 NAMES = list(program.SYSTEMS)
-LIMIT = 90.0  # seconds of a run, after which it is said to hang
+LIMIT = 90.0  # seconds after a fault, after which others are said to hang
+_MOST = 400.0  # seconds of a run, with imports and a start anew
 RANKS = 2
 _MARK = "ONWARD_FAULT_OF_RANKS"
 _NAMED = re.compile(r"\brank 1\b|\[rank1\].*another rank", re.IGNORECASE)
@@ -92,9 +93,12 @@ def _ended(
     hangs = fault in (program.STOPPED, program.ASLEEP)
     others = processes[:-1] if hangs and len(processes) > 1 else processes
     found = RunOfRanks()
-    until = time.monotonic() + LIMIT
-    while time.monotonic() < until and any(p.poll() is None for p in others):
+    happened = folder / "happened"
+    until = begun + _MOST
+    while time.time() < until and any(p.poll() is None for p in others):
         time.sleep(0.05)
+        if fault != program.RESTARTED and happened.exists():
+            until = min(until, happened.stat().st_mtime + LIMIT)
     end = time.time()
     found.codes = {r: p.returncode for r, p in enumerate(processes) if p.poll() is not None}
     time.sleep(1.0)
@@ -106,7 +110,6 @@ def _ended(
             os.kill(pid, signal.SIGKILL)
     for process in processes:
         process.wait(30)
-    happened = folder / "happened"
     start = float(happened.read_text(encoding="ascii")) if happened.exists() else begun
     found.seconds = end - start
     found.said = (folder / "said0").read_text(encoding="utf-8", errors="replace")[-6000:]

@@ -378,6 +378,10 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "repr(getattr(options, field.name))", '""', UNLIKE,
     ),
     Fault(
+        "ranks: what reads a gradient stays ahead of the others", "distribute/data_parallel.py",
+        "        _moved_down(graph, gradients)\n", "", TENSOR,
+    ),
+    Fault(
         "ranks: a mesh may fill all of the memory", "meshes/choice.py",
         "_LEAVES = 0.9", "_LEAVES = 1.0", CHOSEN,
     ),

@@ -84,6 +84,7 @@ def data_parallel(
         replaced(graph, sums[name], sums[name].inputs[0])
     if gradients:
         moved_up(graph, gradients)
+        _moved_down(graph, gradients)
         buckets = buckets_of(graph, gradients, most_bytes, shards or {})
         _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
@@ -136,6 +137,24 @@ def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
             moved = [*casts, total]
             graph.ir.remove(moved)
             graph.ir.insert_after(others[0], moved)
+
+
+def _moved_down(graph: Graph, gradients: dict[str, Node]) -> None:
+    """Moves what reads gradients of all ranks behind the last gradient of this one: such as the
+    exchange that makes a gradient whole along `tp`, which starts where the rank's own is final."""
+    nodes = list(graph)
+    place = {node: i for i, node in enumerate(nodes)}
+    makers = [_maker(identity.inputs[0]) for identity in gradients.values()]
+    last = max((place[maker] for maker in makers if maker is not None), default=-1)
+    of_all = {y for identity in gradients.values() for y in identity.outputs}
+    early: list[Node] = []
+    for node in nodes[:last]:
+        if of_all & set(node.inputs):
+            early.append(node)
+            of_all.update(node.outputs)
+    if early:
+        graph.ir.remove(early)
+        graph.ir.insert_after(nodes[last], early)
 
 
 def _maker(value: Value | None) -> Node | None:
