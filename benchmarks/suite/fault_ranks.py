@@ -27,7 +27,8 @@ from suite.fault_table import Effort, Line, Tally, row
 from suite.progress import Clock, say
 
 NAMES = list(program.SYSTEMS)
-LIMIT = 90.0  # seconds of a run, after which it is said to hang
+LIMIT = 90.0  # seconds after a fault, after which others are said to hang
+_MOST = 400.0  # seconds of a run, with imports and a start anew
 RANKS = 2
 _MARK = "ONWARD_FAULT_OF_RANKS"
 _NAMED = re.compile(r"\brank 1\b|\[rank1\].*another rank", re.IGNORECASE)
@@ -92,9 +93,12 @@ def _ended(
     hangs = fault in (program.STOPPED, program.ASLEEP)
     others = processes[:-1] if hangs and len(processes) > 1 else processes
     found = RunOfRanks()
-    until = time.monotonic() + LIMIT
-    while time.monotonic() < until and any(p.poll() is None for p in others):
+    happened = folder / "happened"
+    until = begun + _MOST
+    while time.time() < until and any(p.poll() is None for p in others):
         time.sleep(0.05)
+        if fault != program.RESTARTED and happened.exists():
+            until = min(until, happened.stat().st_mtime + LIMIT)
     end = time.time()
     found.codes = {r: p.returncode for r, p in enumerate(processes) if p.poll() is not None}
     time.sleep(1.0)
@@ -106,7 +110,6 @@ def _ended(
             os.kill(pid, signal.SIGKILL)
     for process in processes:
         process.wait(30)
-    happened = folder / "happened"
     start = float(happened.read_text(encoding="ascii")) if happened.exists() else begun
     found.seconds = end - start
     found.said = (folder / "said0").read_text(encoding="utf-8", errors="replace")[-6000:]
@@ -144,13 +147,23 @@ def _told(tally: Tally, seconds: Sequence[float]) -> None:
         tally.text = f"after {sorted(seconds)[len(seconds) // 2]:.0f} s"
 
 
+def _names(systems: Mapping[str, Any]) -> list[str]:
+    """The systems that are asked for; DDP by hand stands in accelerate's place."""
+    return [n for n in NAMES if n in systems or (n == "DDP" and "accelerate" in systems)]
+
+
 def _row_of_ends(
-    title: str, promise: str, faults: Sequence[str], effort: Effort, clock: Clock
+    title: str,
+    promise: str,
+    faults: Sequence[str],
+    names: Sequence[str],
+    effort: Effort,
+    clock: Clock,
 ) -> dict[str, Any]:
     lines: list[Line] = []
     for fault in faults:
         line = Line(f"one of two ranks is {fault}")
-        for system in NAMES:
+        for system in names:
             tally, seconds = Tally(), list[float]()
             for _ in range(min(3, effort.repeats)):
                 if clock.over():
@@ -162,20 +175,20 @@ def _row_of_ends(
             line.cells[system] = tally
             say(f"{fault}, {system}: {tally.told()}")
         lines.append(line)
-    return row(title, promise, lines, systems=NAMES)
+    return row(title, promise, lines, systems=list(names))
 
 
-def lost(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def lost(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R9: a rank is killed; and by torchrun with one restart the run ends as one without."""
     found = _row_of_ends(
         "a rank is lost",
         "The other rank ends with a status other than 0, names the rank that is lost, and leaves "
         "no process; a run that torchrun starts again ends with the same weights and moments as "
         "one that nothing happened to.",
-        [program.KILLED], effort, clock,
+        [program.KILLED], _names(systems), effort, clock,
     )  # fmt: skip
     line = Line("killed, and started again by torchrun --max-restarts=1: bit for bit")
-    for system in NAMES:
+    for system in _names(systems):
         tally = Tally()
         if not clock.over():
             whole = run(system, "nothing", is_restarted=True)
@@ -200,22 +213,22 @@ def _resumed(whole: RunOfRanks, again: RunOfRanks) -> str:
     return f"left {again.left} processes" if again.left else ""
 
 
-def hung(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def hung(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R10: a rank is stopped, or does not come back from its data loader."""
     return _row_of_ends(
         "a rank hangs",
         f"After {program.TIMEOUT:.0f} s, which each system is told to wait, the other rank ends, "
         "and names the rank that does not come.",
-        [program.STOPPED, program.ASLEEP], effort, clock,
+        [program.STOPPED, program.ASLEEP], _names(systems), effort, clock,
     )  # fmt: skip
 
 
-def unlike(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, Any]:
+def unlike(effort: Effort, systems: Mapping[str, Any], work: Path, clock: Clock) -> dict[str, Any]:
     """R11: a rank has other weights, another model, fewer batches, or NaN in one batch."""
     lines: list[Line] = []
     for fault in (program.WEIGHTS, program.SHAPES, program.SHORT, program.NAN):
         line = Line(f"one of two ranks has {fault}")
-        for system in NAMES:
+        for system in _names(systems):
             tally = Tally()
             if not clock.over():
                 found = run(system, fault)
@@ -229,7 +242,7 @@ def unlike(effort: Effort, systems: Any, work: Path, clock: Clock) -> dict[str, 
         "weights, as those do whose weights rank 0 sends to all. NaN of one rank spoils no "
         "weights, and the rank is named. Nobody hangs."
     )
-    return row("ranks are unlike", promise, lines, systems=NAMES)
+    return row("ranks are unlike", promise, lines, systems=_names(systems))
 
 
 def _refused(found: RunOfRanks, fault: str) -> str:

@@ -248,6 +248,28 @@ def test_data_and_tensor_axes_together(windows: tuple[int, ...]) -> None:
     steps.compare(found, want)
 
 
+@pytest.mark.parametrize("optimizer", ["LAMB", "Muon", "Adafactor"])
+def test_whole_gradients_are_gathered_behind_the_sums_of_replicas(optimizer: str) -> None:
+    """An update that reads all of a parameter has its gradient gathered along `tp`, which may not
+    begin before the replicas' gradients are summed. Cut so that all weights of a layer are."""
+    model = steps.made("gpt2")
+    graph = steps.step_of(model, steps.recipe_of(model, optimizer))
+    [want] = steps.run(model, graph, [Mesh()])
+    meshes = ranks_of(("dp_replicate", "tp"), (2, 2))
+    cuts = {
+        name: split(0, 1)
+        for name, p in model.call.captured.parameters.items()
+        if p.dim() == 2 and p.shape[0] % 2 == 0 and "wpe" not in name
+    }
+    assert len(cuts) > 3
+    graph = steps.step_of(model, steps.recipe_of(model, optimizer, joint=True))
+    found = steps.run(model, graph, meshes, cuts=cuts)
+    for outputs in found:
+        for name in [n for n in outputs if n not in want]:
+            del outputs[name]
+    steps.compare(found, want, 1e-4 if optimizer == "Adafactor" else 1e-5)
+
+
 @pytest.mark.parametrize("axes", [("tp",), ("dp_replicate", "tp")])
 def test_every_rank_plans_the_same_exchanges(axes: tuple[str, ...]) -> None:
     """A collective needs results of those with lower numbers alone, or there would be no plan."""

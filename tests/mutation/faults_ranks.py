@@ -306,7 +306,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: gradients are exchanged where they are read", "distribute/data_parallel.py",
-        "        finished_first(graph, gradients)\n", "", BOTH,
+        "        finished_first(graph, gradients)\n", "", (*BOTH, *TENSOR),
     ),
     Fault(
         "ranks: parts draw the bits of the first", "distribute/tensor/rules/update.py",

@@ -68,8 +68,9 @@ def judged(case: Case, close: int = 0) -> Verdict:
         return Verdict(kind, str(error), reason(error))
     except Exception as error:
         text = traceback.format_exc()
-        if "op_reshape.py" in text:  # onnx's evaluator takes a size of 0, of no rows, for a copy
-            return Verdict("invalid", text, "the evaluator reshapes no rows")
+        if "onnx/reference/" in text and ("in alone" in text or "in combined" in text):
+            # of no rows: packed rows of a batch without labels
+            return Verdict("invalid", text, "onnx's evaluator does not take one rank's step")
         last = [line.strip() for line in text.splitlines() if line.strip().startswith("File")][-1]
         return Verdict("exception", text, f"{type(error).__name__} {last.rpartition('/')[2]}")
     return _compared(world, have, want)
