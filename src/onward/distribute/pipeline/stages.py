@@ -102,8 +102,8 @@ def chosen_stages(graph: Graph, stages: int, costs: Costs) -> dict[str, tuple[in
     cuts = _cuts(pieces, _places(pieces.crossing, stages), stages)
     if cuts is None:
         raise OnwardError(
-            f"the model has {pieces.own[-1]} layers with parameters of their own, which do not make "
-            f"{stages} stages of a pipeline; fix: fewer ranks along pp"
+            f"the model has {pieces.own[-1]} layers with parameters of their own, which do not "
+            f"make {stages} stages of a pipeline; fix: fewer ranks along pp"
         )
     holders: dict[str, set[int]] = {}
     for stage, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(placed)], strict=True)):
