@@ -13,7 +13,7 @@ from torch import nn
 from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.options import TrainerOptions
-from onward.shards import Shard, shard_of
+from onward.shards import Shard, StageCut, shard_of
 from onward.train.parameter_parts import ParameterParts
 
 NEEDS_WHOLE = (
@@ -100,3 +100,50 @@ def test_what_is_cut_and_what_stays_whole() -> None:
 def test_an_average_of_the_weights_is_refused() -> None:
     with pytest.raises(OnwardError, match="ema_decay averages whole weights"):
         TrainerOptions(mesh={"dp_shard": 2}, zero=3, ema_decay=0.9)
+
+
+class SecondStage(Mesh):
+    """The second of two ranks along pp in one process: what the first gives is put here."""
+
+    given: dict[tuple[int, ...], torch.Tensor]
+
+    def given_by(self, owner: int, whole: torch.Tensor, axis: str) -> torch.Tensor:
+        return whole if owner == self.coordinate(axis) else self.given[tuple(whole.shape)]
+
+
+def test_stages_have_whole_parameters_or_nothing() -> None:
+    """A rank's own parameters keep their memory; others show NaN until all is gathered; loaded
+    weights come into both."""
+    mesh = SecondStage(("pp",), (2,), (1,))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5, bias=False))
+    first, bias, second = model[0].weight, model[0].bias, model[1].weight
+    stages = {first: (0,), bias: (0, 1), second: (1,)}
+    whole = {tuple(p.shape): p.detach().clone() for p in model.parameters()}
+    object.__setattr__(mesh, "given", whole)
+    parts, places = ParameterParts(mesh), (bias.data_ptr(), second.data_ptr())
+    parts.cut(model, lambda p: StageCut("pp", 2, 1, stages[p]))
+    assert parts.is_cut and bool(first.isnan().all()) and not second.isnan().any()
+    assert (bias.data_ptr(), second.data_ptr()) == places
+    assert parts.stored(second) is second and parts.stored(first).numel() == 0
+    named = dict(model.named_parameters())
+    assert parts.stages(named) == {"0.weight": (0,), "0.bias": (0, 1), "1.weight": (1,)}
+    assert not any(map(parts.is_whole, model.parameters()))
+    with pytest.raises(OnwardError, match="state_dict of a model needs whole weights"):
+        model.state_dict()
+    for name, x in parts.state_of(model, to_first=False).items():
+        assert torch.equal(x, whole[tuple(x.shape)]), name
+    with parts.lent():
+        assert not any(p.any() for p in model.parameters())
+    close = parts.open(model)
+    close()
+    assert torch.equal(second, whole[5, 4]) and second.data_ptr() == places[1]
+    parts.gather()
+    assert not parts.is_cut and torch.equal(first, whole[4, 3])
+    parts.cut(model, lambda p: StageCut("pp", 2, 1, stages[p]))
+    parts.open(model)
+    model.load_state_dict({n: x + 1 for n, x in parts.shown_state(model).items()})
+    with torch.no_grad():
+        second.copy_(whole[5, 4] + 1)
+    parts.cut(model, lambda p: StageCut("pp", 2, 1, stages[p]))
+    assert torch.equal(second, whole[5, 4] + 1) and second.data_ptr() == places[1]
+    assert bool(first.isnan().all())

@@ -164,10 +164,12 @@ class Ranks:
         self._compared = updates
 
     def forget(self) -> None:
-        """Has the weights compared again before the next step, since a state was loaded."""
-        if self._lost:
+        """Has the weights compared again before the next step, since a state was loaded. Ranks of a
+        pipeline that have left a step do not go on: messages of it may still come."""
+        stays = self._lost and self.mesh.size("pp") > 1
+        if self._lost and not stays:
             self.mesh.begin_again()
-        self._compared, self._lost = None, False
+        self._compared, self._lost = None, stays
 
     @contextmanager
     def preparing(self) -> Generator[None]:

@@ -41,6 +41,7 @@ from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_export import TrainingSource, export_training
 from onward.train.training_mode import training_mode
 from onward.train.verify import Verification, verify_step
+from onward.train.weight_cuts import WeightCuts
 from onward.train.window import AccumulationWindow
 
 
@@ -64,6 +65,7 @@ class TrainerViews:
     _scaling: Scaling
     _ranks: Ranks
     _weights: ParameterParts
+    _cuts: WeightCuts
 
     @property
     def updates(self) -> int:
@@ -154,6 +156,7 @@ class TrainerViews:
         the explanation then says how large a batch fits. batch_sizes: those to predict the memory
         of. profile: times the launches of one more run, on copies."""
         trainer = self.snapshot()
+        self._cuts.require_one_graph()
         names = names_to_fetch(self.options, fetch)
         self._check_idle()
         if given is not None:

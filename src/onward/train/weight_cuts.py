@@ -74,6 +74,14 @@ class WeightCuts:
                 "along pp alone has; fix: leave fetch out, the loss is on every rank"
             )
 
+    def require_one_graph(self) -> None:
+        """Raises OnwardError where a step is to be explained of which a rank has one stage."""
+        if self.are_stages:
+            raise OnwardError(
+                "explain shows the step of one process, and each rank along pp has the layers of "
+                "its stages; fix: print(trainer.plan), or a Trainer without mesh"
+            )
+
     def require_full_windows(self) -> None:
         """Raises OnwardError where a window would end early whose sums stages have."""
         if self.are_stages:

@@ -305,7 +305,7 @@ class _Writer:
             maker = value.producer()
             whole = action_of(Part.WEIGHT, stage, action.micro, set(self.actions))
             if maker in nodes or (maker not in self.found.stage and action == whole):
-                x = self._at(value, action.micro)
+                x = self._at(_unrounded(value, self.found), action.micro)
                 wide = b.cast(x, type_of(x).accumulated.dtype) if self.micros > 1 else x
                 held = self.totals.get(name)
                 self.totals[name] = wide if held is None else b.Add(held, wide)
@@ -349,6 +349,18 @@ class _Writer:
         for other, held in self.source.outputs.items():
             if held is value:
                 self.graph.output(other, total)
+
+
+def _unrounded(value: Value, found: Partition) -> Value:
+    """A gradient before it is cast to its parameter's type, so that sums are rounded once."""
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Cast" and type_of(value).is_low:
+        wide = maker.inputs[0]
+        source = None if wide is None else wide.producer()
+        if source in found.stage and type_of(wide).dtype == type_of(value).accumulated.dtype:
+            assert wide is not None
+            return wide
+    return value
 
 
 __all__ = ["AXIS", "JoinDivisors", "RankProgram", "batch_names", "micro_symbols", "rows_of",
