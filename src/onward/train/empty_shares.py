@@ -3,6 +3,9 @@ not count, so that its gradients are zeros and the batch is that of the other ra
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch.utils import _pytree as pytree
 
@@ -16,15 +19,25 @@ ROWS = 2  # of the stand-in: sizes of 1 have captures of their own
 
 
 def stand_in(batch: Batch) -> Batch:
-    """A batch of two rows of zeros, in the place of one without rows."""
+    """A batch of two rows of zeros, in the place of one without rows; masks of it hide nothing."""
 
-    def filled(leaf: object) -> object:
+    def filled(leaf: object, number: int = 0) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.shape[0]:
-            return leaf.new_zeros((ROWS, *leaf.shape[1:]))
+            is_choice = leaf.dtype == torch.bool
+            return leaf.new_full((ROWS, *leaf.shape[1:]), is_choice or number)
         return leaf
 
-    args, kwargs, target = pytree.tree_map(filled, batch.given)
-    return batch_of(args, kwargs, target)
+    args, kwargs, target = batch.given
+    shown: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        number = int("mask" in name and not _is_added(value))
+        shown[name] = pytree.tree_map(partial(filled, number=number), value)
+    return batch_of(pytree.tree_map(filled, args), shown, pytree.tree_map(filled, target))
+
+
+def _is_added(value: Any) -> bool:
+    """Whether a mask is added to scores, where 0 hides nothing."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 2
 
 
 def without_labels(batch: Batch, captured: Captured, options: TrainerOptions) -> Batch:
