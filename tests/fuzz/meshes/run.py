@@ -36,7 +36,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare() -> None:
-    """As for other programs, and nothing of steps is kept on disk."""
+    """Prepares the process as for other programs, and keeps no graphs on disk."""
     os.environ["ONWARD_GRAPH_CACHE"] = "0"
     from fuzz.run import prepare as one_thread
 
