@@ -162,9 +162,8 @@ def run_transformers(given: Rank) -> None:
         ddp_backend="gloo", ddp_timeout=int(TIMEOUT), seed=11, remove_unused_columns=False,
     )  # fmt: skip
     trainer = InOrder(model, arguments, train_dataset=Rows())
-    last = (
-        get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
-    )
+    place = given.folder / "saved"
+    last = get_last_checkpoint(str(place)) if place.is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     start = int(last.rpartition("-")[2]) if last else 0
     state: Any = trainer.optimizer

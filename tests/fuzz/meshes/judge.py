@@ -69,7 +69,7 @@ def judged(case: Case, close: int = 0) -> Verdict:
     except Exception as error:
         text = traceback.format_exc()
         if "onnx/reference/" in text and ("in alone" in text or "in combined" in text):
-            # of no rows: packed rows of a batch without labels
+            # packed rows may be none, which onnx's evaluator does not reshape
             return Verdict("invalid", text, "onnx's evaluator does not take one rank's step")
         last = [line.strip() for line in text.splitlines() if line.strip().startswith("File")][-1]
         return Verdict("exception", text, f"{type(error).__name__} {last.rpartition('/')[2]}")

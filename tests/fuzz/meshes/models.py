@@ -115,10 +115,12 @@ def _t5(dropout: float, layers: int, heads: int, width: int, small: dict[str, An
     import tiny
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        d_model=width, d_kv=width // heads, d_ff=2 * width, num_layers=layers, num_heads=heads,
-        dropout_rate=dropout, decoder_start_token_id=0, use_cache=False, **small,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "d_model": width, "d_kv": width // heads, "d_ff": 2 * width, "num_layers": layers,
+        "num_heads": heads, "dropout_rate": dropout, "decoder_start_token_id": 0,
+        "use_cache": False, **small,
+    }  # fmt: skip
+    config = T5Config(**settings)
     return tiny.ready(T5ForConditionalGeneration(config))
 
 

@@ -36,7 +36,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare() -> None:
-    """Sets up a worker as for other programs; nothing of steps is kept on disk."""
+    """Prepares the process as for other programs, and keeps no graphs on disk."""
     os.environ["ONWARD_GRAPH_CACHE"] = "0"
     from fuzz.run import prepare as one_thread
 

@@ -346,9 +346,14 @@ class World:
         signature = signatures[0]
         inputs = {out: name for name, out in signature.updated.items()}
         slots = {held: slot.parameter for slot, held in signature.slots.items()}
+        of_slots = {held: slot for slot, held in signature.slots.items()}
         for name in [*inputs, signature.grad_norm, signature.finite]:
             if name is not None and name in found[0]:
                 owner = slots.get(inputs.get(name, ""), inputs.get(name, ""))
+                slot = of_slots.get(inputs.get(name, ""))
+                if slot is not None and self.cuts:  # Adafactor's state is of other shapes, whole
+                    whole = self._state_shape(slot, Type(DType.FLOAT, ()))
+                    owner = owner if whole == tuple(self.parameters[owner].shape) else ""
                 is_weight = inputs.get(name) in self.parameters
                 made[name] = self._whole(name, owner, found, is_weight)
         return made
