@@ -70,9 +70,15 @@ def check_sharing(
         _check_adasum(mesh, sizes, zero)
 
 
-def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bool]) -> None:
-    """Raises OnwardError for options that a mesh with `pp` does not go with yet. others: by name,
-    whether an option is set."""
+# options that a mesh with `pp` takes in one way alone so far
+_BESIDE_PP: dict[str, object] = {
+    "zero": 0, "adasum": False, "ema_decay": None, "optimizer_state": "fp32",
+    "memory_budget": None, "fetch": (),
+}  # fmt: skip
+
+
+def check_pipeline(mesh: Mapping[str, int] | str | None, options: object) -> None:
+    """Raises OnwardError for options of a Trainer that a mesh with `pp` does not go with yet."""
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
     if sizes.get("pp", 1) == 1:
         return
@@ -82,7 +88,10 @@ def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bo
             f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
             "leave one of them out"
         )
-    name = next((name for name, is_set in others.items() if is_set), None)
+    said = {name: getattr(options, name) for name in (*_BESIDE_PP, "gradient_accumulation_average")}
+    name = next((n for n, value in _BESIDE_PP.items() if said[n] != value), None)
+    if said["gradient_accumulation_average"] == "micro_batches":
+        name = 'gradient_accumulation_average="micro_batches"'
     if name is not None:
         raise OnwardError(
             f"{name} and a mesh with pp are not there together yet; fix: leave one of them out"

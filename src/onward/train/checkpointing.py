@@ -234,7 +234,9 @@ def state_of_rank(state: State, mesh: Mesh) -> State:
         ranks = len(state["ranks"])
         if ranks == mesh.ranks:
             own = dict(state["ranks"][mesh.rank])
-            optimizer = {**state["optimizer"], **own.pop(_SUMS)}
+            first = f"{ACCUMULATOR}."  # those of rank 0, whose parameters may be others
+            kept = {n: x for n, x in state["optimizer"].items() if not n.startswith(first)}
+            optimizer = {**kept, **own.pop(_SUMS)}
             return {**state, **own, "optimizer": optimizer}
     except (KeyError, TypeError, ValueError) as error:
         raise unfit(f"it has no state of rank {mesh.rank}") from error

@@ -64,11 +64,6 @@ class StateShards:
         """The part of a parameter whose state this rank holds, of either kind; None: all."""
         return self.tensor_cuts.get(parameter) or self.of(parameter)
 
-    def is_elsewhere(self, parameter: torch.Tensor) -> bool:
-        """Whether other ranks have all of a parameter, and this one has nothing of it."""
-        cut = self.cut_of(parameter)
-        return isinstance(cut, StageCut) and not cut.is_here
-
     def cut_of_state(self, parameter: torch.Tensor, shape: torch.Size) -> Cut | None:
         """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
         which is cut along a dim only where it is the parameter's; Adafactor's is not."""
