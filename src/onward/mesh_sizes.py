@@ -75,9 +75,16 @@ def _check_sequences(sizes: Mapping[str, int], zero: int) -> None:
         )
 
 
-def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bool]) -> None:
-    """Raises OnwardError for options that a mesh with `pp` does not go with yet. others: by name,
-    whether an option is set."""
+# options that a mesh with `pp` takes in one way alone so far
+_BESIDE_PP: dict[str, object] = {
+    "zero": 0, "adasum": False, "ema_decay": None, "optimizer_state": "fp32",
+    "memory_budget": None, "fetch": (),
+}  # fmt: skip
+
+
+def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, object]) -> None:
+    """Raises OnwardError for options of a Trainer, by name, that a mesh with `pp` does not go with
+    yet."""
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
     if sizes.get("pp", 1) == 1:
         return
@@ -87,7 +94,9 @@ def check_pipeline(mesh: Mapping[str, int] | str | None, others: Mapping[str, bo
             f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
             "leave one of them out"
         )
-    name = next((name for name, is_set in others.items() if is_set), None)
+    name = next((n for n, value in _BESIDE_PP.items() if options[n] != value), None)
+    if options["gradient_accumulation_average"] == "micro_batches":
+        name = 'gradient_accumulation_average="micro_batches"'
     if name is not None:
         raise OnwardError(
             f"{name} and a mesh with pp are not there together yet; fix: leave one of them out"

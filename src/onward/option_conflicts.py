@@ -28,20 +28,8 @@ def check_together(options: Mapping[str, Any]) -> None:
             "leave one of them out"
         )
     mesh, average = options["mesh"], options["gradient_accumulation_average"]
-    averages_weights = options["ema_decay"] is not None
-    check_sharing(mesh, options["zero"], options["adasum"], averages_weights)
-    check_pipeline(
-        mesh,
-        {
-            "zero": bool(options["zero"]),
-            "adasum": options["adasum"],
-            "ema_decay": averages_weights,
-            "optimizer_state": options["optimizer_state"] != "fp32",
-            "memory_budget": options["memory_budget"] is not None,
-            "fetch": bool(options["fetch"]),
-            'gradient_accumulation_average="micro_batches"': average == "micro_batches",
-        },
-    )
+    check_sharing(mesh, options["zero"], options["adasum"], options["ema_decay"] is not None)
+    check_pipeline(mesh, options)
     if options["auto_micro_batch"] and average == "micro_batches":
         raise OnwardError(
             "auto_micro_batch adds up the parts of a batch by their labels, which "

@@ -393,11 +393,8 @@ class TrainerOptions:
         '"GPipe"',
     )
     """The schedule of the ranks along the axis `pp` of the `mesh`, each of which holds some of the
-    layers. "GPipe" (arXiv 1811.06965): all forwards, then all backwards. "1F1B" (arXiv 1806.03377):
-    forwards and backwards in turn, so that fewer activations are in memory. "Interleaved1F1B"
-    (arXiv 2104.04473): the same with two pieces of the model a rank, which idle half as long.
-    "InterleavedZeroBubble" (arXiv 2401.10241): the same, and gradients of weights fill the time in
-    which a rank would idle. The update is the same."""
+    layers: "GPipe" (arXiv 1811.06965), "1F1B" (1806.03377), with two pieces of the model a rank
+    "Interleaved1F1B" (2104.04473) and "InterleavedZeroBubble" (2401.10241)."""
 
     pipeline_microbatches: int | None = option(
         None,
@@ -407,8 +404,7 @@ class TrainerOptions:
         "8",
     )
     """The number of parts in which a batch runs through the ranks along `pp`, cut by rows, as equal
-    as they can be. With more of them ranks idle less: with P ranks and M parts, (P-1)/(M+P-1) of
-    the time by "1F1B". None: P."""
+    as they can be. None: the number of ranks along `pp`."""
 
     compare_ranks_every: int | None = option(
         None,

@@ -16,16 +16,18 @@ from onnx_ir import AttrInt64
 
 from onward.compile import Compiler
 from onward.differentiate import summed
-from onward.distribute import lockstep, ranks_of
-from onward.distribute.pipeline import batch_names, stages_without
+from onward.distribute import Mesh, lockstep, ranks_of
+from onward.distribute.pipeline import batch_names, evaluation_rank, stages_without
 from onward.distribute.pipeline.schedules import Action, schedule
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, Role, attributes, type_of
 from onward.graph.ops.collective import RECEIVE, SEND, STARTS, WAIT, broken_halves, sequence_of
 from onward.graph.types import DType, parse_type
 from onward.kernels import host
+from onward.options import TrainerOptions
 from onward.plan import Plan, make_plan, sequence_hash
 from onward.plan.order import order
+from onward.prepare.graphs import Graphs
 from onward.rewrite import prune, specialize
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -322,3 +324,58 @@ def test_frozen_layers_are_held_and_not_trained() -> None:
     found = [{n: y for n, y in each.items() if not n.startswith("sent.")} for each in found]
     pipes.compare(found, want)
     assert summed(model.call.forward).signature.divisor
+
+
+def test_batches_are_split_by_rows() -> None:
+    """A batch of five rows makes micro-batches of two, two and one; fewer rows are refused."""
+    model = steps.made("bert", layers=2)
+    captured = model.call.captured
+    cut = pipes.cut_of(model, 2, "GPipe", 3)
+    graphs = Graphs(Compiler(host()), captured, None, None, None, cut)
+    data = steps.batch("bert", 96, 5)
+    staged = {captured.leaves[i]: x for i, x in enumerate(data.values())}
+    found, sizes = graphs.in_micro_batches(staged, {"B": 5, "T": steps.LENGTH})
+    assert sizes == {"B": 5, "T": steps.LENGTH, "B.0": 2, "B.1": 2, "B.2": 1}
+    for name, x in staged.items():
+        assert [found[f"{name}.{m}"].tolist() for m in range(3)] == [
+            x[:2].tolist(), x[2:4].tolist(), x[4:].tolist()
+        ]  # fmt: skip
+    with pytest.raises(OnwardError, match=r"a batch of 2 rows has no 3 micro-batches"):
+        graphs.in_micro_batches({n: x[:2] for n, x in staged.items()}, {"B": 2, "T": 6})
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_evaluation_is_that_of_one_rank(stages: int) -> None:
+    """Every rank has the loss; a batch without one is refused."""
+    model = steps.made("t5", layers=2)
+    forward = model.call.forward
+    name = "Interleaved1F1B" if stages > 1 else "1F1B"
+    cut = replace(pipes.cut_of(model, 2, name, 1, stages), micro_batches=1)
+    meshes = ranks_of(("pp",), (2,))
+    graphs = [evaluation_rank(forward, mesh, cut) for mesh in meshes]
+    graphs = [prune(g, g.signature.requested((), None)) for g in graphs]
+    data = steps.batch("t5", 96, 4)
+    whole = steps.feeds(forward, model, data)
+    given = [{v.name or "": whole[v.name or ""] for v in g.inputs} for g in graphs]
+    found = lockstep(meshes, graphs, given)
+    loss = prune(forward, [forward.signature.loss or ""])
+    [want] = lockstep([Mesh()], [loss], [{v.name or "": whole[v.name or ""] for v in loss.inputs}])
+    for outputs in found:
+        np.testing.assert_allclose(outputs["loss"], want["loss"], rtol=1e-6)
+    bare = forward.clone()
+    bare.signature = replace(bare.signature, loss=None)
+    with pytest.raises(OnwardError, match="gives the loss alone, and this batch has none; fix"):
+        evaluation_rank(bare, meshes[0], cut)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"ema_decay": 0.9}, {"optimizer_state": "bf16"}, {"memory_budget": 0.5}, {"fetch": "logits"},
+     {"gradient_accumulation_average": "micro_batches"}, {"zero": 1}, {"adasum": True},
+     {"mesh": {"pp": 2, "tp": 2}}],
+    ids=str,
+)  # fmt: skip
+def test_options_that_do_not_go_with_a_pipeline(more: dict[str, Any]) -> None:
+    with pytest.raises(OnwardError, match=f"{next(iter(more))}.*; fix"):
+        TrainerOptions.of({"mesh": {"pp": 2}, **more})
+    assert TrainerOptions.of({"mesh": {"pp": 2}}).stages_per_rank == 1

@@ -4,6 +4,7 @@ formulae, and what is refused."""
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,14 @@ def test_a_table_as_text() -> None:
         "rank 0  0F0 0F1 .   .   0B0 0B0 .   0B1 0B1",
         "rank 1  .   1F0 1B0 1B0 1F1 1B1 1B1 .   .",
     ]
+
+
+def test_the_picture_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    rows = [line.split("|")[0].split()[2:] for line in text.splitlines() if "| update   " in line]
+    drawing = drawn(schedule("1F1B", 3, 4)).splitlines()
+    want = [[cell[1:] if cell != "." else cell for cell in row.split()[2:]] for row in drawing]
+    assert rows[-3:] == want
 
 
 def test_what_is_refused() -> None:

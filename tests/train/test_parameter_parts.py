@@ -116,8 +116,9 @@ def test_stages_have_whole_parameters_or_nothing() -> None:
     weights come into both."""
     mesh = SecondStage(("pp",), (2,), (1,))
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5, bias=False))
-    first, bias, second = model[0].weight, model[0].bias, model[1].weight
-    stages = {first: (0,), bias: (0, 1), second: (1,)}
+    first, bias = model.get_parameter("0.weight"), model.get_parameter("0.bias")
+    second = model.get_parameter("1.weight")
+    stages: dict[torch.Tensor, tuple[int, ...]] = {first: (0,), bias: (0, 1), second: (1,)}
     whole = {tuple(p.shape): p.detach().clone() for p in model.parameters()}
     object.__setattr__(mesh, "given", whole)
     parts, places = ParameterParts(mesh), (bias.data_ptr(), second.data_ptr())

@@ -93,11 +93,6 @@ class StateShards:
         """The part of a parameter that this rank holds; None: all."""
         return self.cut_of(parameter) if self._stage == 3 else self._chosen(parameter)
 
-    def is_elsewhere(self, parameter: torch.Tensor) -> bool:
-        """Whether other ranks have all of a parameter, and this one has nothing of it."""
-        cut = self.cut_of(parameter)
-        return isinstance(cut, StageCut) and not cut.is_here
-
     def cut_of_state(self, parameter: torch.Tensor, shape: torch.Size) -> Cut | None:
         """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
         which is cut along a dim only where it is the parameter's; Adafactor's is not."""

@@ -152,10 +152,7 @@ class UpdateState(GradientSums):
         """Replaces all state by saved tensors and counts. tensors: by parameter name and slot.
         counts and parameters: by parameter name."""
         slots: dict[str, dict[str, torch.Tensor]] = {path: {} for path in counts}
-        sums = {
-            path: t for (path, slot), t in tensors.items()
-            if slot == ACCUMULATOR and not self.state.shards.is_elsewhere(parameters[path])
-        }  # fmt: skip
+        sums = {path: t for (path, slot), t in tensors.items() if slot == ACCUMULATOR}
         for (path, slot), tensor in tensors.items():
             if slot != ACCUMULATOR:
                 slots[path][slot] = tensor

@@ -96,13 +96,13 @@ def write_rank(
     stage_of_input = {name: stage for (_, stage), name in staged.inputs.items()}
     found = partition(differentiated, stage_of_input)
     messages = messages_of(found, table, timeline(table))
-    writer = _Writer(staged, found, mesh, table, messages)
+    writer = _RankWriter(staged, found, mesh, table, messages)
     writer.write(join_divisors)
     return RankProgram(writer.graph, len(messages), digest_of(messages))
 
 
 @dataclass
-class _Writer:
+class _RankWriter:
     """The graph of one rank under construction. made: values by that of the micro-batch's graph and
     the number of the micro-batch."""
 
