@@ -1,4 +1,4 @@
-"""Which inputs of a graph are labels of its loss, so that a rank without rows may have them not
+"""Inputs of a graph that are labels of its loss, so that a rank without rows may have them not
 count."""
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def with_rows(model: steps.Made, rows: dict[str, int]) -> steps.Made:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_that_ranks_do_not_divide_is_padded(kind: str, ranks: int) -> None:
-    """Of 33 rows four ranks have 9 each: the last one has 6, and 3 rows of padding."""
+    """Four ranks have 9 of 33 rows each: the last one has 6, and 3 rows of padding."""
     model, name = steps.made(kind, vocabulary=33), TABLES[kind]
     [want] = steps.run(model, steps.step_of(model, steps.recipe_of(model)), [Mesh()])
     rows = paddable(model.call.forward, ranks)

@@ -94,18 +94,17 @@ class Case:
         """The options of a run with this number of ranks."""
         if ranks == 1:
             return dict(self.options)
-        if self.tp and self.zero and ranks > 2:
-            sizes = {"dp_shard": ranks // 2, "tp": 2}
-            return {**self.options, "mesh": sizes, "zero": self.zero}
         if self.tp:
-            return {**self.options, "mesh": {"dp_replicate": ranks // 2, "tp": 2}}
+            zero = self.zero if ranks > 2 else 0
+            sizes = {"dp_shard" if zero else "dp_replicate": ranks // 2, "tp": 2}
+            return {**self.options, "mesh": sizes, "zero": zero}
         sizes = {"dp_replicate": ranks // 2, "dp_shard": 2}
         mesh = sizes if self.zero or self.is_cut else {"dp_replicate": ranks}
         return {**self.options, "mesh": mesh, "zero": self.zero}
 
 
 WINDOW = {"gradient_accumulation_steps": 2}
-CLIPPED = {"max_grad_norm": 0.5}
+CLIPPED, LOW = {"max_grad_norm": 0.5}, {"optimizer_state": "bf16"}
 CASES = {
     "gpt2": Case(gpt2, CLIPPED),
     "gpt2 bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2"),
@@ -160,12 +159,8 @@ CASES = {
     "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
     "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
     "t5 tp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, tp=True),
-    "llama tp state": Case(
-        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama tp", zero=1, tp=True
-    ),
-    "llama zero bf16": Case(
-        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
-    ),
+    "llama tp state": Case(llama, LOW, "AdamW", near="llama tp", zero=1, tp=True),
+    "llama zero bf16": Case(llama, LOW, "AdamW", near="llama zero", zero=1),
 }  # fmt: skip
 
 

@@ -211,6 +211,13 @@ class RankStates:
                 "here; adasum combines the gradients of replicas, which have no total; fix: the "
                 "same mesh and options, or save between updates"
             )
+        held = self._held
+        if isinstance(held, TorchOptimizer) and held.updates.state.shards.await_sums:
+            raise unfit(
+                f"it was saved within an accumulation window, on {before}, and {here} with zero=2 "
+                "or 3 has still to choose its cuts along tp, by which the sums would be cut; fix: "
+                "save between updates, or zero=1"
+            )
         if not saved.is_known:
             raise unfit(
                 f"an older version saved it within an accumulation window, on {before.ranks} "
@@ -229,7 +236,7 @@ class RankStates:
         return part if is_holder else torch.zeros_like(part)
 
     def _parts(self, sums: State) -> dict[str, Any]:
-        """Which parts this rank has, of the sums that are cut."""
+        """The parts that this rank has of the sums that are cut, as `described`."""
         cuts = {name: self._cut(name) for name in sums}
         return {name: described(cut) for name, cut in cuts.items() if cut is not None}
 
