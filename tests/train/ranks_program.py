@@ -113,11 +113,10 @@ class Case:
             return dict(self.options)
         if self.pp:
             return {**self.options, "mesh": {"pp": ranks}}
-        if self.tp and self.zero and ranks > 2:
-            sizes = {"dp_shard": ranks // 2, "tp": 2}
-            return {**self.options, "mesh": sizes, "zero": self.zero}
         if self.tp:
-            return {**self.options, "mesh": {"dp_replicate": ranks // 2, "tp": 2}}
+            zero = self.zero if ranks > 2 else 0
+            sizes = {"dp_shard" if zero else "dp_replicate": ranks // 2, "tp": 2}
+            return {**self.options, "mesh": sizes, "zero": zero}
         if self.cp:
             same = min(self.cp, ranks)
             return {**self.options, "mesh": {"dp_replicate": ranks // same, "cp": same}}
@@ -127,7 +126,7 @@ class Case:
 
 
 WINDOW = {"gradient_accumulation_steps": 2}
-CLIPPED = {"max_grad_norm": 0.5}
+CLIPPED, LOW = {"max_grad_norm": 0.5}, {"optimizer_state": "bf16"}
 CASES = {
     "gpt2": Case(gpt2, CLIPPED),
     "gpt2 bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2"),
@@ -195,12 +194,8 @@ CASES = {
     "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
     "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
     "t5 tp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, tp=True),
-    "llama tp state": Case(
-        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama tp", zero=1, tp=True
-    ),
-    "llama zero bf16": Case(
-        llama, {"optimizer_state": "bf16"}, "AdamW", near="llama zero", zero=1
-    ),
+    "llama tp state": Case(llama, LOW, "AdamW", near="llama tp", zero=1, tp=True),
+    "llama zero bf16": Case(llama, LOW, "AdamW", near="llama zero", zero=1),
     "gpt2 pp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True),
     "bert pp": Case(
         bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, padding=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,18 +62,27 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LEAST", 4)
 
 
-def held_by(setup: Setup, mesh: Mesh) -> TorchOptimizer:
-    """The optimizer of one rank."""
+def uncut(setup: Setup, mesh: Mesh) -> TorchOptimizer:
+    """The optimizer of one rank, before its cuts along tp are chosen."""
     model = torch.nn.Module()
     for name, shape in SHAPES.items():
         model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
     optimizer = torch.optim.AdamW(model.parameters())
-    held = TorchOptimizer(model, optimizer, mesh=mesh, zero=setup.zero)
+    return TorchOptimizer(model, optimizer, mesh=mesh, zero=setup.zero)
+
+
+def cut(held: TorchOptimizer, setup: Setup, mesh: Mesh) -> None:
+    at, model = mesh.coordinate("tp"), held.model
+    held.cut_tensors(
+        {model.get_parameter(n): TensorCut("tp", 2, at, s) for n, s in setup.cuts.items()}
+    )
+
+
+def held_by(setup: Setup, mesh: Mesh) -> TorchOptimizer:
+    """The optimizer of one rank."""
+    held = uncut(setup, mesh)
     if mesh.size("tp") > 1:
-        at = mesh.coordinate("tp")
-        held.cut_tensors(
-            {model.get_parameter(n): TensorCut("tp", 2, at, s) for n, s in setup.cuts.items()}
-        )
+        cut(held, setup, mesh)
     return held
 
 
@@ -175,6 +184,52 @@ def test_the_same_ranks_have_their_own_sums(setup: Setup) -> None:
         torch.manual_seed(mesh.rank)
         assert torch.equal(own["random"]["torch"], torch.get_rng_state())
         assert own["registered"] == [["Draws", {"at": mesh.share}]]
+
+
+def test_sums_that_come_before_the_cuts_are_chosen() -> None:
+    """A new Trainer along tp has whole sums until its first step cuts them; with zero=2 ranks would
+    cut them as rows too, of which those that hold zeros would take their part."""
+    state, [want] = alike(saved_by(SETUPS[0])), gradients(SETUPS[0])
+    for setup in (each for each in SETUPS if "tp" in each.sizes):
+        total = {name: np.zeros(np.prod(shape) + 1) for name, shape in SHAPES.items()}
+        for mesh in setup.meshes:
+            held = uncut(setup, mesh)
+            states = RankStates(mesh, held)
+            if setup.zero > 1:
+                with pytest.raises(OnwardError, match="has still to choose its cuts along tp"):
+                    states.own_of(state)
+                continue
+            own, parameters = states.own_of(state), dict(held.model.named_parameters())
+            for name, p in parameters.items():
+                sums = own["optimizer"][f"accumulator.{name}"]
+                held.updates.total(p).copy_(sums)
+            cut(held, setup, mesh)
+            for name, p in parameters.items():
+                index, _ = places(setup, mesh, name)
+                sums = held.updates.total(p).numpy()
+                assert sums.shape == index.shape
+                if name in setup.cuts or not mesh.coordinate("tp"):
+                    np.add.at(total[name], index, sums)
+        for name, found in total.items():
+            if setup.zero < 2:
+                np.testing.assert_array_equal(found[:-1], want[name].reshape(-1))
+
+
+@pytest.mark.parametrize("setup", [each for each in SETUPS if "tp" in each.sizes])
+def test_moments_that_come_before_the_cuts_are_chosen(setup: Setup) -> None:
+    for mesh in setup.meshes:
+        held = uncut(setup, mesh)
+        parameters = dict(held.model.named_parameters())
+        whole = {n: torch.arange(1.0, 1 + p.numel()).view(p.shape) for n, p in parameters.items()}
+        slots = {n: {"exp_avg": x, "exp_avg_sq": 2 * x} for n, x in whole.items()}
+        held.updates.adopt({p: ParameterState(5, slots[n]) for n, p in parameters.items()})
+        cut(held, setup, mesh)
+        rows = replace(setup, zero=2 * bool(setup.zero))  # stage 1 cuts moments, and no sums
+        for name, p in parameters.items():
+            index, _ = places(rows, mesh, name)
+            expected = np.append(whole[name].numpy().reshape(-1), 0)[index]
+            np.testing.assert_array_equal(held.updates.state.tensors[p]["exp_avg"], expected)
+            assert held.updates.state.counts[p] == 5
 
 
 def test_a_state_of_one_process_is_shared_out() -> None:

@@ -218,6 +218,8 @@ class OptimizerState:
         self.adopt(whole)
         for p, tensor in sums.items():
             cut = self.shards.of_sums(p)
+            if isinstance(cut, StageCut) and cut.place != cut.owner:
+                continue  # a total, which one of the stages' ranks alone goes on from
             self.tensor(p, ACCUMULATOR).copy_(tensor if cut is None else part_of(cut, tensor))
 
     def _slots_in(self, form: str) -> list[str]:

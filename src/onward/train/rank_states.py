@@ -89,6 +89,8 @@ class SavedRanks:
         total = torch.zeros(like.shape, dtype=torch.float64)
         terms = 0
         for mesh, state in zip(self.meshes, self.states, strict=True):
+            if name not in state[_SUMS]:
+                continue  # of another stage
             said = state[_PARTS].get(name, [])
             kinds = [kind for kind, *_ in said]
             if mesh.coordinate("tp") and "dim" not in kinds:
@@ -192,7 +194,9 @@ class RankStates:
             return {**state, **replica, "optimizer": {**others, **own[_SUMS]}}
         self._check_summable(saved)
         is_mean = not state.get("window_by_labels", False)
-        sums = {name: self._own_sum(name, saved, is_mean) for name in saved.states[0][_SUMS]}
+        names = dict.fromkeys(name for each in saved.states for name in each[_SUMS])
+        here = [name for name in names if self._is_here(name)]
+        sums = {name: self._own_sum(name, saved, is_mean) for name in here}
         return {**state, "optimizer": {**others, **sums}}
 
     def _are_alike(self, saved: SavedRanks) -> bool:
@@ -213,6 +217,13 @@ class RankStates:
                 "here; adasum combines the gradients of replicas, which have no total; fix: the "
                 "same mesh and options, or save between updates"
             )
+        held = self._held
+        if isinstance(held, TorchOptimizer) and held.updates.state.shards.await_sums:
+            raise unfit(
+                f"it was saved within an accumulation window, on {before}, and {here} with zero=2 "
+                "or 3 has still to choose its cuts along tp, by which the sums would be cut; fix: "
+                "save between updates, or zero=1"
+            )
         if not saved.is_known:
             raise unfit(
                 f"an older version saved it within an accumulation window, on {before.ranks} "
@@ -231,6 +242,11 @@ class RankStates:
         is_first = not isinstance(cut, StageCut) or cut.place == cut.owner
         is_holder = is_first and not any(map(self._mesh.coordinate, axes))
         return part if is_holder else torch.zeros_like(part)
+
+    def _is_here(self, name: str) -> bool:
+        """Says whether this rank sums a gradient: a stage may lack its parameter."""
+        cut = self._cut(name)
+        return not isinstance(cut, StageCut) or cut.is_here
 
     def _parts(self, sums: State) -> dict[str, Any]:
         """Says which parts this rank has of the sums that are cut."""

@@ -54,6 +54,11 @@ class StateShards:
         """True where this rank holds the state of whole parameters."""
         return not self._stage and not self.tensor_cuts
 
+    @property
+    def await_sums(self) -> bool:
+        """Whether sums of a window will be cut as rows once the parts along dims are chosen."""
+        return self._stage > 1 and self.tensor_cuts is None
+
     def choose(self, cuts: Mapping[torch.Tensor, ChosenCut]) -> None:
         """Sets the parts along dims or of stages, once."""
         self.tensor_cuts = cuts
