@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from rank_processes import run_ranks
 from ranks_program import WINDOW, Case, gpt2, join, t5, trained, trainer_of
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from onward.checkpoint import empty_state
 
@@ -30,8 +31,8 @@ class Placed(Case):
     sizes: dict[str, int] = field(default_factory=dict)
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
-        along_tp = self.sizes.get("tp", 1)
-        return rank // along_tp, ranks // along_tp
+        alike = prod(self.sizes.get(axis, 1) for axis in ("tp", "cp", "pp"))
+        return rank // alike, ranks // alike
 
     def options_of(self, ranks: int) -> dict[str, Any]:
         return {**self.options, "mesh": self.sizes or None, "zero": self.zero}
@@ -44,6 +45,8 @@ MESHES: dict[str, tuple[dict[str, int], int]] = {  # sizes, and the stage of ZeR
     "zero 2 of 2": ({"dp_shard": 2}, 2),
     "zero 3 of 2": ({"dp_shard": 2}, 3),
     "tp 2": ({"tp": 2}, 0),
+    "cp 2": ({"cp": 2}, 0),
+    "pp 2": ({"pp": 2}, 0),
     "zero 1 of 4": ({"dp_shard": 4}, 1),
     "zero 2 of 2 x 2": ({"dp_replicate": 2, "dp_shard": 2}, 2),
     "zero 3 of 4": ({"dp_shard": 4}, 3),
@@ -84,7 +87,7 @@ def saved(folder: Path, run_name: str, mesh: str, rank: int) -> Tensors:
     trainer.save(folder / "checkpoints" / run_name / mesh)
     if not trainer.micro_steps:
         state = {"trainer": trainer.state_dict()}
-        checkpoint.save(state, checkpoint_id=folder / "torch" / mesh)
+        save(state, checkpoint_id=folder / "torch" / mesh)
     return outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
 
 
@@ -101,7 +104,7 @@ def resumed(
     source = names[at % len(names)]
     if (folder / "torch" / source).exists():
         state = empty_state(folder / "torch" / source)
-        checkpoint.load(state, checkpoint_id=folder / "torch" / source)
+        load(state, checkpoint_id=folder / "torch" / source)
         trainer = trainer_of(case, ranks)
         trainer.load_state_dict(state["trainer"])
         again = outcome(trainer, trained(trainer, case, rank, ranks, AFTER))

@@ -26,7 +26,10 @@ def apart(found: Tensors, want: Tensors) -> float:
     ("run_name", "names"),
     [
         ("gpt2 within a window", list(MESHES)),
-        ("t5 between updates", ["one process", "zero 3 of 2", "tp 2", "dp 2 x tp 2"]),
+        (
+            "t5 between updates",
+            ["one process", "zero 3 of 2", "tp 2", "dp 2 x tp 2", "cp 2", "pp 2"],
+        ),
     ],
 )
 def test_a_run_goes_on_from_any_mesh_to_any_other(
