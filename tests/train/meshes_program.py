@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from rank_processes import run_ranks
 from ranks_program import WINDOW, Case, gpt2, join, t5, trained, trainer_of
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from onward.checkpoint import empty_state
 
@@ -84,7 +85,7 @@ def saved(folder: Path, run_name: str, mesh: str, rank: int) -> Tensors:
     trainer.save(folder / "checkpoints" / run_name / mesh)
     if not trainer.micro_steps:
         state = {"trainer": trainer.state_dict()}
-        checkpoint.save(state, checkpoint_id=folder / "torch" / mesh)
+        save(state, checkpoint_id=folder / "torch" / mesh)
     return outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
 
 
@@ -101,7 +102,7 @@ def resumed(
     source = names[at % len(names)]
     if (folder / "torch" / source).exists():
         state = empty_state(folder / "torch" / source)
-        checkpoint.load(state, checkpoint_id=folder / "torch" / source)
+        load(state, checkpoint_id=folder / "torch" / source)
         trainer = trainer_of(case, ranks)
         trainer.load_state_dict(state["trainer"])
         again = outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
