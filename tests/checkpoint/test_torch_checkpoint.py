@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import onward
 from onward.checkpoint import empty_state
@@ -32,12 +33,12 @@ def losses(trainer: onward.Trainer, steps: int) -> list[float]:
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     trainer = made()
     losses(trainer, 3)
-    checkpoint.save({"trainer": trainer.state_dict(), "epoch": 4}, checkpoint_id=tmp_path)
+    save({"trainer": trainer.state_dict(), "epoch": 4}, checkpoint_id=tmp_path)
     want = losses(trainer, 3)
     state = empty_state(tmp_path)
     held = state["trainer"]["optimizer"]["exp_avg.0.weight"]
     assert held.shape == (8, 4) and state["epoch"] is None
-    checkpoint.load(state, checkpoint_id=tmp_path)
+    load(state, checkpoint_id=tmp_path)
     assert state["epoch"] == 4 and isinstance(state["trainer"]["param_groups"], list)
     other = made()
     other.load_state_dict(state["trainer"])
@@ -48,10 +49,10 @@ def test_a_state_without_its_moments_is_refused(tmp_path: Path) -> None:
     """torch fills what a new Trainer has, which is no moments yet."""
     trainer = made()
     losses(trainer, 3)
-    checkpoint.save({"trainer": trainer.state_dict()}, checkpoint_id=tmp_path)
+    save({"trainer": trainer.state_dict()}, checkpoint_id=tmp_path)
     other = made()
     with pytest.raises(OnwardError, match="3 updates and none of the optimizer's state"):
-        checkpoint.load({"trainer": other}, checkpoint_id=tmp_path)
+        load({"trainer": other}, checkpoint_id=tmp_path)
     assert other.updates == 0
     plain = made(onward.optim.SGD(lr=0.1))  # keeps nothing
     losses(plain, 3)
