@@ -3,11 +3,12 @@ are routed to them; together they make the update of one rank, by the lockstep e
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import sharded_steps as steps
 
-from onward.distribute import Mesh, ranks_of
-from onward.distribute.tensor import Sharding
+from onward.distribute import Mesh, lockstep, ranks_of
+from onward.distribute.tensor import Sharding, tensor_parallel
 from onward.distribute.tensor.sharding import REPLICATED, ROWS, split
 from onward.distribute.tensor.ways import ways_of
 from onward.graph.build import Builder
@@ -117,6 +118,32 @@ def test_rows_of_two_routers_are_not_one_anothers() -> None:
     assert [w.outputs for w in ways_of(total, 2, (own, own))][1:] == [(own,)]
     assert [w.outputs for w in ways_of(total, 2, (own, REPLICATED))][1:] == [(own,)]
     assert all(w.is_whole for w in ways_of(total, 2, (own, other)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rows_of_others_are_not_added_up(ranks: int) -> None:
+    """What is computed from products is not 0 in the rows of other ranks; rows of no group count
+    once."""
+    graph = Graph()
+    x = graph.input("x", parse_type("f32[24,8]"), Role.BATCH)
+    w = graph.input("param.w", parse_type("f32[8,8,16]"), Role.PARAM)
+    ends = graph.input("ends", parse_type("i64[8]"), Role.BATCH)
+    b = Builder(graph)
+    graph.outputs["y"] = b.reduce_sum(b.Exp(b.GroupedMatMul(x, w, ends)), [1], keepdims=False)
+    rng = np.random.default_rng(0)
+    given = {
+        "x": rng.standard_normal((24, 8)).astype(np.float32),
+        "param.w": rng.standard_normal((8, 8, 16)).astype(np.float32),
+        "ends": np.array([3, 3, 7, 12, 12, 20, 22, 22]),
+    }
+    rows = np.repeat(np.arange(8), np.diff([0, *given["ends"]]))
+    want = np.ones((24, 16))
+    want[:22] = np.exp([given["x"][i] @ given["param.w"][e] for i, e in enumerate(rows)])
+    meshes = ranks_of(("tp",), (ranks,))
+    made = [tensor_parallel(graph, mesh, cuts={"param.w": split(0)}) for mesh in meshes]
+    parts = [{**given, "param.w": cuts["param.w"].part(given["param.w"])} for _, cuts in made]
+    for outputs in lockstep(meshes, [own for own, _ in made], parts):
+        np.testing.assert_allclose(outputs["y"], want.sum(1), rtol=1e-5)
 
 
 def test_data_and_experts_together() -> None:

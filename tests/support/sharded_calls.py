@@ -244,13 +244,13 @@ def shardings(type: Type, ranks: int) -> list[Sharding]:
 
 
 def owned(rows: int, ranks: int, ends: np.ndarray | None) -> list[slice]:
-    """The rows of each rank's groups, which end as said; without groups parts but for the last
-    row."""
+    """The rows of each rank's groups, which end as said, and of the last one also those of no
+    group; without groups parts but for the last row."""
     if ends is None:
         return [slice(at * rows // ranks, (at + 1) * rows // ranks - (at == ranks - 1))
                 for at in range(ranks)]  # fmt: skip
     lasts = [0, *ends[len(ends) // ranks - 1 :: len(ends) // ranks]]
-    return [slice(first, last) for first, last in pairwise(lasts)]
+    return [slice(first, last) for first, last in pairwise([*lasts[:-1], rows])]
 
 
 def cut(

@@ -68,6 +68,8 @@ def _on_own_groups(
     key = ("own rows", name)
     if key not in place.shared:
         last = b.slice(ends, 0, (place.at + 1) * each - 1, (place.at + 1) * each)
+        if place.at == place.ranks - 1:  # rows of no group are its own as well
+            last = size
         place.shared[key] = b.And(b.GreaterOrEqual(number, first), b.Less(number, last))
     moved, local = b.Mod(b.Add(number, first), size), b.Sub(own, first)
     if node.op_type == "GroupedOuter":  # sums over rows, of which others may be infinite
