@@ -21,6 +21,7 @@ from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
+from onward.shards import StageCut
 from onward.train.cut_tensors import ChosenCut
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import (
@@ -208,8 +209,11 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
             self._shared.share()  # share the counts of the remaining parameters
 
     def cut_tensors(self, cuts: Mapping[torch.Tensor, ChosenCut]) -> None:
-        """Has this rank hold its part of these parameters' state."""
+        """Has this rank hold its part of these parameters' state. An open window goes on with the
+        sums of those that it has."""
         self.updates.state.cut_tensors(cuts)
+        elsewhere = (p for p, cut in cuts.items() if isinstance(cut, StageCut) and not cut.is_here)
+        self.updates.window -= {self.updates.names[p] for p in elsewhere if p in self.updates.names}
         self._shared.share()
 
     # ---- saved and restored
