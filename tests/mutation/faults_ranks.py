@@ -105,7 +105,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a resumed rank has the sums of rank 0", "train/checkpointing.py",
-        '            optimizer = {**state["optimizer"], **own.pop(_SUMS)}\n',
+        '            optimizer = {**kept, **own.pop(_SUMS)}\n',
         '            optimizer = {**own.pop(_SUMS), **state["optimizer"]}\n', TRAINERS,
     ),
     Fault(
