@@ -251,14 +251,15 @@ def test_micro_batches_in_memory(kind: str, ranks: int, micro_batches: int) -> N
         assert len({sequence_hash(plan) for plan in plans}) == 1
 
 
-@pytest.mark.parametrize("name", ["1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 def test_launches_are_in_the_order_of_the_actions(name: str) -> None:
     model = steps.made("gpt2", layers=4)
-    cut = pipes.cut_of(model, 2, name, 4, 2 if name.startswith("Inter") else 1)
+    cut = pipes.cut_of(model, 2, name, 4)
     for rank, graph in enumerate(pipes.graphs_of(model, 2, steps.recipe_of(model, pipeline=cut))):
         dims = {f"B.{m}": 1 for m in range(4)} | {"T": steps.LENGTH}
         graph = specialize(graph, dims, (), graph.signature.requested((), True))
-        numbers = [n.meta["action"] for n in order(graph) if "action" in n.meta]
+        marked = [n for n in order(graph) if "action" in n.meta and not n.meta.get("again")]
+        numbers = [n.meta["action"] for n in marked]
         assert numbers == sorted(numbers)
         actions = schedule(name, 2, 4, cut.stages_per_rank)[rank]
         assert max(numbers) == len(actions) and isinstance(actions[0], Action)

@@ -116,9 +116,15 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         '            average = "micro_batches"\n', TRAINERS,
     ),
     Fault(
+<<<<<<< ours
         "ranks: a resumed rank has the sums of rank 0", "train/rank_states.py",
         "            own = saved.states[self._mesh.rank]\n            replica",
         "            own = saved.states[0]\n            replica", STATES,
+=======
+        "ranks: a resumed rank has the sums of rank 0", "train/checkpointing.py",
+        '            optimizer = {**kept, **own.pop(_SUMS)}\n',
+        '            optimizer = {**own.pop(_SUMS), **state["optimizer"]}\n', TRAINERS,
+>>>>>>> theirs
     ),
     Fault(
         "ranks: weights are not compared", "train/ranks.py",

@@ -133,7 +133,7 @@ class _Order:
             self._enter(node)
         for node in given:
             if node not in self._done and (node not in self._late or self._ready(node)):
-                self._action = node.meta.get("action", self._action)
+                self._action = max(self._action, node.meta.get("action", 0))
                 self._run(node)
         for node in given:  # updates that had to wait for the last of `_first`, and what reads them
             if node not in self._done and self._ready(node):
