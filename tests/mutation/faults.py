@@ -13,11 +13,13 @@ from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
 from faults_module import MODULE_FAULTS
+from faults_pipeline import PIPELINE_FAULTS
 from faults_plan import PLAN_FAULTS
 from faults_precision import PRECISION_FAULTS
 from faults_ranks import RANKS_FAULTS
 from faults_regions import REGION_FAULTS
 from faults_reporting import REPORTING_FAULTS
+from faults_tensor import TENSOR_FAULTS
 from faults_train import TRAIN_FAULTS
 
 FAULTS = (
@@ -37,6 +39,8 @@ FAULTS = (
     *REPORTING_FAULTS,
     *FILES_FAULTS,
     *RANKS_FAULTS,
+    *TENSOR_FAULTS,
+    *PIPELINE_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

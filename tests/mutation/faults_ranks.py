@@ -1,4 +1,5 @@
-"""Faults of many ranks: collectives, their order, and the lockstep evaluator."""
+"""Faults of many ranks: collectives, their order, the lockstep evaluator, what ranks hold and agree
+upon."""
 
 from __future__ import annotations
 
@@ -11,15 +12,9 @@ ADASUM = ("distribute/test_adasum.py",)
 ZERO = ("distribute/test_zero.py",)
 GATHERS = ("distribute/test_parameter_gathers.py",)
 PARTS = ("train/test_parameter_parts.py",)
-PIPES = ("distribute/test_pipeline.py",)
-STAGES = ("distribute/test_pipeline_stages.py",)
-SCHEDULES = ("distribute/test_pipeline_schedules.py",)
 GLOO = ("execute/test_exchanges.py",)
 TENSOR = ("distribute/test_tensor_models.py",)
 CONTEXT = ("distribute/test_context.py",)
-EXPERTS = ("distribute/test_experts.py",)
-TENSOR_RULES = ("distribute/test_tensor_rules.py",)
-PADDED = ("distribute/test_tensor_models.py",)
 STATES = ("train/test_rank_states.py",)
 TORCHS = ("checkpoint/test_torch_checkpoint.py",)
 LABELS = ("differentiate/test_label_inputs.py",)
@@ -116,15 +111,9 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         '            average = "micro_batches"\n', TRAINERS,
     ),
     Fault(
-<<<<<<< ours
         "ranks: a resumed rank has the sums of rank 0", "train/rank_states.py",
         "            own = saved.states[self._mesh.rank]\n            replica",
         "            own = saved.states[0]\n            replica", STATES,
-=======
-        "ranks: a resumed rank has the sums of rank 0", "train/checkpointing.py",
-        '            optimizer = {**kept, **own.pop(_SUMS)}\n',
-        '            optimizer = {**own.pop(_SUMS), **state["optimizer"]}\n', TRAINERS,
->>>>>>> theirs
     ),
     Fault(
         "ranks: weights are not compared", "train/ranks.py",
@@ -267,28 +256,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         'if state["updates"] and not counts and', "if False and", TORCHS,
     ),
     Fault(
-        "ranks: ids from the end of a table are those of its padding",
-        "distribute/tensor/padding.py", "behind = b.Add(ids, np.array(rows, kind))",
-        "behind = b.Add(ids, np.array(size, kind))", PADDED,
-    ),
-    Fault(
-        "ranks: classes of padding are likely", "distribute/tensor/padding.py",
-        "np.full(size - rows, -np.inf, dtype)", "np.zeros(size - rows, dtype)", PADDED,
-    ),
-    Fault(
-        "ranks: other readers see the padding", "distribute/tensor/padding.py",
-        "node.replace_input_with(i, b.slice(value, 0, 0, rows))", "pass", PADDED,
-    ),
-    Fault(
-        "ranks: heads with smoothed labels are padded", "distribute/tensor/padding.py",
-        'not has_weights and not attrs.get("label_smoothing")', "not has_weights", PADDED,
-    ),
-    Fault(
-        "ranks: a part ends with the vocabulary", "distribute/tensor/sharding.py",
-        "return -(-size // (self.sharding.pieces * self.ranks))",
-        "return size // (self.sharding.pieces * self.ranks)", (*STATES, *PADDED),
-    ),
-    Fault(
         "ranks: labels of rows that stand in count", "train/empty_shares.py",
         "        number = numbers.get(id(leaf))\n", "        number = None\n", EMPTY,
     ),
@@ -315,11 +282,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "        finished_first(graph, gradients)\n", "", (*BOTH, *TENSOR),
     ),
     Fault(
-        "ranks: parts draw the bits of the first", "distribute/tensor/rules/update.py",
-        "first=place.at * rows * ROW)", "first=0)",
-        BOTH,
-    ),
-    Fault(
         "ranks: rows of a part begin with the first rank's", "distribute/zero.py",
         'int(attributes(node).get("first", 0)) + shards', "shards", BOTH,
     ),
@@ -336,164 +298,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "            close()\n", "", PARTS,
     ),
     Fault(
-        "ranks: a group's parts are neighbours", "distribute/tensor/sharding.py",
-        "[(group * self.ranks + at) * inner for",
-        "[(at * groups + group) * inner for", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a bias is added by every rank", "distribute/tensor/rules/product.py",
-        "            found[2] = PARTIAL\n",
-        "            found[2] = REPLICATED\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: sums over parts are whole", "distribute/tensor/rules/reduce.py",
-        "({0: found}), (Sharding(terms=terms),))\n",
-        "({0: found}), (REPLICATED,))\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: heads draw the masks of the first rank", "distribute/tensor/rules/attention.py",
-        "first_head=before + heads * place.at)",
-        "first_head=before)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: features draw those of the first rank", "distribute/tensor/rules/elementwise.py",
-        "first_feature=before + size * place.at)",
-        "first_feature=before)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: rows of other ranks are read as the first", "distribute/tensor/rules/indexing.py",
-        "    return [b.Where(own, y, b.scalar(0.0, type_of(y).dtype))]",
-        "    return [y]", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a row of -1 is no rank's", "distribute/tensor/rules/indexing.py",
-        "        ids = b.Where(b.Less(ids, zero), past, ids)\n",
-        "        del past\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: each rank has a softmax of its own", "distribute/tensor/rules/loss.py",
-        '    [highest] = place.reduced(b, [highest], f"the highest logits of {what}", "max")\n',
-        "", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: labels are counted from 0 on every rank", "distribute/tensor/rules/loss.py",
-        "np.array(classes * place.at, ignored.dtype)",
-        "np.array(0, ignored.dtype)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a reshape keeps the groups", "distribute/tensor/rules/shape.py",
-        "return split(after.start + k, groups)",
-        "return split(after.start + k, found.groups)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: every rank has the first one's part", "distribute/tensor/conversions.py",
-        "        return b.slice(x, dim, place.at * size, (place.at + 1) * size)",
-        "        return b.slice(x, dim, 0, size)", TENSOR,
-    ),
-    Fault(
-        "ranks: a norm is a sum of norms", "distribute/tensor/conversions.py",
-        "b.Mul(wide, wide), place",
-        "wide, place", TENSOR,
-    ),
-    Fault(
-        "ranks: a rank's finite gradients are all that count", "distribute/tensor/conversions.py",
-        "late.Equal(started.wait(late)[0], 0)",
-        "x", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
-    ),
-    Fault(
-        "ranks: a bias is a term of every rank", "distribute/tensor/conversions.py",
-        "b.const(np.array(place.at == 0)), x,",
-        "b.const(np.array(True)), x,", TENSOR,
-    ),
-    Fault(
-        "ranks: parts are joined as they come", "distribute/tensor/conversions.py",
-        "late.reshape(late.transpose(rows, perm), whole.shape)",
-        "late.reshape(rows, whole.shape)", TENSOR,
-    ),
-    Fault(
-        "ranks: terms owe nothing", "distribute/tensor/solve.py",
-        "self._conversion(value, sharding, REPLICATED) if sums else 0.0",
-        "0.0", ("distribute/test_tensor_models.py::test_cuts_and_exchanges_are_those_of_megatron",),
-    ),
-    Fault(
-        "ranks: sums of gradients are whole", "distribute/tensor/solve.py",
-        "    held += signature.accumulators.items()\n",
-        "", ("distribute/test_tensor_models.py::test_a_window_sums_parts",),
-    ),
-    Fault(
-        "ranks: a region runs on parts", "distribute/tensor/__init__.py",
-        "    if region is not None:\n",
-        "    if False:\n", ("distribute/test_tensor_models.py::test_what_is_refused",),
-    ),
-    Fault(
-        "ranks: positions of a rank are counted from 0", "distribute/tensor/rules/drawn_rows.py",
-        "    if place.at:\n", "    if False:\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: rows of a group are counted from those of the rank before",
-        "distribute/tensor/rules/drawn_rows.py",
-        "b.size(inner * place.ranks)", "b.size(inner)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: all samples have one mask", "distribute/tensor/rules/drawn_rows.py",
-        "for dim in range(len(local)):", "for dim in range(1, len(local)):", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a query sees keys as if it were among the first",
-        "distribute/tensor/rules/attention_queries.py",
-        "numbers_along(b, (samples, queries), 1, split(1), place)", "b.arange(queries)",
-        TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: padding is seen", "distribute/tensor/rules/attention_queries.py",
-        "        sample = b.Where(seen, sample, np.array(-1))\n", "        seen = seen\n",
-        TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a mask for each query hides what it hides from the first ones",
-        "distribute/tensor/rules/attention_queries.py",
-        "shape[0] in (1, q.shape[0]) and shape[1:3] == (1, 1)", "shape[0] in (1, q.shape[0])",
-        TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: samples are told apart in another order",
-        "distribute/tensor/rules/attention_queries.py",
-        "(samples, rows, heads, *more)", "(rows, samples, heads, *more)", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: the gradient of keys is of the rank's own queries",
-        "distribute/tensor/rules/attention_queries.py",
-        "(_QUERIES, PARTIAL, PARTIAL, of_bias)", "(_QUERIES, REPLICATED, REPLICATED, of_bias)",
-        TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: heads are exchanged whatever it costs",
-        "distribute/tensor/rules/attention_exchange.py",
-        "4 * heads + 4 * groups < 6 * groups * call.ranks", "True", CONTEXT,
-    ),
-    Fault(
-        "ranks: backward exchanges heads once more",
-        "distribute/tensor/rules/attention_exchange.py",
-        'place.shared["heads", results[i]] = made[i]', "pass", CONTEXT,
-    ),
-    Fault(
-        "ranks: a mean is over the labels of one rank", "distribute/tensor/rules/loss_rows.py",
-        '[place.shared[key]] = place.reduced(', '[place.shared[key]] = (lambda b, xs, *_: xs)(',
-        TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: the mean of parts is their sum", "distribute/tensor/rules/reduce.py",
-        "    return [b.Mul(y, 1.0 / place.ranks)]\n", "    return [y]\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: whole keys are kept for backward", "distribute/context.py",
-        "    solution.gathers_again = True\n", "", CONTEXT,
-    ),
-    Fault(
-        "ranks: keys are gathered again as soon as they can be",
-        "distribute/tensor/write.py", "value, want, placed=1)", "value, want, placed=0)", CONTEXT,
-    ),
-    Fault(
         "ranks: gradients of other positions are left out", "mesh_sizes.py",
         'SUMMED_AXES = ("cp", *DATA_AXES)', "SUMMED_AXES = DATA_AXES", CONTEXT,
     ),
@@ -501,41 +305,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: gradients are means over ranks with parts of one mean",
         "distribute/data_parallel.py",
         'return by if axis in DATA_AXES else "sum"', "return by", CONTEXT,
-    ),
-    Fault(
-        "ranks: a window's terms are summed with each micro-batch", "distribute/context.py",
-        "return PARTIAL if name in self._windows else REPLICATED", "return REPLICATED", CONTEXT,
-    ),
-    Fault(
-        "ranks: a length is cut to what ranks divide", "distribute/context.py",
-        "        if length % ranks:\n", "        if False:\n", CONTEXT,
-    ),
-    Fault(
-        "ranks: rows of other experts are added up", "distribute/tensor/conversions.py",
-        "    return b.Where(shaped, x, b.scalar(0, type_of(x).dtype))\n", "    return x\n", EXPERTS,
-    ),
-    Fault(
-        "ranks: rows of two routers are one another's", "distribute/tensor/rules/grouped.py",
-        'return Sharding(terms=ROWS, owner=ends.name or "")', "return Sharding(terms=ROWS)",
-        EXPERTS,
-    ),
-    Fault(
-        "ranks: groups end where they end among those of all ranks",
-        "distribute/tensor/rules/grouped.py",
-        "b.Mod(b.Add(number, first), size), b.Sub(own, first)",
-        "b.Mod(b.Add(number, first), size), own", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: rows of experts stay at the front", "distribute/tensor/rules/grouped.py",
-        "    return [b.Gather(y, back, axis=0)]\n", "    return [y]\n", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: a sum over rows has those of other experts", "distribute/tensor/rules/grouped.py",
-        "b.Where(seen, y, b.scalar(0.0, type_of(y).dtype))", "y", TENSOR_RULES,
-    ),
-    Fault(
-        "ranks: rows are told apart after a sum over them", "distribute/tensor/rules/grouped.py",
-        "    if 0 in along or any(", "    if any(", TENSOR_RULES,
     ),
     Fault(
         "ranks: new collectives are numbered last", "distribute/collectives.py",
@@ -654,75 +423,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: a group with one batch speaks for smaller ones", "train/mesh_choice.py",
         "return gcd(*runs)", "return max(runs)", CANDIDATES,
     ),
-    Fault(
-        "pipeline: one stage's gradient of a tied weight is left out",
-        "distribute/pipeline/sums.py",
-        "total = of[rank] if total is None else b.Add(total, of[rank])", "total = of[rank]", PIPES,
-    ),
-    Fault(
-        "pipeline: a tied weight counts twice in the norm", "distribute/pipeline/sums.py",
-        "[own.get(name, here) == here for name in order]", "[True for name in order]", PIPES,
-    ),
-    Fault(
-        "pipeline: gradients are those of the last micro-batch", "distribute/pipeline/write.py",
-        "wide if held is None else b.Add(held, wide)", "wide", PIPES,
-    ),
-    Fault(
-        "pipeline: micro-batches have the same masks", "distribute/pipeline/write.py",
-        "offset = b.Add(offset, b.squeeze(b.size(self.sizes[m][self.rows]), [0]))", "pass",
-        PIPES,
-    ),
-    Fault(
-        "pipeline: the labels of one micro-batch alone are counted", "differentiate/loss_sum.py",
-        "    for divisor in divisors[1:]:\n", "    for divisor in divisors[1:1]:\n", PIPES,
-    ),
-    Fault(
-        "pipeline: a message's wait is where it starts", "distribute/pipeline/write.py",
-        "            and (action is None or starts[m.needed] < starts[action])\n", "",
-        PIPES,
-    ),
-    Fault(
-        "pipeline: messages are numbered whenever they are sent",
-        "distribute/pipeline/messages.py", "return timeline.ends[sent], ", "return 0, ", STAGES,
-    ),
-    Fault(
-        "pipeline: gradients of weights are waited for", "distribute/pipeline/partition.py",
-        "            made.part[node] = Part.INPUT\n            makers",
-        "            makers", STAGES,
-    ),
-    Fault(
-        "pipeline: a backward is on no stage", "differentiate/reverse.py",
-        "marks=handed_on(node))", "marks={})", (*STAGES, *PIPES),
-    ),
-    Fault(
-        "pipeline: one forward more comes first", "distribute/pipeline/schedules.py",
-        "first = min(micro_batches, ranks - 1 - rank)", "first = min(micro_batches, ranks - rank)",
-        SCHEDULES,
-    ),
-    Fault(
-        "pipeline: gradients of weights wait without end", "distribute/pipeline/schedules.py",
-        "is_due = len(late[rank]) > rank", "is_due = False", SCHEDULES,
-    ),
-    Fault(
-        "pipeline: cuts do not look at what is slow", "distribute/pipeline/stages.py",
-        "                (max(slowest, pieces.cost(start, stop)), ",
-        "                (slowest + pieces.cost(start, stop), ", STAGES,
-    ),
-    Fault(
-        "pipeline: launches run ahead of their action", "plan/order.py",
-        ' or node.meta.get("action", 0) > self._action', "", PIPES,
-    ),
-    Fault(
-        "pipeline: messages of two ranks may come in any order", "distribute/pair_streams.py",
-        "        if len(mine) <= len(theirs):\n", "        if False:\n", PIPES,
-    ),
-    Fault(
-        "pipeline: the hash does not know the messages", "distribute/pipeline/messages.py",
-        'return blake2b("\\n".join(lines).encode(), ', "return blake2b(b\"\", ", PIPES,
-    ),
-    Fault(
-        "pipeline: a message is received under another number", "kernels/collective.py",
-        'work = dist.irecv(args.y, source, group, int(args.attrs["sequence"]))',
-        "work = dist.irecv(args.y, source, group, 0)", GLOO,
-    ),
 )  # fmt: skip
+
+__all__ = ["RANKS_FAULTS"]
