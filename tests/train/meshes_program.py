@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from rank_processes import run_ranks
-from ranks_program import WINDOW, Case, gpt2, join, t5, trained, trainer_of
+from ranks_cases import WINDOW, Case, gpt2, t5, trained, trainer_of
+from ranks_program import join
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 

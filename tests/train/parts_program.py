@@ -15,18 +15,8 @@ from typing import Any
 
 import torch
 from rank_processes import run_ranks
-from ranks_program import (
-    CASES,
-    Case,
-    gpt2,
-    join,
-    own_rows,
-    refusal,
-    resumed,
-    rows,
-    trained,
-    trainer_of,
-)
+from ranks_cases import CASES, Case, gpt2, own_rows, rows, trained, trainer_of
+from ranks_program import join, refusal, resumed
 from torch import nn
 
 CASE = CASES["gpt2 zero 3"]  # or another, by the program's argument

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import ranks_program
 import torch
-from ranks_program import ADAPTIVE, RATE, Adaptive, Case, Tensors, rows, shares, steady
+from ranks_cases import RATE, Case, Tensors, rows, shares
+from ranks_program import ADAPTIVE, Adaptive, steady
 from torch.nn.functional import cross_entropy
 
 STEPS = 8

@@ -94,9 +94,9 @@ def places(setup: Setup, mesh: Mesh, name: str) -> tuple[np.ndarray, bool]:
     if cut is not None:
         assert cut.dim is not None
         room = [(0, 0)] * index.ndim
-        room[cut.dim] = (0, -index.shape[cut.dim] % (2 * cut.groups))
+        room[cut.dim] = (0, -index.shape[cut.dim] % (2 * cut.pieces))
         wide = np.pad(index, room, constant_values=-1)
-        pieces = np.split(wide, 2 * cut.groups, cut.dim)
+        pieces = np.split(wide, 2 * cut.pieces, cut.dim)
         index = np.concatenate(pieces[mesh.coordinate("tp") :: 2], cut.dim)
     ranks = mesh.size("dp_shard")
     if setup.zero < 2 or index.size < 4 * ranks:

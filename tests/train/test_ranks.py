@@ -13,7 +13,7 @@ import pytest
 import ranks_program
 import tiny
 import torch
-from ranks_program import CASES, GROUPS, STEPS, Tensors, rows, trainer_of
+from ranks_cases import CASES, GROUPS, STEPS, Tensors, rows, trainer_of
 
 import onward
 from onward.errors import OnwardError

@@ -1,0 +1,275 @@
+"""Cases of training on several ranks: models, options, batches, and who gets which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+STEPS, ROWS, LENGTH = 20, 7, 8
+ODD = 97
+RATE = 0.05
+
+
+def gpt2() -> torch.nn.Module:
+    import tiny
+
+    return tiny.gpt2(0.1, layers=1, width=16)
+
+
+def odd() -> torch.nn.Module:
+    """A vocabulary that no number of ranks divides."""
+    import tiny
+
+    return tiny.gpt2(0.1, layers=1, width=16, vocab_size=ODD)
+
+
+def bert() -> torch.nn.Module:
+    import tiny
+
+    return tiny.bert(0.1, layers=1, width=16)
+
+
+def t5() -> torch.nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.1,
+        use_cache=False,
+    )  # fmt: skip
+    config.decoder_start_token_id = 0
+    return T5ForConditionalGeneration(config)
+
+
+def llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=1, use_cache=False,
+        num_attention_heads=2, num_key_value_heads=1, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def mixtral() -> torch.nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=1, use_cache=False,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that several ranks make, and one as well. padding: whether rows are of different
+    lengths. early: the step after which a window of two micro-batches ends with one. near: the case
+    in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
+    are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
+    share sequences, of as many as there are. pp: whether all share the layers. uneven: whether all
+    ranks but one have no rows in some steps."""
+
+    model: Callable[[], torch.nn.Module]
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "SGD"
+    padding: bool = False
+    early: int | None = None
+    near: str | None = None
+    zero: int = 0
+    is_cut: bool = False
+    tp: bool = False
+    cp: int = 0
+    pp: bool = False
+    uneven: bool = False
+
+    @property
+    def has_parts(self) -> bool:
+        """Says whether ranks have parts of the weights."""
+        return self.zero == 3 or self.tp or self.pp
+
+    def share(self, rank: int, ranks: int) -> tuple[int, int]:
+        """The number of a rank's share of the batch, and the number of shares: ranks along `tp` and
+        `cp`, who are neighbours, have the same, and so have all along `pp`."""
+        if self.pp:
+            return 0, 1
+        same = min(2 if self.tp else max(self.cp, 1), ranks)
+        return rank // same, ranks // same
+
+    def options_of(self, ranks: int) -> dict[str, Any]:
+        """The options of a run with this number of ranks."""
+        if ranks == 1:
+            return dict(self.options)
+        if self.pp:
+            return {**self.options, "mesh": {"pp": ranks}}
+        if self.tp:
+            zero = self.zero if ranks > 2 else 0
+            sizes = {"dp_shard" if zero else "dp_replicate": ranks // 2, "tp": 2}
+            return {**self.options, "mesh": sizes, "zero": zero}
+        if self.cp:
+            same = min(self.cp, ranks)
+            return {**self.options, "mesh": {"dp_replicate": ranks // same, "cp": same}}
+        sizes = {"dp_replicate": ranks // 2, "dp_shard": 2}
+        mesh = sizes if self.zero or self.is_cut else {"dp_replicate": ranks}
+        return {**self.options, "mesh": mesh, "zero": self.zero}
+
+
+WINDOW = {"gradient_accumulation_steps": 2}
+CLIPPED, LOW = {"max_grad_norm": 0.5}, {"optimizer_state": "bf16"}
+CASES = {
+    "gpt2": Case(gpt2, CLIPPED),
+    "gpt2 bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2"),
+    "gpt2 window": Case(gpt2, WINDOW, early=4),
+    "gpt2 fp16": Case(gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window"),
+    "gpt2 adamw": Case(gpt2, {"ema_decay": 0.9}, "AdamW"),
+    "bert": Case(bert, padding=True),
+    "bert window": Case(bert, {**WINDOW, "max_grad_value": 0.01}, padding=True, early=8),
+    "bert every row": Case(bert, {"disable": "row_demand"}, padding=True),
+    "t5": Case(t5, CLIPPED, padding=True),
+    "t5 window": Case(t5, WINDOW, padding=True, early=2),
+    "llama": Case(llama, {"memory_budget": 0.5}),
+    "llama window": Case(llama, WINDOW),
+    "llama bf16 sums": Case(
+        llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window"
+    ),
+    "gpt2 uneven": Case(gpt2, CLIPPED, uneven=True),
+    "bert uneven": Case(bert, WINDOW, padding=True, early=8, uneven=True),
+    "t5 uneven": Case(t5, {**WINDOW, **CLIPPED}, padding=True, early=2, zero=2, uneven=True),
+    "gpt2 shards": Case(gpt2, CLIPPED, is_cut=True),
+    "gpt2 zero": Case(gpt2, CLIPPED, "AdamW", zero=1),
+    "gpt2 zero 2": Case(gpt2, {**WINDOW, **CLIPPED, "ema_decay": 0.9}, early=4, zero=2),
+    "gpt2 zero fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", zero=2
+    ),
+    "bert zero": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=1
+    ),
+    "t5 zero": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=2),
+    "llama zero": Case(llama, {}, "AdamW", zero=1),
+    "gpt2 zero 3": Case(gpt2, CLIPPED, "AdamW", zero=3),
+    "bert zero 3": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=3
+    ),
+    "t5 zero 3": Case(t5, {**WINDOW, "memory_budget": 0.5}, "AdamW", padding=True, early=2, zero=3),
+    "llama zero 3": Case(llama, CLIPPED, zero=3),
+    "gpt2 zero 3 bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 zero 3", zero=3
+    ),
+    "gpt2 tp": Case(gpt2, CLIPPED, "AdamW", tp=True),
+    "bert tp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, tp=True
+    ),
+    "t5 tp": Case(t5, WINDOW, padding=True, early=2, tp=True),
+    "llama tp": Case(llama, {"memory_budget": 0.5, **CLIPPED}, "AdamW", tp=True),
+    "llama tp lamb": Case(llama, {}, "LAMB", tp=True),
+    "mixtral tp": Case(mixtral, WINDOW, "AdamW", early=4, tp=True),
+    "gpt2 tp adafactor": Case(gpt2, WINDOW, "Adafactor", early=4, tp=True),
+    "gpt2 tp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 tp", tp=True
+    ),
+    "gpt2 cp": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "AdamW", cp=2),
+    "gpt2 cp 4": Case(gpt2, {**WINDOW, "gradient_accumulation_average": "micro_batches"}, cp=4),
+    "bert cp": Case(bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, cp=2),
+    "t5 cp": Case(t5, {**WINDOW, "memory_budget": 0.5}, padding=True, early=2, cp=4),
+    "llama cp": Case(llama, CLIPPED, "LAMB", cp=2),
+    "llama cp sums": Case(
+        llama, {**WINDOW, "gradient_accumulation_dtype": "bf16"}, near="llama window", cp=2
+    ),
+    "gpt2 cp bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2", cp=2),
+    "gpt2 cp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=4
+    ),
+    "gpt2 odd tp": Case(odd, CLIPPED, "AdamW", tp=True),
+    "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
+    "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
+    "t5 tp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, tp=True),
+    "llama tp state": Case(llama, LOW, "AdamW", near="llama tp", zero=1, tp=True),
+    "llama zero bf16": Case(llama, LOW, "AdamW", near="llama zero", zero=1),
+    "gpt2 pp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True),
+    "bert pp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, padding=True,
+        pp=True,
+    ),
+    "t5 pp": Case(t5, {**CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW",
+                  padding=True, pp=True),
+    "llama pp lamb": Case(llama, {"pipeline_schedule": "Interleaved1F1B"}, "LAMB", pp=True),
+    "gpt2 pp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED, "pipeline_microbatches": 5}, "AdamW",
+        near="gpt2 pp", pp=True,
+    ),
+    "gpt2 pp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 window", pp=True
+    ),
+}  # fmt: skip
+
+
+GROUPS = {  # by what ranks share
+    "the batch": {
+        n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
+    },
+    "uneven rows": {n: case for n, case in CASES.items() if case.uneven},
+    "state": {n: case for n, case in CASES.items() if case.zero and not (case.tp or case.uneven)},
+    "weights": {n: case for n, case in CASES.items() if case.tp and not case.zero},
+    "weights and state": {n: case for n, case in CASES.items() if case.tp and case.zero},
+    "sequences": {n: case for n, case in CASES.items() if case.cp},
+    "layers": {n: case for n, case in CASES.items() if case.pp},
+}
+
+
+def shares(step: int, ranks: int, uneven: bool = False) -> list[int]:
+    """The rows of each rank in a step: unequal, and other ones in the next step; uneven: in each
+    third step all rows are one rank's."""
+    if uneven and step % 3 == 0:
+        return [ROWS * (rank == step // 3 % ranks) for rank in range(ranks)]
+    sizes = [1] * ranks
+    for i in range(ROWS - ranks):
+        sizes[(i * i + step) % ranks] += 1
+    return sizes
+
+
+def rows(case: Case, step: int) -> Tensors:
+    """The batch of all ranks; the rows have unequal numbers of labels, one of them none."""
+    import tiny
+
+    data = tiny.batch(ROWS, LENGTH, "right" if case.padding else None, seed=step)
+    if case.model is odd:
+        data = {n: x % ODD for n, x in data.items()}
+    data["labels"][step % ROWS] = -100
+    data["labels"][::2, : step % 5] = -100
+    return data
+
+
+def own_rows(case: Case, step: int, rank: int, ranks: int) -> Tensors:
+    """A rank's share of the batch of a step."""
+    number, count = case.share(rank, ranks)
+    sizes = shares(step, count, case.uneven)
+    start = sum(sizes[:number])
+    return {n: x[start : start + sizes[number]] for n, x in rows(case, step).items()}
+
+
+def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **more: Any) -> Any:
+    """A Trainer of a case's model, or of another one, with more options."""
+    import onward
+
+    torch.manual_seed(0)
+    sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
+    adafactor = onward.optim.Adafactor(lr=1e-3)
+    made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB(), "Adafactor": adafactor}
+    options = {**case.options_of(ranks), **more}
+    model = case.model() if model is None else model
+    return onward.Trainer(model, made[case.optimizer], options=options)
+
+
+def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int]) -> list[float]:
+    """The losses of these steps."""
+    losses: list[float] = []
+    for step in steps:
+        part = own_rows(case, step, rank, ranks)
+        losses.append(float(trainer.train_step(part).loss))
+        if step == case.early:
+            assert trainer.update() is not None
+    return losses
