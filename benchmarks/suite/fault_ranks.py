@@ -65,8 +65,8 @@ def run(system: str, fault: str, is_restarted: bool = False) -> RunOfRanks:
         begun = time.time()
         if is_restarted:
             given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}",
-                        "--max-restarts=1", f"--master-port={port}"]  # fmt: skip
+            launcher = ["-m", "torch.distributed.run", "--standalone",
+                        f"--nproc-per-node={RANKS}", "--max-restarts=1"]  # fmt: skip
             processes = [_started([*launcher, *module], given, folder / "said0")]
         else:
             places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

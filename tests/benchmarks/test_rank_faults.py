@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from suite import fault_ranks as rows
-from suite import rank_faults_program as program
-from suite.fault_ranks import RunOfRanks
+rows: Any = import_module("suite.fault_ranks")
+program: Any = import_module("suite.rank_faults_program")
+RunOfRanks = rows.RunOfRanks
 
 GOOD: dict[str, Any] = {"digest": "a", "finite": True, "updates": 6, "from": 0}
 NAMED = "RanksApartError: rank 1 has ended (process 5 on here)"
