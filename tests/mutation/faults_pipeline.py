@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fault import Fault
 
-PIPES = ("distribute/test_pipeline.py",)
+PIPES = ("distribute/test_pipelines.py",)
 STAGES = ("distribute/test_pipeline_stages.py",)
 SCHEDULES = ("distribute/test_pipeline_schedules.py",)
 GLOO = ("execute/test_exchanges.py",)
