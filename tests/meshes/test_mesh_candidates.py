@@ -65,10 +65,10 @@ def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
         ({}, recipe(accumulate=True), (1, 2, 3), 4),
         ({}, recipe("LAMB"), (), 4),
         ({"ema_decay": 0.9}, recipe(accumulate=True), (1, 2), 1),
-        ({"optimizer_state": "8bit"}, recipe(), (1, 3), 1),
+        ({"optimizer_state": "8bit"}, recipe(), (1, 3), 4),
         ({"adasum": True, "mesh": {"dp_replicate": 4}}, recipe(), (), 1),
     ],
-    ids=str,
+    ids=["AdamW", "a window", "LAMB", "averages", "8 bits", "adasum"],
 )
 def test_what_options_allow(
     options: dict[str, Any], made: Recipe, stages: tuple[int, ...], tp: int
