@@ -57,10 +57,20 @@ def test_another_has_to_be_faster_by_a_margin(seconds: float, want: MeshCandidat
 
 
 def test_graphs_decide_and_not_counts() -> None:
-    quick = {USUAL: (1.0, 50), SHARDS: (0.5, 50), TENSOR: (0.6, 50)}
-    truth = {USUAL: (1.0, 50), SHARDS: (1.5, 50), TENSOR: (0.8, 50)}
+    quick = {USUAL: (1.0, 50), PAIRS: (0.5, 50), TENSOR: (0.6, 50)}
+    truth = {USUAL: (1.0, 50), PAIRS: (1.5, 50), TENSOR: (0.8, 50)}
     found, built = choose(quick, truth)
-    assert found.chosen.candidate == TENSOR and built == [USUAL, SHARDS, TENSOR]
+    assert found.chosen.candidate == TENSOR and built == [USUAL, PAIRS, TENSOR]
+
+
+def test_state_is_cut_for_memory_and_not_for_speed() -> None:
+    quick = {USUAL: (1.0, 50), SHARDS: (0.5, 20)}
+    found, built = choose(quick)
+    assert found.chosen.candidate == USUAL and built == [USUAL]
+    found, _ = choose(quick, memory=40.0)
+    assert found.chosen.candidate == SHARDS
+    asked = {SHARDS: (1.0, 50), HALVES: (0.5, 50), WHOLE: (0.1, 20)}  # zero=1 is asked for
+    assert choose(asked)[0].chosen.candidate == HALVES
 
 
 def test_few_graphs_are_built() -> None:
@@ -96,7 +106,7 @@ def test_the_smallest_is_taken_where_none_fits() -> None:
 
 
 def test_what_ranks_cannot_share_is_left_out() -> None:
-    quick = {USUAL: (1.0, 50), TENSOR: (0.5, 50), SHARDS: (0.8, 50)}
+    quick = {USUAL: (1.0, 95), TENSOR: (0.5, 50), SHARDS: (0.8, 50)}
     found, _ = choose(quick, refused="tp")
     assert found.chosen.candidate == SHARDS
     [bad] = [one for one in found.table if one.refusal]
@@ -110,9 +120,9 @@ def test_a_step_that_no_mesh_can_share_is_refused() -> None:
 
 
 def test_the_table_has_each_candidate_in_the_order_of_time() -> None:
-    quick = {USUAL: (1.0, 50), TENSOR: (2.0, 50), SHARDS: (0.5, 50), WHOLE: (3.0, 50)}
+    quick = {USUAL: (1.0, 50), TENSOR: (2.0, 50), PAIRS: (0.5, 50), WHOLE: (3.0, 50)}
     found, _ = choose(quick)
-    assert [one.candidate for one in found.table] == [SHARDS, USUAL, TENSOR, WHOLE]
+    assert [one.candidate for one in found.table] == [PAIRS, USUAL, TENSOR, WHOLE]
     assert [one.built for one in found.table] == [True, True, False, False]
     shown = [line for line in str(found).splitlines() if line[:1] in "*~" and line[:1]]
     assert [line[0] for line in shown] == ["*", "~", "~"]

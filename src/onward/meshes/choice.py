@@ -75,7 +75,8 @@ def chosen(
     usual one first. build: predicts a candidate from its graph. Raises OnwardError where no
     candidate is possible, with the reason of the usual one.
 
-    The usual one stays unless it does not fit, or another is faster by more than `MARGIN`. Where
+    The usual one stays unless it does not fit, or another is faster by more than `MARGIN` without
+    cutting the optimizer's state, which a program may want to read: that is for memory alone. Where
     nothing fits, the one that needs least is taken: predictions of memory leave out what other
     libraries hold, but they may be too high as well.
     """
@@ -121,6 +122,7 @@ def _best(
         return fastest, said
     if first.refusal:
         return fastest, f"{usual} is not possible: {first.refusal}"
+    fastest = min((one for one in good if _has_state(one, usual)), key=lambda one: one.seconds)
     if fastest.seconds < (1 - MARGIN) * first.seconds:
         return fastest, f"{usual} would take {_ms(first.seconds)} ms"
     if len(able) == 1:
@@ -135,7 +137,12 @@ def _may_win(
     more than they may be wrong by."""
     if not _is_good(first, memory):
         return True
-    return one.seconds < counted.seconds
+    return one.seconds < counted.seconds and _has_state(one, counted.candidate)
+
+
+def _has_state(one: StepPrediction, usual: MeshCandidate) -> bool:
+    """Whether ranks have as much of the optimizer's state as on the usual mesh."""
+    return one.candidate.zero <= usual.zero
 
 
 def _is_good(one: StepPrediction, memory: float) -> bool:
