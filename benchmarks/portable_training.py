@@ -22,15 +22,9 @@ from typing import Any
 
 import torch
 
+from suite import portable_peers as peers
 from suite.cli import CommandLine, finished, writer
-from suite.portable_peers import (
-    CASES,
-    PortableCase,
-    by_onnxsim,
-    by_onward,
-    measured,
-    squared,
-)
+from suite.portable_peers import PortableCase
 from suite.progress import Clock, say
 from suite.report import heading, markdown, one_line, started
 
@@ -48,8 +42,8 @@ def attempts(case: PortableCase) -> dict[str, tuple[bool, Any, dict[str, Any]]]:
         "as it is": (False, case.loss, {}),
         "easier": (False, case.loss, easier),
         "easier, simplified": (True, case.loss, easier),
-        "a loss by squares": (False, squared, easier),
-        "a loss by squares, simplified": (True, squared, easier),
+        "a loss by squares": (False, peers.squared, easier),
+        "a loss by squares, simplified": (True, peers.squared, easier),
     }
 
 
@@ -58,26 +52,25 @@ def row(case: PortableCase, peer: bool) -> dict[str, Any]:
     say(f"{case.name} ...")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        make = partial(by_onward, case, place / "as it is", case.loss)
-        ours = {"as it is": measured(make, case, case.loss)}
+        make = partial(peers.by_onward, case, place / "as it is", case.loss)
+        ours = {"as it is": peers.measured(make, case, case.loss)}
         tries = {}
         for words, (simplified, loss, more) in attempts(case).items() if peer else ():
-            make = partial(by_onnxsim, case, simplified, loss, **more)
-            tries[words] = measured(make, case, loss, **more)
+            make = partial(peers.by_onnxsim, case, simplified, loss, **more)
+            tries[words] = peers.measured(make, case, loss, **more)
             if "refused" in tries[words]:
                 continue
             if words not in ours:
-                make = partial(by_onward, case, place / words, loss, **more)
-                ours[words] = measured(make, case, loss, **more)
+                make = partial(peers.by_onward, case, place / words, loss, **more)
+                ours[words] = peers.measured(make, case, loss, **more)
             break
     return {"model": case.name, "onward": ours, "onnxsim": tries}
 
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=1200.0, cases=True, threads=True)
-    options = line.read()
-    cases = [c for c in CASES if any(part in c.name for part in options.cases.split(","))]
+    options = CommandLine(__doc__, budget=1200.0, cases=True, threads=True).read()
+    cases = [c for c in peers.CASES if any(part in c.name for part in options.cases.split(","))]
     cases = cases[:2] if options.quick else cases
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -86,9 +79,8 @@ def main() -> int:
     report = started("Training steps as ONNX files", threads=options.threads)
     if peer:
         report["machine"]["versions"]["onnxsim"] = importlib.metadata.version("onnxsim")
-    report["rows"] = [row(case, peer) for case in cases if clock.left() > 0]
-    path = writer(options, "portable_training")(report, text(report))
-    finished(text(report), path, clock)
+    report["rows"] = [row(case, peer) for case in cases if not clock.over()]
+    finished(text(report), writer(options, "portable_training")(report, text(report)), clock)
     return 0
 
 
@@ -113,9 +105,8 @@ def figures(found: dict[str, Any]) -> list[str]:
     """The cells of one engine on one model."""
     if "refused" in found:
         return ["refused", "", ""]
-    return [
-        f"{found['built_s']:.1f}", f"{found['steps_per_s']:.1f}", f"{found['difference']:.0e}"
-    ]  # fmt: skip
+    speed = f"{found['steps_per_s']:.1f}"
+    return [f"{found['built_s']:.1f}", speed, f"{found['difference']:.0e}"]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def ranks_graphs(
     for mesh in MESHES:
         _, cuts = tensor_parallel(graph, mesh, steps.RATES, steps.SIZES)
         rows = rows_of(graph, cuts, mesh)
-        dims = {n: (cut.sharding.dim or 0, cut.sharding.groups) for n, cut in cuts.items()}
+        dims = {n: (cut.sharding.dim or 0, cut.sharding.pieces) for n, cut in cuts.items()}
         summed = tuple(rows) if zero > 1 else ()
         own = distribute(graph, mesh, "labels", rows, summed, {}, dims)
         numbers = [sequence_of(node) for node in own if node.op_type in STARTS]

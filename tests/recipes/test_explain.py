@@ -314,6 +314,8 @@ REFUSED: dict[str, Refused] = {
         ["made.py:trainer", "--loop", "module"], "what the function gives decides it, in --loop",
     ),
     "a loop of a script's": (["train.py", "--loop", "module"], "the script decides it, in --loop"),
+    "no ranks": (["model", "--mesh", "auto", "--ranks", "0"], "ranks is 0, in --ranks"),
+    "a strange stage": (["model", "--mesh", "tp=2", "--zero", "4"], "zero is 4, in --zero"),
     "a script without steps": (["train.py", "--", "none"], "made no training step"),
     "a script that ends": (["train.py", "--", "exits"], "train.py ended (exit status 3) before"),
     "a script that fails": (

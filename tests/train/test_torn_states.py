@@ -85,6 +85,7 @@ HARMLESS: dict[str, Act] = {
     "snapshot": lambda t, _: t.snapshot(),
     "plan": lambda t, _: t.plan,
     "explain": lambda t, _: t.explain(),
+    "explain_mesh": lambda t, _: t.explain_mesh(X, Y, mesh="dp_replicate=2"),
     "explain_call": lambda t, _: t.explain_call(None),
     "output_names": lambda t, _: t.output_names(X, Y),
     # run the step once more, and put back what it wrote

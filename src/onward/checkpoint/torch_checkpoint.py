@@ -19,11 +19,11 @@ def empty_state(folder: str | Path) -> dict[str, Any]:
     tensors without numbers on the CPU, and None; to be filled by its `load`. Both unpickle, so that
     the files have to be one's own. Raises CheckpointError where there are none."""
     # not with the package, since torch takes half a second to import it
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     try:
-        metadata = checkpoint.FileSystemReader(folder).read_metadata()
+        metadata = FileSystemReader(folder).read_metadata()
     except Exception as error:  # any, since what is no pickle may raise anything
         raise CheckpointError(
             f"{folder} holds no state of torch.distributed.checkpoint ({one_line(str(error), 120)})"

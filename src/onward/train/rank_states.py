@@ -22,7 +22,7 @@ from onward.distribute import DATA_AXES, Mesh, ranks_of
 from onward.errors import OnwardError
 from onward.mesh_sizes import SUMMED_AXES
 from onward.shards import StageCut
-from onward.train.cut_tensors import Cut, add_part, axes_of, described, part_of
+from onward.train.cut_tensors import Cut, add_part, axes_of, described, part_of, row_of
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.state_part import State, unfit
@@ -95,8 +95,10 @@ class SavedRanks:
             kinds = [kind for kind, *_ in said]
             if mesh.coordinate("tp") and "dim" not in kinds:
                 continue  # ranks along tp have the same sum
+            if mesh.coordinate("dp_replicate") and "row" in kinds:
+                continue  # rows are summed over all ranks in each micro-batch
             add_part(total, said, state[_SUMS][name].cpu().double())
-            terms = mesh.batches // (mesh.size("dp_shard") if "row" in kinds else 1)
+            terms = 1 if "row" in kinds else mesh.batches
         return (total / terms if is_mean else total).to(like.dtype)
 
 
@@ -233,12 +235,13 @@ class RankStates:
     def _own_sum(self, name: str, saved: SavedRanks, is_mean: bool) -> torch.Tensor:
         """The sum that this rank goes on from: its part of the total on the ranks that come first
         along the axes of data, `cp`, and among those whose stages read the parameter; zeros on the
-        others. Of a mean, ranks along the axes of data all have their part."""
+        others. Of a mean, and of rows, ranks along the axes of data all have their part."""
         parameter = self._parameters()[name]
         total = saved.total(name, parameter, is_mean)
         cut = self._cut(name)
         part = total if cut is None else part_of(cut, total)
-        axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_mean else axes_of(cut))
+        is_total = is_mean or row_of(cut) is not None
+        axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_total else axes_of(cut))
         is_first = not isinstance(cut, StageCut) or cut.place == cut.owner
         is_holder = is_first and not any(map(self._mesh.coordinate, axes))
         return part if is_holder else torch.zeros_like(part)

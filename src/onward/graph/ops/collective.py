@@ -45,8 +45,10 @@ WAIT = "CollectiveWait"
 IN_PLACE = frozenset({"AllReduceStart", "BroadcastStart"})
 SEND, RECEIVE = "SendStart", "ReceiveStart"
 MESSAGES = frozenset({SEND, RECEIVE})  # the two ends of a message from one rank to another
-STARTS = IN_PLACE | MESSAGES
-STARTS |= {"ReduceScatterStart", "AllGatherStart", "AllToAllStart", "ExchangeStart"}
+STARTS = (
+    IN_PLACE | MESSAGES
+    | {"ReduceScatterStart", "AllGatherStart", "AllToAllStart", "ExchangeStart"}
+)  # fmt: skip
 REDUCING = frozenset({"AllReduceStart", "ReduceScatterStart"})
 MOST = 64  # tensors of one collective
 
