@@ -28,10 +28,7 @@ from suite.portable_peers import PortableCase
 from suite.progress import Clock, say
 from suite.report import heading, markdown, one_line, started
 
-INTRODUCTION = (
-    "The difference is the largest of 20 losses from eager PyTorch's, relative; the time to build "
-    "holds the first step."
-)
+INTRODUCTION = "Difference: the largest of 20 losses from eager's. Build: with the first step."
 
 
 def attempts(case: PortableCase) -> dict[str, tuple[bool, Any, dict[str, Any]]]:
