@@ -224,7 +224,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: one rank alone takes a mean", "train/rank_states.py",
-        "(set(DATA_AXES) if is_mean else axes_of(cut))", "axes_of(cut)", STATES,
+        "is_total = is_mean or row_of", "is_total = row_of", STATES,
     ),
     Fault(
         "ranks: ranks along tp count a sum twice", "train/rank_states.py",
@@ -232,8 +232,15 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: parts along dp_shard are terms of a mean", "train/rank_states.py",
-        'terms = mesh.batches // (mesh.size("dp_shard") if "row" in kinds else 1)',
-        "terms = mesh.batches", STATES,
+        'terms = 1 if "row" in kinds else mesh.batches', "terms = mesh.batches", STATES,
+    ),
+    Fault(
+        "ranks: rows that all replicas have are added up", "train/rank_states.py",
+        'if mesh.coordinate("dp_replicate") and "row" in kinds:', "if False:", STATES,
+    ),
+    Fault(
+        "ranks: the first replica alone goes on from rows", "train/rank_states.py",
+        "is_total = is_mean or row_of(cut) is not None", "is_total = is_mean", STATES,
     ),
     Fault(
         "ranks: a part is added where the first rank's lies", "train/cut_tensors.py",
