@@ -190,13 +190,13 @@ class Compiler:
     ) -> dict[str, tuple[int, int]]:
         """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
         groups. Tables of a vocabulary may be cut into parts that they do not divide, where their
-        update is elementwise and in fp32. sizes: of a batch, by symbol."""
+        update is elementwise. sizes: of a batch, by symbol."""
         target = self.target
         rates = link_rates(
             target.device, target.rates.flops_per_second, target.rates.bytes_per_second
         )
         whole = [n for g in recipe.groups if not g.optimizer.elementwise for n in g.parameters]
-        rows = {} if self.policy else tensor.paddable(forward, mesh.size(tensor.AXIS), whole)
+        rows = tensor.paddable(forward, mesh.size(tensor.AXIS), whole)
         graph = self._updated(tensor.padded(forward, rows), recipe)
         found = chosen_cuts(graph, mesh, rates, sizes)
         odd = {

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from kernel_calls import raise_input_error
+from op_cases import Given, OpCase
 
+from onward.graph.evaluate import evaluate
 from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, TRITON, Kernel, KernelArguments, KernelSpec
 
@@ -238,3 +240,19 @@ def test_classes_that_no_row_can_have(op: str, kernel: Kernel) -> None:
     head.bias[4100:] -= 200
     head.labels = torch.randint(4100, 4200, (6,))
     check(head, op, kernel, weight=False)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_the_body_of_classes_that_no_row_can_have(op: str, weight: bool) -> None:
+    """The body runs where no kernel takes a call's types; 0 times -infinity is no term of it."""
+    head = Head(6, 4, 9)
+    head.bias[5:] = -torch.inf
+    head.labels %= 5
+    given = [head.dloss] if op != "LinearCrossEntropy" else []
+    given += [head.x, head.w, head.bias, head.labels, *([head.weight] if weight else [])]
+    inputs = tuple(Given(t.numpy()) for t in given)
+    case = OpCase(op, inputs, {"ignore_index": -100, "reduction": "mean"})
+    found = evaluate(case.graph(), case.feeds())
+    for y, t in zip(found.values(), head.truth(op, torch.float64, weight=weight), strict=True):
+        np.testing.assert_allclose(y, t.detach(), rtol=1e-5, atol=1e-6)

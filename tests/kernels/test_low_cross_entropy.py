@@ -21,6 +21,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sum": {"reduction": "sum"},
     "bias": {"bias": True},
+    "classes that no row can have": {"bias": True, "hidden": True},
     "weights": {"weights": True},
     "smoothing": {"label_smoothing": 0.1},
     "all": {"bias": True, "weights": True, "label_smoothing": 0.2, "ignored": True},
@@ -84,6 +85,9 @@ def sample(size: tuple[int, int, int], dtype: DType, form: dict[str, Any]) -> An
     labels = torch.randint(0, v, (n,))
     if form.get("ignored"):
         labels[::3] = -100
+    if bias is not None and form.get("hidden"):
+        bias[1 + v // 2 :] = -torch.inf
+        labels %= 1 + v // 2
     attrs = {"ignore_index": -100, "reduction": form.get("reduction", "mean")}
     attrs |= {k: form[k] for k in ("label_smoothing", "rows", "spare") if k in form}
     return attrs, x, w, bias, labels, weights

@@ -229,4 +229,9 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "        ones = [d for d in dims if d >= 0 and d not in present]  # dims of size 1\n",
         "        others, ones = [d for d in range(len(shape)) if d not in present], []\n", ROWS,
     ),
+    Fault(
+        "a class of -infinity makes a loss NaN", "graph/ops/linear_cross_entropy.py",
+        "log_prob = b.Where(at, log_prob, b.scalar(0.0, type_of(x).dtype))", "pass",
+        ("kernels/test_head.py",),
+    ),
 )  # fmt: skip

@@ -114,7 +114,7 @@ def _hide(b: Builder, node: Node, rows: int, size: int) -> None:
     given = [*node.inputs, None, None][:4]
     w, bias = given[1], given[2]
     assert w is not None
-    dtype = type_of(w if bias is None else bias).dtype.numpy()
+    dtype = (type_of(w).accumulated if bias is None else type_of(bias)).dtype.numpy()
     hidden = np.full(size - rows, -np.inf, dtype)
     if bias is None:
         made = b.const(np.concatenate([np.zeros(rows, dtype), hidden]))

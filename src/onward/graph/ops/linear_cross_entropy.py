@@ -38,13 +38,15 @@ def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, V
 
 def _terms(
     b: Builder, logits: Value, labels: Value, weight: Value | None, attrs: dict[str, Any]
-) -> tuple[Value, Value, Value, Value]:
-    """The terms of the loss: log p f[N,V], the target distribution times class weights f[N,V], the
-    mask of rows that count b[N], and the divisor of the sum f[]."""
+) -> tuple[Value, Value, Value, Value, Value]:
+    """The terms of the loss: log p f[N,V], whether each class is the label's b[N,V], the target
+    distribution times class weights f[N,V], the mask of rows that count b[N], and the divisor of
+    the sum f[]."""
     dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
     log_prob = b.LogSoftmax(logits, axis=-1)
     counted, label = _counted(b, labels, attrs)
-    onehot = b.cast(b.Equal(b.unsqueeze(label, [1]), b.arange(classes)), dtype)
+    at = b.Equal(b.unsqueeze(label, [1]), b.arange(classes))
+    onehot = b.cast(at, dtype)
     smoothing = float(attrs.get("label_smoothing", 0.0))
     target = onehot
     if smoothing:
@@ -58,7 +60,7 @@ def _terms(
         total = b.reduce_sum(shares, [0], keepdims=False)
     else:
         total = b.scalar(1.0, dtype)
-    return log_prob, target, counted, total
+    return log_prob, at, target, counted, total
 
 
 def _logits(b: Builder, x: Value, w: Value, bias: Value | None) -> Value:
@@ -69,7 +71,9 @@ def _loss(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     x, w, bias, labels, weight = [*inputs, None, None][:5]
     assert x is not None and w is not None and labels is not None
     logits = _logits(b, x, w, bias)
-    log_prob, target, counted, total = _terms(b, logits, labels, weight, attrs)
+    log_prob, at, target, counted, total = _terms(b, logits, labels, weight, attrs)
+    if not attrs.get("label_smoothing"):  # a class without probability has no part in the loss
+        log_prob = b.Where(at, log_prob, b.scalar(0.0, type_of(x).dtype))
     rows = b.Neg(b.reduce_sum(b.Mul(target, log_prob), [1], keepdims=False))
     rows = b.Where(counted, rows, b.scalar(0.0, type_of(x).dtype))
     return [b.Div(b.reduce_sum(rows, [0], keepdims=False), total)]
@@ -79,16 +83,13 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     dloss, x, w, bias, labels, weight = [*inputs, None, None][:6]
     assert dloss is not None and x is not None and w is not None and labels is not None
     logits = _logits(b, x, w, bias)
-    log_prob, target, counted, total = _terms(b, logits, labels, weight, attrs)
+    log_prob, at, target, counted, total = _terms(b, logits, labels, weight, attrs)
     mass = b.reduce_sum(target, [1], keepdims=True)
     dlogits = b.Sub(b.Mul(b.Exp(log_prob), mass), target)
     share = b.Where(counted, b.Div(dloss, total), b.scalar(0.0, type_of(x).dtype))
     # an infinite gradient becomes inf - inf at the label, or with smoothing at every class
     off, zero = b.unsqueeze(b.Sub(share, share), [1]), b.scalar(0.0, type_of(x).dtype)
-    own = off
-    if not attrs.get("label_smoothing"):
-        label = b.unsqueeze(_counted(b, labels, attrs)[1], [1])
-        own = b.Where(b.Equal(label, b.arange(type_of(logits).shape[1])), off, zero)
+    own = off if attrs.get("label_smoothing") else b.Where(at, off, zero)
     dlogits = b.Add(b.Mul(dlogits, b.unsqueeze(share, [1])), own)
     out = [b.Gemm(dlogits, w), b.Gemm(dlogits, x, transA=1)]
     if bias is not None:
