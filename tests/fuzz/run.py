@@ -9,24 +9,17 @@ Each worker is a process of its own: what kills it is a finding too. Exit status
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "support")]
-PATIENCE = 180.0  # seconds for one program
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -77,17 +70,10 @@ def verdict_of(case: dict[str, Any]) -> dict[str, Any]:
     return {**vars(found), "finding": found.finding, "seconds": time.process_time() - start}
 
 
-def serve() -> None:
-    """A worker: seeds on stdin, a verdict a line on stdout."""
-    prepare()
+def verdict_of_seed(seed: int) -> dict[str, Any]:
     from fuzz.histories import case_of
 
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no verdict
-    for line in sys.stdin:
-        seed = int(line)
-        out.write(json.dumps({"seed": seed, **verdict_of(case_of(seed))}) + "\n")
-        out.flush()
+    return {"seed": seed, **verdict_of(case_of(seed))}
 
 
 def program(seed: int) -> str:
@@ -99,110 +85,25 @@ def program(seed: int) -> str:
     return definitions(case).replace(PRELUDE, "") + history_source(case) + json.dumps(case)
 
 
-class Worker:
-    """A process that judges seeds, started again where one ends it."""
-
-    def __init__(self, command: Sequence[str] = ()) -> None:
-        self.command = command or (sys.executable, str(HERE / "run.py"), "--serve")
-        self.process: subprocess.Popen[str] | None = None
-
-    def judge(self, seed: int) -> dict[str, Any]:
-        if self.process is None:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True,
-                start_new_session=True,  # Ctrl-C is for the one who writes the report
-            )  # fmt: skip
-        process = self.process
-        assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(PATIENCE, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(f"{seed}\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-        if line:
-            return json.loads(line)
-        code = process.wait()
-        self.close()
-        return {
-            "seed": seed, "kind": "crash", "finding": True, "signature": f"crash: exit {code}",
-            "detail": f"the process ended with {code}", "variant": {}, "at": 0, "seconds": 0.0,
-        }  # fmt: skip
-
-    def close(self) -> None:
-        if self.process is not None:
-            assert self.process.stdin is not None and self.process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # what a dead process was not told
-                self.process.stdin.close()
-            self.process.stdout.close()
-            self.process.wait()
-            self.process = None
-
-
 def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
     """Judges the seeds with several workers; the verdicts."""
+    from fuzz.workers import by_workers
+
     fresh = int(time.time()) * 100_000 % 2**31
     begin = fresh if said.seed < 0 else said.seed
     print(f"fuzz: seeds from {begin}" + (f", every other from {fresh}" if said.fresh else ""))
-    seeds: queue.Queue[int] = queue.Queue()
-    for i in range(said.count):
-        seeds.put(fresh + i // 2 if said.fresh and i % 2 else begin + (i // 2 if said.fresh else i))
-    end = time.monotonic() + (said.seconds or 1e9)
-    found: list[dict[str, Any]] = []
+    seeds = [
+        fresh + i // 2 if said.fresh and i % 2 else begin + (i // 2 if said.fresh else i)
+        for i in range(said.count)
+    ]
 
-    def work() -> None:
-        worker = Worker()
-        while time.monotonic() < end:
-            try:
-                seed = seeds.get_nowait()
-            except queue.Empty:
-                break
-            if said.skip and any(text in program(seed) for text in said.skip):
-                continue
-            if said.having and not any(text in program(seed) for text in said.having):
-                continue
-            verdict = worker.judge(seed)
-            found.append(verdict)
-            if verdict["finding"]:
-                print(f"seed {seed}: {verdict['signature']}", flush=True)
-        worker.close()
+    def wanted(seed: int) -> bool:
+        if said.skip and any(text in program(seed) for text in said.skip):
+            return False
+        return not said.having or any(text in program(seed) for text in said.having)
 
-    threads = [threading.Thread(target=work) for _ in range(said.workers)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:  # what was found so far is worth a report
-        print("stopped: each worker ends its program", flush=True)
-        end = 0.0
-        for thread in threads:
-            thread.join()
-    return found
-
-
-def report(found: list[dict[str, Any]]) -> None:
-    kinds = Counter(v["kind"] for v in found)
-    total = len(found) or 1
-    print(f"{len(found)} programs: " + ", ".join(f"{n} {k}" for k, n in kinds.most_common()))
-    print(f"{sum(v['seconds'] for v in found) / total:.2f} s of processor time a program")
-    for kind in ("refused", "invalid"):
-        reasons = Counter(v["signature"] for v in found if v["kind"] == kind)
-        print(f"{kind} ({100 * kinds[kind] / total:.0f} %):")
-        for reason, n in reasons.most_common(15):
-            example = next(v["seed"] for v in found if v["signature"] == reason)
-            print(f"  {n:4} {reason} (seed {example})")
-    causes = Counter(v["signature"] for v in found if v["finding"])
-    if causes:
-        print("findings:")
-    for cause, n in causes.most_common():
-        examples = [v["seed"] for v in found if v["signature"] == cause]
-        print(f"  {n:4} {cause} (seeds {', '.join(map(str, sorted(examples)[:6]))})")
+    command = (sys.executable, str(HERE / "run.py"), "--serve")
+    return by_workers(seeds, command, said.workers, said.seconds, wanted)
 
 
 def these(said: argparse.Namespace) -> int:
@@ -250,15 +151,18 @@ def one(case: dict[str, Any], said: argparse.Namespace) -> int:
 
 def main() -> int:
     said = options()
+    from fuzz.workers import report, serve
+
     if said.serve:
-        serve()
+        prepare()
+        serve(verdict_of_seed)
         return 0
     if said.only is not None or said.case:
         return these(said)
     for number in (signal.SIGINT, signal.SIGTERM):  # in the background both may be ignored
         signal.signal(number, signal.default_int_handler)
     found = campaign(said)
-    report(found)
+    report(found, "program")
     bad = [v for v in found if v["finding"]]
     if said.out:
         said.out.mkdir(parents=True, exist_ok=True)

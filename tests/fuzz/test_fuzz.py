@@ -16,9 +16,9 @@ from fuzz.histories import PASSES, SPOILS, case_of
 from fuzz.judge import FP32, TINY, Verdict, _distance, judge
 from fuzz.maker import Case
 from fuzz.program import GRAMMAR
-from fuzz.run import Worker
 from fuzz.shrink import shrink
 from fuzz.source import definitions, script
+from fuzz.workers import Worker
 
 from onward.differentiate import rule_table
 from onward.graph.signature import Signature

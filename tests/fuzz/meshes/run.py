@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -54,73 +52,37 @@ def verdict_of(seed: int) -> dict[str, Any]:
     return said | {"finding": found.finding, "seconds": time.process_time() - start}
 
 
-def serve() -> None:
-    """A worker: seeds on stdin, a verdict a line on stdout."""
-    prepare()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no verdict
-    for line in sys.stdin:
-        out.write(json.dumps(verdict_of(int(line))) + "\n")
-        out.flush()
-
-
 def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
     """Judges the seeds with several workers; the verdicts."""
     from fuzz.meshes.draw import case_of
-    from fuzz.run import Worker
+    from fuzz.workers import by_workers
 
     begin = int(time.time()) * 1000 % 2**31 if said.seed < 0 else said.seed
     print(f"fuzz-mesh: seeds from {begin}")
-    seeds: queue.Queue[int] = queue.Queue()
-    for seed in range(begin, begin + said.count):
-        if all(text in json.dumps(case_of(seed)) for text in said.having):
-            seeds.put(seed)
-    end = time.monotonic() + (said.seconds or 1e9)
-    found: list[dict[str, Any]] = []
 
-    def work() -> None:
-        worker = Worker((sys.executable, str(HERE / "run.py"), "--serve"))
-        while time.monotonic() < end:
-            try:
-                verdict = worker.judge(seeds.get_nowait())
-            except queue.Empty:
-                break
-            found.append(verdict)
-            if verdict["finding"]:
-                print(
-                    f"seed {verdict['seed']}: {verdict['kind']}: {verdict['signature']}", flush=True
-                )
-        worker.close()
+    def wanted(seed: int) -> bool:
+        case = json.dumps(case_of(seed)) if said.having else ""
+        return all(text in case for text in said.having)
 
-    threads = [threading.Thread(target=work) for _ in range(said.workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    command = (sys.executable, str(HERE / "run.py"), "--serve")
+    seeds = range(begin, begin + said.count)
+    return by_workers(seeds, command, said.workers, said.seconds, wanted)
 
 
-def report(found: list[dict[str, Any]]) -> None:
-    kinds = Counter(v["kind"] for v in found)
-    total = len(found) or 1
-    print(f"{len(found)} cases: " + ", ".join(f"{n} {k}" for k, n in kinds.most_common()))
-    print(f"{sum(v['seconds'] for v in found) / total:.2f} s of processor time a case")
+def report_axes(found: list[dict[str, Any]]) -> None:
+    """Prints how many judged cases had each axis."""
     judged = [v for v in found if v["kind"] not in ("refused", "invalid")]
     axes = Counter(axis.partition("=")[0] for v in judged for axis in v.get("mesh", "").split(","))
     print("judged: " + ", ".join(f"{n} {axis}" for axis, n in axes.most_common()))
-    for kind in ("refused", "invalid"):
-        for reason, n in Counter(v["signature"] for v in found if v["kind"] == kind).most_common(9):
-            example = next(v["seed"] for v in found if v["signature"] == reason)
-            print(f"  {kind} {n:4} {reason} (seed {example})")
-    for cause, n in Counter(v["signature"] for v in found if v["finding"]).most_common():
-        examples = sorted(v["seed"] for v in found if v["signature"] == cause)
-        print(f"finding {n:4} {cause} (seeds {', '.join(map(str, examples[:8]))})")
 
 
 def main() -> int:
     said = options()
+    from fuzz.workers import report, serve
+
     if said.serve:
-        serve()
+        prepare()
+        serve(verdict_of)
         return 0
     if said.only is not None:
         prepare()
@@ -129,7 +91,8 @@ def main() -> int:
             print(json.dumps(v, indent=1).replace("\\n", "\n"))
         return max(int(v["finding"]) for v in found)
     found = campaign(said)
-    report(found)
+    report(found, "case")
+    report_axes(found)
     bad = [v for v in found if v["finding"]]
     for v in bad[:1]:
         print(f"reproduce: python tests/fuzz/meshes/run.py --only {v['seed']}")
