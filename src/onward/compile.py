@@ -44,7 +44,7 @@ from onward.distribute import (
     splits_sequences,
     tensor,
 )
-from onward.distribute.tensor import chosen_cuts, link_rates
+from onward.distribute.tensor import DeviceRates, chosen_cuts, link_rates
 from onward.distribute.tensor.conversions import Costs
 from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
@@ -191,14 +191,10 @@ class Compiler:
         """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
         groups. Tables of a vocabulary may be cut into parts that they do not divide, where their
         update is elementwise. sizes: of a batch, by symbol."""
-        target = self.target
-        rates = link_rates(
-            target.device, target.rates.flops_per_second, target.rates.bytes_per_second
-        )
         whole = [n for g in recipe.groups if not g.optimizer.elementwise for n in g.parameters]
         rows = tensor.paddable(forward, mesh.size(tensor.AXIS), whole)
         graph = self._updated(tensor.padded(forward, rows), recipe)
-        found = chosen_cuts(graph, mesh, rates, sizes)
+        found = chosen_cuts(graph, mesh, self._link_rates(), sizes)
         odd = {
             name for name in rows if name in found and found[name][0] == 0 and found[name][1] > 1
         }
@@ -209,9 +205,7 @@ class Compiler:
     ) -> dict[str, tuple[int, ...]]:
         """Chooses the stages of a pipeline: by parameter, those that read it. sizes: of a batch, by
         symbol. Raises OnwardError for a model that has no such number of stages."""
-        rates = self.target.rates
-        device = link_rates(self.target.device, rates.flops_per_second, rates.bytes_per_second)
-        return pipeline.chosen_stages(forward, number, Costs(device, number, sizes))
+        return pipeline.chosen_stages(forward, number, Costs(self._link_rates(), number, sizes))
 
     def evaluated(
         self,
@@ -319,6 +313,10 @@ class Compiler:
             graph = add_updates(made.graph, own)
         self.journal.note("updates", graph)
         return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
+
+    def _link_rates(self) -> DeviceRates:
+        rates = self.target.rates
+        return link_rates(self.target.device, rates.flops_per_second, rates.bytes_per_second)
 
     def _padded(self, forward: Graph, cuts: Mapping[str, tuple[int, int]]) -> Graph:
         """A forward whose tables have rows for all ranks alike, where ranks have rows of them."""

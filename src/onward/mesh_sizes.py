@@ -11,7 +11,6 @@ from onward.errors import OnwardError, refused
 # of sequences, and of layers.
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
-SHARED_AXES = (*DATA_AXES, "tp", "cp", "pp")  # along which a Trainer shares its work
 SUMMED_AXES = ("cp", *DATA_AXES)  # along which ranks have terms of each gradient, innermost first
 AUTO = "auto"  # all processes that were started, along one axis of data
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
@@ -19,7 +18,7 @@ _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc
 
 def read_mesh(name: str, value: object) -> dict[str, int] | str | None:
     """Reads the number of ranks along each axis, "auto", or None. Raises OnwardError where it is
-    invalid, and for an axis along which a Trainer cannot share its work."""
+    invalid."""
     if value is None or (isinstance(value, str) and value == AUTO):
         return value
     if not isinstance(value, Mapping) or not value:
@@ -29,9 +28,6 @@ def read_mesh(name: str, value: object) -> dict[str, int] | str | None:
         if axis not in AXES or isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise refused(name, value, f"1 or more ranks along axes of {', '.join(AXES)}")
         found[axis] = int(size)
-    other = [axis for axis, size in found.items() if size > 1 and axis not in SHARED_AXES]
-    if other:
-        raise refused(name, value, f"ranks along {', '.join(SHARED_AXES)}, not yet {other[0]}")
     return found
 
 
@@ -125,6 +121,6 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 
 __all__ = [
-    "AUTO", "AXES", "DATA_AXES", "SHARED_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
+    "AUTO", "AXES", "DATA_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
     "check_sharing", "read_mesh",
 ]  # fmt: skip

@@ -198,11 +198,7 @@ def test_a_rank_that_waits_for_ever_is_named() -> None:
     own[0].signature = replace(signature, sent=lacking)
     own[0] = prune(own[0], own[0].signature.requested((), True))
     data = steps.batch("gpt2", 96, 4)
-    given = [
-        {v.name or "": pipes.split(model, steps.feeds(g, model, data), 4, 2)[v.name or ""]
-         for v in g.inputs}
-        for g in own
-    ]  # fmt: skip
+    given = pipes.feeds_of(model, own, data, 4, 2)
     with pytest.raises(OnwardError, match=r"rank \d (waits|is) at .*, but rank \d .*"):
         lockstep(meshes, own, given)
 
@@ -316,11 +312,7 @@ def test_frozen_layers_are_held_and_not_trained() -> None:
     held = [{v.name for v in g.inputs_with(Role.PARAM)} for g in graphs]
     assert held[0].isdisjoint(held[1])
     data = steps.batch("llama", 96, 4)
-    given = [
-        {v.name or "": pipes.split(model, steps.feeds(g, model, data), 4, 2)[v.name or ""]
-         for v in g.inputs}
-        for g in graphs
-    ]  # fmt: skip
+    given = pipes.feeds_of(model, graphs, data, 4, 2)
     found = lockstep(meshes, graphs, given)
     found = [{n: y for n, y in each.items() if not n.startswith("sent.")} for each in found]
     pipes.compare(found, want)

@@ -92,12 +92,7 @@ def test_four_ranks_make_the_update_of_one(kind: str, zero: int) -> None:
             given.append({**local, **{n: x for n, x in window.items() if n in local}})
         found = lockstep(MESHES, cut, given)
         for window, out in zip(held, found, strict=True):
-            for key, name in signature.windowed.items():
-                if key in signature.window:
-                    window[signature.window[key]] = out[name]
-            for name, result in signature.accumulated.items():
-                if result in out:
-                    window[signature.accumulators.get(name, name)] = out[result]
+            window |= steps.carried(graph, out)
         seen += size
     assert sum(len(rows) for *_, rows in made) > 4 * 5
     for at in range(2):  # ranks along tp, whose rows lie along dp_shard

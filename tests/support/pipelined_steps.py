@@ -77,27 +77,29 @@ def run(
     for number, size in enumerate(windows, 1):
         last = number == len(windows)
         cuts = [prune(g, g.signature.requested((), last)) for g in graphs]
-        data, given = steps.batch(model.kind, model.vocabulary, size, seed=number), []
-        for graph, own, window in zip(graphs, cuts, held, strict=True):
-            whole = split(model, feeds(graph, model, data, seen), size, cut.micro_batches)
-            whole |= window
-            given.append({v.name or "": whole[v.name or ""] for v in own.inputs})
+        data = steps.batch(model.kind, model.vocabulary, size, seed=number)
+        given = feeds_of(model, cuts, data, size, cut.micro_batches, seen)
+        given = [
+            {n: window.get(n, x) for n, x in each.items()}
+            for each, window in zip(given, held, strict=True)
+        ]
         found = lockstep(ranks_of(("pp",), (ranks,)), cuts, given)
         for graph, window, made in zip(graphs, held, found, strict=True):
-            signature = graph.signature
-            for key, out in signature.windowed.items():
-                if key in signature.window:
-                    window[signature.window[key]] = made[out]
-            for name, out in signature.accumulated.items():
-                if out in made:
-                    window[signature.accumulators[name]] = made[out]
+            window |= steps.carried(graph, made)
         seen += size
     return [{n: y for n, y in each.items() if not n.startswith("sent.")} for each in found]
 
 
-def feeds(graph: Graph, model: steps.Made, data: tiny.Tensors, offset: int) -> Arrays:
-    """Every input of a rank's step, with the whole batch."""
-    return steps.feeds(graph, model, data, offset)
+def feeds_of(
+    model: steps.Made, graphs: Sequence[Graph], data: tiny.Tensors, size: int, micro_batches: int,
+    offset: int = 0,
+) -> list[Arrays]:  # fmt: skip
+    """The inputs of each rank's graph, for a batch of so many rows, in micro-batches."""
+    given = [split(model, steps.feeds(g, model, data, offset), size, micro_batches) for g in graphs]
+    return [
+        {v.name or "": whole[v.name or ""] for v in g.inputs}
+        for g, whole in zip(graphs, given, strict=True)
+    ]
 
 
 def one_rank(

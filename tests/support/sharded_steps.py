@@ -265,14 +265,21 @@ def run(
             given[-1] = {v.name or "": given[-1][v.name or ""] for v in own.inputs}
         found = lockstep(meshes, cut, given)
         for window, made in zip(held, found, strict=True):
-            for key, out in signature.windowed.items():
-                if key in signature.window:
-                    window[signature.window[key]] = made[out]
-            for name, out in signature.accumulated.items():
-                if out in made:
-                    window[signature.accumulators.get(name, name)] = made[out]
+            window |= carried(graph, made)
         seen += size
     return joined(graph, meshes, found, cuts)
+
+
+def carried(graph: Graph, made: Arrays) -> Arrays:
+    """The inputs of the next micro-batch of a window, of what one has made."""
+    signature = graph.signature
+    found = {
+        signature.window[key]: made[out]
+        for key, out in signature.windowed.items()
+        if key in signature.window
+    }
+    summed = {n: out for n, out in signature.accumulated.items() if out in made}
+    return found | {signature.accumulators.get(n, n): made[out] for n, out in summed.items()}
 
 
 def compare(found: Sequence[Arrays], want: Arrays, most: float = 1e-5) -> None:

@@ -273,3 +273,12 @@ def trained(trainer: Any, case: Case, rank: int, ranks: int, steps: Sequence[int
         if step == case.early:
             assert trainer.update() is not None
     return losses
+
+
+def apart(found: Tensors, want: Tensors) -> float:
+    """The largest distance of a tensor from the one that it should be, relative to its norm."""
+    assert found.keys() == want.keys()
+    return max(
+        float((found[name].double() - y.double()).norm() / y.double().norm())
+        for name, y in want.items()
+    )

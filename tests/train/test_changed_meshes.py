@@ -9,16 +9,8 @@ from pathlib import Path
 import meshes_program
 import pytest
 import torch
-from meshes_program import MESHES, Tensors
-
-
-def apart(found: Tensors, want: Tensors) -> float:
-    """The largest distance of a tensor from the one that it should be, relative to its norm."""
-    assert found.keys() == want.keys()
-    return max(
-        float((found[name].double() - y.double()).norm() / y.double().norm())
-        for name, y in want.items()
-    )
+from meshes_program import MESHES
+from ranks_cases import apart
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import ranks_program
 import tiny
 import torch
-from ranks_cases import CASES, GROUPS, STEPS, Tensors, rows, trainer_of
+from ranks_cases import CASES, GROUPS, STEPS, Tensors, apart, rows, trainer_of
 
 import onward
 from onward.errors import OnwardError
@@ -25,15 +25,6 @@ pytestmark = pytest.mark.usefixtures("captures_kept")
 @functools.cache
 def alone(name: str) -> Tensors:
     return ranks_program.outcome(CASES[name], 0, 1)
-
-
-def apart(found: Tensors, want: Tensors) -> float:
-    """The largest distance of a tensor from the one that it should be, relative to its norm."""
-    assert found.keys() == want.keys()
-    return max(
-        float((found[name].double() - y.double()).norm() / y.double().norm())
-        for name, y in want.items()
-    )
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from onward.distribute.zero import order_of_norms, zero
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, attributes
 from onward.graph.names import user_name
-from onward.mesh_sizes import DATA_AXES, SHARED_AXES
+from onward.mesh_sizes import DATA_AXES
 from onward.shards import LEAST, Shard, shard_of
 
 
@@ -48,17 +48,11 @@ def distribute(
     parameters of whose gradients it sums a part over a window. held: by parameter, the part that
     this rank has; it has all of others. cuts: by parameter, the dim along which ranks of `tp` have
     a part each, and the number of groups of it. adaptive: whether gradients are
-    combined along dp_replicate by `adasum`. Raises OnwardError for an axis that no mode shares the
-    work along, and for a step that ranks cannot share.
+    combined along dp_replicate by `adasum`. Raises OnwardError for a step
+    that ranks cannot share.
     """
     if mesh.ranks == 1:
         return graph
-    other = [axis for axis in mesh.axes if mesh.size(axis) > 1 and axis not in SHARED_AXES]
-    if other:
-        raise OnwardError(
-            f"a step on {mesh} cannot be distributed along {other[0]} yet; fix: other axes, of "
-            f"{', '.join(SHARED_AXES)}"
-        )
     require_shareable(graph, mesh)
     if mesh.size(pipeline.AXIS) > 1:
         raise OnwardError(
