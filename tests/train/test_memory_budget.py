@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_optimizers import Momentary
 from tiny import batch, bert, gpt2
 
 import onward
@@ -88,6 +89,26 @@ def test_the_same_bits_within_the_budget(
     assert [n for n in state if not torch.equal(state[n], small_state[n])] == []
     again = [x for x in plan.launches if ".again" in x.text]
     assert again and all(x.backward for x in again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_that_makes_its_own_step(kind: str) -> None:
+    """The gradients that are left for it are in the budget, and the bits are the same."""
+    found: list[Any] = []
+    for off in ("row_demand,activation_again", "row_demand"):
+        model, budget = KINDS[kind](), int(0.6 * found[0][2].peak) if found else None
+        options: dict[str, Any] = {"seed": 5, "memory_budget": budget, "disable": off}
+        optimizer = Momentary(model.parameters(), lr=1e-2)
+        trainer = onward.Trainer(model, optimizer, options=options)
+        losses = [trainer.train_step(data).loss for data in BATCHES]
+        assert trainer.report()["own_step"]
+        found.append((losses, trainer.state_dict()["model"], trainer.plan))
+    (losses, weights, free), (small_losses, small_weights, plan) = found
+    assert all(torch.equal(a, b) for a, b in zip(losses, small_losses, strict=True))
+    assert [n for n in weights if not torch.equal(weights[n], small_weights[n])] == []
+    assert plan.peak <= 0.6 * free.peak
+    left = {b.name for b in plan.buffers if b.name.startswith("gradient.param.")}
+    assert len(left) == len({id(p) for p in model.parameters()})
 
 
 @pytest.mark.parametrize("kind", KINDS)
