@@ -31,6 +31,7 @@ PREDICTED = ("meshes/test_mesh_predictions.py",)
 CHOSEN = ("meshes/test_mesh_choice.py",)
 CANDIDATES = ("meshes/test_mesh_candidates.py",)
 AUTO = ("meshes/test_auto_mesh.py",)
+FSDP = ("integrations/test_fsdp.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -429,6 +430,18 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: a group with one batch speaks for smaller ones", "train/mesh_choice.py",
         "return gcd(*runs)", "return max(runs)", CANDIDATES,
+    ),
+    Fault(
+        "ranks: shards of FSDP stay gathered behind an evaluation", "module/fully_sharded.py",
+        "        is_kept = keep\n", "        is_kept = True\n", FSDP,
+    ),
+    Fault(
+        "ranks: blocks that are sharded without the model are let pass", "module/fully_sharded.py",
+        "    if found[0] is not model:\n", "    if False:\n", FSDP,
+    ),
+    Fault(
+        "ranks: FSDP's casts of parameters are let pass", "module/fully_sharded.py",
+        "        if any((policy.param_dtype, policy.output_dtype)):\n", "        if False:\n", FSDP,
     ),
 )  # fmt: skip
 

@@ -85,7 +85,11 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         (_READS, None), (_SHARDS, None), (_SHARDS, None),
     ),
     "FSDP": (
-        ("not yet", None), (_READS, None), (_SHARDS, None), (_SHARDS, None),
+        ("as `zero=3`",
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
+        (_READS, None),
+        ("FSDP2", f"{_BESIDE}test_fsdp.py::test_fully_shard_over_gloo"),
+        ("not tested", None),
     ),
     "peft": (
         ("not tested", None), ("not tested", None),

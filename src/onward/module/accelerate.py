@@ -37,6 +37,7 @@ from onward.forks import Lock
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.kernels.region import HeldParts
+from onward.module import fully_sharded
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -148,6 +149,16 @@ class Accelerated:
         return self._call(model, *args, **kwargs)
 
     def _call(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        reason = fully_sharded.refusal(model)
+        if reason is not None:
+            return self._refused(model, args, kwargs, reason)
+        with fully_sharded.gathered(model, keep=torch.is_grad_enabled()):
+            return self._call_whole(model, args, kwargs)
+
+    def _call_whole(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The call of a model with whole parameters."""
         reason = surroundings()
         if reason is None and uses_cache(model, kwargs, self.takes_cache, self.cache_setting):
             return self._in_eager(model, args, kwargs, CACHE)
@@ -165,9 +176,7 @@ class Accelerated:
                 outputs = self._in_eager(model, args, kwargs, found.reason)
                 found.keep()
                 return outputs
-        if self.options.strict:
-            raise CaptureError(reason)
-        return self._in_eager(model, args, kwargs, reason)
+        return self._refused(model, args, kwargs, reason)
 
     # ---- graphs
 
@@ -272,6 +281,14 @@ class Accelerated:
 
     # ---- eager
 
+    def _refused(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reason: str
+    ) -> Any:
+        """Runs the call in eager PyTorch; with the option `strict`, raises CaptureError."""
+        if self.options.strict:
+            raise CaptureError(reason)
+        return self._in_eager(model, args, kwargs, reason)
+
     def _in_eager(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reason: str
     ) -> Any:
@@ -326,7 +343,7 @@ class Accelerated:
         """Returns the prepared call for batches like this one, made if there is none, or the known
         reason why they run in eager. Raises CaptureError for a reason found just now."""
         model, mode = self.model, mode_here(self.model)
-        with self._locked_state(model) as (state, _):
+        with fully_sharded.gathered(model), self._locked_state(model) as (state, _):
             return self._find(model, batch, state, mode)
 
     def last_call(self) -> PreparedCall:
