@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 RANKS, STEPS, ROWS = 2, 4, 4  # rows of a rank's batch
-RUNS = [("eager", 1), ("eager", 2), ("accelerate", 1), ("accelerate", 2), ("Module", 2)]  # stage
+RUNS = [(kind, stage) for stage in (1, 2, 3) for kind in ("eager", "accelerate")]
+RUNS += [("Module", 2), ("Module", 3)]
 
 
 def run(folder: Path) -> dict[tuple[str, int, int], dict[str, torch.Tensor]]:
-    """By kind, stage and rank: losses f32[STEPS], and the weights at the end by name."""
+    """By kind, stage and rank: losses f32[2 * STEPS] of training and evaluation, and
+    the weights at the end by name."""
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(folder), str(rank)],
@@ -56,7 +58,8 @@ def train(kind: str, stage: int, folder: Path, rank: int) -> None:
     config = {
         "train_micro_batch_size_per_gpu": ROWS,
         "gradient_accumulation_steps": 2,
-        "zero_optimization": {"stage": stage},
+        # by default all parameters of a model as small as this would stay whole
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.5,
     }
@@ -69,15 +72,54 @@ def train(kind: str, stage: int, folder: Path, rank: int) -> None:
         batch = {k: torch.stack([r[k] for r in mine]) for k in ("input_ids", "labels")}
         loss = engine(**batch, use_cache=False).loss
         engine.backward(loss)
+        require_shards(plain, kind, stage)
         engine.step()
         losses.append(loss.detach())
+        with torch.no_grad():
+            engine.eval()
+            losses.append(engine(**batch, use_cache=False).loss)
+            engine.train()
+        require_shards(plain, kind, stage)
     if kind != "eager":
         held = accelerated(plain)
         assert held is not None and held.plan.launches, "it has run as a graph"
-    weights = {name: p.detach().clone() for name, p in plain.named_parameters()}
+    with deepspeed.zero.GatheredParameters(list(plain.parameters()), enabled=stage == 3):
+        weights = {name: p.detach().clone() for name, p in plain.named_parameters()}
     save_file(
         {"losses": torch.stack(losses), **weights}, folder / f"{kind}-{stage}-{rank}.safetensors"
     )
+
+
+def require_shards(model: Any, kind: str, stage: int) -> None:
+    """With stage 3 a rank holds its parts of large parameters between calls, and no more."""
+    large = [p for p in model.parameters() if getattr(p, "ds_numel", 0) > 20]
+    assert len(large) > 5 or stage < 3
+    whole = [p.ds_summary()["id"] for p in large if p.numel()]
+    assert not whole or stage < 3 or kind == "eager", f"{whole} are not freed"
+
+
+def refused() -> None:
+    """A strict call says why ZeRO-3 in 16 bits has no graph."""
+    deepspeed: Any = importlib.import_module("deepspeed")
+    from hf_runs import causal_lm
+    from texts import language_rows
+
+    import onward
+
+    model: Any = onward.accelerate(causal_lm(), strict=True)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+    }
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    try:
+        engine(language_rows(1)[0]["input_ids"][None])
+    except onward.CaptureError as error:
+        assert "keeps its parameters in bfloat16; fix: " in str(error), error
+    else:
+        raise AssertionError("it was not refused")
 
 
 def main(folder: Path, rank: int) -> None:
@@ -92,6 +134,7 @@ def main(folder: Path, rank: int) -> None:
     deepspeed.init_distributed("gloo", dist_init_required=False)
     for kind, stage in RUNS:
         train(kind, stage, folder, rank)
+    refused()
     distributed.barrier()
 
 

@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2 around an accelerated model, on CPUs: as around the eager model."""
+"""DeepSpeed's ZeRO-1, ZeRO-2 and ZeRO-3 around an accelerated model, on CPUs, as around the
+eager model."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hf_runs import CLOSE
 def test_zero(tmp_path: Path) -> None:
     results = run(tmp_path)
     ours = [r for r in RUNS if r[0] != "eager"]
-    assert len(ours) == 3
+    assert len(ours) == 5
     for kind, stage in ours:
         for rank in range(RANKS):
             at = f"{kind} {stage}, rank {rank}"

@@ -432,16 +432,18 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "return gcd(*runs)", "return max(runs)", CANDIDATES,
     ),
     Fault(
-        "ranks: shards of FSDP stay gathered behind an evaluation", "module/fully_sharded.py",
-        "        is_kept = keep\n", "        is_kept = True\n", FSDP,
+        "ranks: shards of FSDP stay gathered behind an evaluation", "module/gathered_shards.py",
+        "    if for_backward:\n", "    if True:\n", FSDP,
     ),
     Fault(
-        "ranks: blocks that are sharded without the model are let pass", "module/fully_sharded.py",
-        "    if found[0] is not model:\n", "    if False:\n", FSDP,
+        "ranks: blocks are in shards, the model is not, and it is let pass",
+        "module/gathered_shards.py",
+        "        if len(self._inner) == len(self._modules):\n", "        if False:\n", FSDP,
     ),
     Fault(
-        "ranks: FSDP's casts of parameters are let pass", "module/fully_sharded.py",
-        "        if any((policy.param_dtype, policy.output_dtype)):\n", "        if False:\n", FSDP,
+        "ranks: FSDP's casts of parameters are let pass", "module/gathered_shards.py",
+        "            if any((policy.param_dtype, policy.output_dtype)):\n",
+        "            if False:\n", FSDP,
     ),
 )  # fmt: skip
 

@@ -68,7 +68,8 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     ),
     "ZeRO-3": (
         ("`zero=3`", "tests/train/test_parameter_parts.py::test_weights_in_parts"),
-        (_READS, None), (_SHARDS, None), (_SHARDS, None),
+        (_READS, None), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
+        ("not tested", None),
     ),
     "tensor parallelism": (
         ('`mesh={"tp": 2}`', "tests/train/test_parameter_parts.py::test_weights_in_parts"),

@@ -37,7 +37,6 @@ from onward.forks import Lock
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.kernels.region import HeldParts
-from onward.module import fully_sharded
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -49,6 +48,7 @@ from onward.module.around import (
     uses_cache,
 )
 from onward.module.delivery import deliver
+from onward.module.gathered_shards import call_gathered, shards_of
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import RUNNING, CallRun
@@ -149,11 +149,14 @@ class Accelerated:
         return self._call(model, *args, **kwargs)
 
     def _call(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        reason = fully_sharded.refusal(model)
+        shards = shards_of(model)
+        if shards is None:
+            return self._call_whole(model, args, kwargs)
+        reason = shards.refusal()
         if reason is not None:
             return self._refused(model, args, kwargs, reason)
-        with fully_sharded.gathered(model, keep=torch.is_grad_enabled()):
-            return self._call_whole(model, args, kwargs)
+        call = partial(self._call_whole, model, args, kwargs)
+        return call_gathered(model, shards, call, for_backward=torch.is_grad_enabled())
 
     def _call_whole(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -343,8 +346,15 @@ class Accelerated:
         """Returns the prepared call for batches like this one, made if there is none, or the known
         reason why they run in eager. Raises CaptureError for a reason found just now."""
         model, mode = self.model, mode_here(self.model)
-        with fully_sharded.gathered(model), self._locked_state(model) as (state, _):
-            return self._find(model, batch, state, mode)
+        shards = shards_of(model)
+
+        def found() -> PreparedCall | str:
+            with self._locked_state(model) as (state, _):
+                return self._find(model, batch, state, mode)
+
+        if shards is None:
+            return found()
+        return call_gathered(model, shards, found, for_backward=False)
 
     def last_call(self) -> PreparedCall:
         """The prepared call that ran last. Raises OnwardError before the first call."""
