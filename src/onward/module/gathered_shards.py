@@ -116,7 +116,8 @@ class _PartitionedParameters:
 
     def free_behind_backward(self, outputs: Any) -> None:
         def at_the_end(gradient: torch.Tensor) -> None:
-            Variable._execution_engine.queue_callback(self.free)
+            engine = Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+            engine.queue_callback(self.free)
 
         for tensor in pytree.tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
