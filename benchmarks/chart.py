@@ -2,10 +2,11 @@
 
     python benchmarks/chart.py benchmarks/results/cpu-DATE.json docs/images/cpu.svg
     python benchmarks/chart.py benchmarks/results/row_demand-DATE.json docs/images/row_demand.svg
+    python benchmarks/chart.py benchmarks/results/scaling_on_paper-DATE.json docs/images/scaling.svg
     python benchmarks/chart.py --quick   # the newest committed reports, into a temporary folder
 
 cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer
-over the share of padding.
+over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks.
 
 Needs matplotlib: pip install 'onward[viz]'.
 """
@@ -17,7 +18,7 @@ import json
 import sys
 from pathlib import Path
 
-from suite.charts import draw, draw_grid
+from suite.charts import draw, draw_grid, draw_scaling
 from suite.cli import RESULTS, CommandLine, refused
 from suite.progress import say
 
@@ -38,12 +39,14 @@ def main() -> int:
         drawn = [(options.source, options.target)]
     for source, target in drawn:
         report = json.loads(source.read_text(encoding="utf-8"))
-        (draw_grid if report.get("grid") else draw)(report, target)
+        drawing = next((one for key, one in DRAWINGS.items() if report.get(key)), draw)
+        drawing(report, target)
         say(f"written: {target}")
     return 0
 
 
-KINDS = ("cpu", "row_demand")
+KINDS = ("cpu", "row_demand", "scaling_on_paper")
+DRAWINGS = {"grid": draw_grid, "scaling": draw_scaling}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Draw a benchmark's JSON as one picture.
 
 cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer
-over the share of padding.
+over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks.
 
 Needs matplotlib: pip install 'onward[viz]'.
 """
@@ -113,5 +113,29 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
         axis.yaxis.set_major_formatter("{x:g}x")
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(fontsize=8, frameon=False)
+    _save(figure, path)
+
+
+def draw_scaling(report: Mapping[str, Any], path: Path) -> None:
+    """MFU and goodput over the ranks, a line for each model."""
+    pyplot = _pyplot()
+    kinds = {"mfu": "MFU, %", "goodput": "goodput under failures, %"}
+    figure, axes = pyplot.subplots(
+        1, len(kinds), figsize=(8, 3), layout="constrained", squeeze=False
+    )
+    models = list(dict.fromkeys(row["model"] for row in report["scaling"]))
+    for axis, (kind, title) in zip(axes[0], kinds.items(), strict=True):
+        for name, colour in zip(models, (*_SHADES, "#bc6c25"), strict=False):
+            line = [row for row in report["scaling"] if row["model"] == name and kind in row]
+            places = [row["ranks"] for row in line]
+            axis.plot(places, [100 * row[kind] for row in line], "o-", color=colour, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("ranks", fontsize=8)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylim(bottom=0.0)
     axes[0][0].legend(fontsize=8, frameon=False)
     _save(figure, path)

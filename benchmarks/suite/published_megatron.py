@@ -85,7 +85,9 @@ def _a2() -> Iterator[PublishedStep]:
 
 # ---- B
 
-_B_FULL = replace(_MEGATRON, grad_bytes=4)
+# Software of 2022: Megatron-LM had options by then that switch asynchronous all-reduces of tensor
+# parallelism, and the fusion of gradient accumulation, off.
+_B_FULL = replace(_MEGATRON, grad_bytes=4, overlap_backward=True, fused_accumulation=True)
 _B_SELECTIVE = replace(_B_FULL, recompute="selective", sequence_parallel=True)
 _GPT_22 = Transformer(6144, 48, 64, 51200)
 _GPT_1000 = Transformer(25600, 128, 160, 51200)

@@ -12,6 +12,7 @@ from typing import Any
 
 from suite.progress import say
 from suite.question import QuestionError, ask
+from suite.rank_engines import MODES
 from suite.report import MIB, Writer, heading, markdown, one_line, started
 
 ENGINES = {
@@ -20,6 +21,7 @@ ENGINES = {
     "ddp-zero": "the first with torch's ZeroRedundancyOptimizer around the fused AdamW",
     "fsdp2": "`fully_shard` of each block and of the whole, fused AdamW: weights are cut too",
     "onward-zero": "a Trainer, `mesh` along dp_shard, `zero=1`",
+    "onward-zero2": "a Trainer, `mesh` along dp_shard, `zero=2`: sums of gradients are cut too",
     "onward-zero3": "a Trainer, `mesh` along dp_shard, `zero=3`: weights are cut too",
     "onward-tp": "a Trainer, `mesh` along tp: each rank has the batch of all, and parts of weights",
 }
@@ -38,6 +40,10 @@ def run(options: argparse.Namespace, write: Writer) -> tuple[dict[str, Any], Pat
     request = {key: report[key] for key in ("ranks", "size", "rows", "length")}
     request |= {"threads": threads, "warmup": 3, "steps": options.steps or (2 if quick else 6)}
     path = Path()
+    for engine in (name for name in options.engines if name in MODES):
+        asked = {**request, "engine": engine}
+        held = report["engines"].setdefault(engine, {"rounds": []})
+        held["predicted"] = ask("suite.rank_prediction", asked, {}, 300.0)
     for turn in range(options.rounds):
         for engine in options.engines:
             held = report["engines"].setdefault(engine, {"rounds": []})
@@ -73,6 +79,20 @@ def _peak(held: dict[str, Any]) -> float:
     return min(max(one["peak_bytes"] for one in answers) for answers in held["rounds"]) / MIB
 
 
+def _runtime(held: dict[str, Any]) -> float:
+    """What the engine's modules hold before the model is there, in MiB; the median of the ranks."""
+    answers = [one for answers in held["rounds"] for one in answers]
+    return statistics.median(one["runtime_bytes"] for one in answers) / MIB
+
+
+def _predicted(held: dict[str, Any]) -> tuple[str, str]:
+    """The predicted memory in MiB, and how far it is from the measured one."""
+    if "predicted" not in held:
+        return "", ""
+    found = held["predicted"]["bytes"] / MIB
+    return f"{found:.0f}", f"{found / _peak(held) - 1:+.1%}"
+
+
 def _losses(held: dict[str, Any]) -> list[float]:
     return held["rounds"][0][0]["losses"]
 
@@ -102,14 +122,20 @@ def table(report: dict[str, Any]) -> str:
         carried = statistics.median(answers[0]["carried_bytes"] for answers in held["rounds"])
         rows.append([
             name, f"{_milliseconds(held):.0f}", f"{_milliseconds(held) / _milliseconds(base):.2f}",
-            f"{_peak(held):.0f}", f"{carried / MIB:.0f}", f"{_apart(held, base):.1e}",
+            f"{_peak(held):.0f}", *_predicted(held), f"{_runtime(held):.0f}",
+            f"{carried / MIB:.0f}", f"{_apart(held, base):.1e}",
         ])  # fmt: skip
-    head = ["engine", "step, ms", "of the first", "memory of a rank, MiB", "sent by all, MiB"]
+    head = [
+        "engine", "step, ms", "of the first", "memory of a rank, MiB", "predicted", "by",
+        "runtime, MiB", "sent by all, MiB",
+    ]  # fmt: skip
     lines = [
         *heading(report), "",
         f"GPT-2 {report['size']}, {report['rows']} sequences of {report['length']} tokens on each "
         "of the ranks; no dropout, AdamW, fp32.", "",
         *(f"- {name}: {ENGINES[name]}" for name in report["engines"]), "",
-        *markdown([*head, "loss apart"], rows),
+        *markdown([*head, "loss apart"], rows), "",
+        "memory: the highest resident set of steady steps less that after steps of a tiny model; "
+        "runtime: what those steps have left of modules and of compiling.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

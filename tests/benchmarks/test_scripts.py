@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from onward.cli import main
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CASES_OF_FAMILIES = re.findall(
     r'Case\("([^"]+)"', (BENCHMARKS / "suite/cases.py").read_text().partition("FAMILIES = (")[2]
@@ -333,6 +335,18 @@ def test_simulator(tmp_path: Path) -> None:
     for row in report["steps"]:
         assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
         assert 0 < row["mfu"] < 1
+
+
+def test_scaling_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows are what the command prints first."""
+    rows = run(tmp_path, "scaling_on_paper", "--quick").report("scaling_on_paper")["scaling"]
+    assert [(row["model"], row["ranks"]) for row in rows] == [("bert-large", 8), ("bert-large", 64)]
+    for row in rows:
+        words = ["--model", row["model"], "--ranks", str(row["ranks"]), "--batch", "8192"]
+        assert main(["simulate", "h100", *words, "--top", "1", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert (found["seconds"], found["goodput"]) == (row["seconds"], row["goodput"])
+        assert found["memory_bytes"]["total"] == row["memory_bytes"]
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ CASES: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
     ("AllReduceStart", {"reduction": "mean"}, "f32[6,5]", True),
     ("AllReduceStart", {"reduction": "max"}, "f64[3]", False),
     ("AllReduceStart", {"reduction": "sum"}, "i64[]", False),
+    ("AllReduceStart", {"reduction": "mean"}, "f32[512,520]", False),  # more than 1 MiB
     ("ReduceScatterStart", {"reduction": "sum"}, "f32[6,5]", True),
     ("ReduceScatterStart", {"reduction": "mean"}, "f64[4]", False),
     ("AllGatherStart", {}, "f32[3,5]", True),
@@ -44,14 +45,18 @@ def graph_of(mesh: Mesh) -> Graph:
     graph = Graph()
     b, exchange = Builder(graph, backward=True), Collectives(graph, mesh)
     started = []
+    few: Any = None
     for i, (op, attrs, kind, turned) in enumerate(CASES):
         x = graph.input(f"x{i}", parse_type(kind), Role.BATCH)
         value: Value = b.Add(x, x)
+        few = x if i == 0 else few
         if turned:
             shape = parse_type(kind).shape
             flat = b.reshape(value, (shape[1], shape[0]))
             value = b.transpose(flat, (1, 0))
         several = [value, b.Mul(x, x)] if op in SEVERAL else [value]
+        if kind == "f32[512,520]":  # beside small tensors, which are summed together
+            several += [b.Add(few, few), b.Mul(few, few)]
         started.append(exchange.start(b, op, several, AXIS, f"case {i}", **attrs))
     _send_messages(graph, b, mesh, len(CASES) + 1)
     work = graph.input("work", parse_type("f32[64,8]"), Role.BATCH)

@@ -101,6 +101,26 @@ def test_exchanges_follow_zero(mesh: str, zero: int) -> None:
         assert one.sent()["dp_shard"] == pytest.approx(want, abs=len(numels()))
 
 
+@pytest.mark.parametrize(("mesh", "zero"), [("dp_replicate=2", 0), ("dp_shard=3", 1)], ids=str)
+def test_copies_of_what_gloo_exchanges_follow_its_calls(mesh: str, zero: int) -> None:
+    """Small tensors are summed as one copy, and a scattered sum is one of the whole tensor; three
+    ranks gather into a copy. All of it is less than a bucket, so that a kind is one exchange."""
+    more = {"zero": zero, "mesh": "auto"} if zero else {}
+    trainer, batch = trainer_of(**more), tiny.batch(ROWS, LENGTH)
+    gloo = replace(CLUSTER, scatters=False)
+    one = trainer.explain_mesh(batch, mesh=mesh, cluster=gloo).chosen
+    ranks = one.candidate.size("dp_shard") if zero else 1
+    cut = sum(4 * ranks * part(n, ranks) for n in numels() if part(n, ranks) < n)
+    whole = sum(4 * n for n in numels() if part(n, ranks) == n)
+    few = 256 + 16 * len(numels())
+    if zero:
+        assert max(cut, whole) <= one.memory["exchanged"] <= cut + whole + few
+    else:
+        assert whole <= one.memory["exchanged"] <= whole + few
+    assert predicted(mesh, zero).memory["exchanged"] == 0, "NCCL makes none"
+    assert one.nbytes == sum(one.memory.values())
+
+
 @functools.cache
 def wide(mesh: str) -> StepPrediction:
     """A batch that is worth cutting weights for."""

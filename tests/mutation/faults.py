@@ -19,6 +19,7 @@ from faults_precision import PRECISION_FAULTS
 from faults_ranks import RANKS_FAULTS
 from faults_regions import REGION_FAULTS
 from faults_reporting import REPORTING_FAULTS
+from faults_simulate import SIMULATE_FAULTS
 from faults_tensor import TENSOR_FAULTS
 from faults_train import TRAIN_FAULTS
 
@@ -41,6 +42,7 @@ FAULTS = (
     *RANKS_FAULTS,
     *TENSOR_FAULTS,
     *PIPELINE_FAULTS,
+    *SIMULATE_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

@@ -444,6 +444,26 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: FSDP's casts of parameters are let pass", "module/gathered_shards.py",
         "            if any((policy.param_dtype, policy.output_dtype)):\n",
         "            if False:\n", FSDP,
+        "ranks: a scattered sum is the part of another rank", "kernels/collective.py",
+        "exchange.whole.view(-1, y.numel())[exchange.part]",
+        "exchange.whole.view(-1, y.numel())[exchange.part - 1]", GLOO,
+    ),
+    Fault(
+        "ranks: a buffer of an exchange is given back before it has ended", "kernels/collective.py",
+        "        place = dist.get_rank(group)\n",
+        "        place = dist.get_rank(group)\n        _ranks(args).give_back(whole)\n", GLOO,
+    ),
+    Fault(
+        "ranks: small tensors beside large ones are left out", "kernels/collective.py",
+        "    if together:\n", "    if together and not alone:\n", GLOO,
+    ),
+    Fault(
+        "ranks: two ranks gather without their own part", "kernels/collective.py",
+        "            own.copy_(x.reshape(-1))\n", "            pass\n", GLOO,
+    ),
+    Fault(
+        "ranks: on paper Gloo exchanges without copies", "meshes/predict.py",
+        "0 if question.cluster.scatters else exchange_copies(plan, candidate)", "0", PREDICTED,
     ),
 )  # fmt: skip
 

@@ -37,11 +37,13 @@ MEGATRON = MeshLayout(
 @pytest.mark.parametrize(("selective", "seconds"), [(False, 1.42), (True, 1.10)])
 def test_published_steps_on_one_node(selective: bool, seconds: float) -> None:
     """22 B parameters on 8 A100 (Korthikanti et al., 2022, table 5)."""
-    layout = replace(MEGATRON, micro_batch=4, grad_bytes=4)
+    layout = replace(
+        MEGATRON, micro_batch=4, grad_bytes=4, overlap_backward=True, fused_accumulation=True
+    )
     if selective:
         layout = replace(layout, recompute="selective", sequence_parallel=True)
     found = estimate(Transformer(6144, 48, 64, 51200), layout, A100, 4, 2048)
-    assert found.seconds == pytest.approx(seconds, rel=0.08)
+    assert found.seconds == pytest.approx(seconds, rel=0.05)
 
 
 def test_a_published_step_of_a_pipeline() -> None:

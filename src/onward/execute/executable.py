@@ -67,7 +67,7 @@ class Executable:
         ranks = None
         if isinstance(self._mesh, ProcessMesh):
             exchanges = sum(launch.op in STARTS for launch in plan.launches)
-            ranks = RankGroups(self._mesh.groups, self._mesh.watch, exchanges)
+            ranks = RankGroups(self._mesh.groups, self._mesh.watch, exchanges, spare=memory.spare)
         self._binder = Binder(plan, memory, owned, parts, ranks)
         self._in_regions = read_in_regions(plan, owned) if parts else {}
         self._recording = Recording(plan, self._binder, memory.device)

@@ -47,6 +47,8 @@ class Memory:
         # whether arenas that the free memory cannot hold are refused, rather than asked for: most
         # systems grant them, and end the process when they are written
         self.is_bounded = False
+        # buffers for copies of what ranks exchange, of all plans (`kernels/collective.py`)
+        self.spare: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}
         self._given_away = False

@@ -2,6 +2,12 @@
 
 A start queues the exchange and returns; the wait of the same number ends it. torch's calls between
 the two may read and write the operands at any time, so that the plan keeps them in place.
+
+Gloo sums a list of tensors through a copy of all of them, gathers through a copy of the whole, and
+scatters a sum by a whole all-reduce of a copy. So on CPUs tensors of 1 MiB and more are summed one
+by one, in place; two ranks gather by a broadcast of each part, in place; the copy of a scattered
+sum is a buffer that is kept from one exchange to the next, rather than freed memory that malloc
+does not give back.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from onward.errors import OnwardError
-from onward.graph.ops.collective import MOST, WAIT
+from onward.graph.ops.collective import MOST, WAIT, is_summed_alone
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.target import Target
 
@@ -24,12 +30,15 @@ from onward.kernels.target import Target
 class PendingExchange:
     """An exchange between its start and its wait. works: to wait for. results: the tensors that it
     writes. divisor: of the results, for a mean; 1 for other reductions. operands: tensors that it
-    reads, kept alive."""
+    reads, kept alive. whole: a borrowed buffer with a whole sum, of which the result is the part
+    with this number; None where the exchange writes the result itself."""
 
     works: tuple[Any, ...]
     results: tuple[torch.Tensor, ...]
     divisor: int = 1
     operands: tuple[torch.Tensor, ...] = ()
+    whole: torch.Tensor | None = None
+    part: int = 0
 
 
 class ExchangeWatch(Protocol):
@@ -49,12 +58,24 @@ class ExchangeWatch(Protocol):
 class RankGroups:
     """The process groups that a plan's collectives run on, by mesh axis, and the exchanges that
     have started in this run and have not been waited for, by number. watch: names a rank that does
-    not come; None without a mesh. exchanges: of the plan."""
+    not come; None without a mesh. exchanges: of the plan. spare: buffers for copies of what is
+    exchanged, by type and number of elements."""
 
     groups: Mapping[str, Any] = field(default_factory=dict)
     watch: ExchangeWatch | None = None
     exchanges: int = 0
     pending: dict[int, PendingExchange] = field(default_factory=dict)
+    spare: dict[tuple[torch.dtype, int], list[torch.Tensor]] = field(default_factory=dict)
+
+    def borrowed(self, x: torch.Tensor) -> torch.Tensor:
+        """A flat copy of x in a buffer of this session, to be given back."""
+        kept = self.spare.get((x.dtype, x.numel()))
+        buffer = kept.pop() if kept else torch.empty(x.numel(), dtype=x.dtype)
+        return buffer.copy_(x.reshape(-1))
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Keeps a borrowed buffer for the next exchange of so many elements."""
+        self.spare.setdefault((buffer.dtype, buffer.numel()), []).append(buffer)
 
     def group(self, axis: str) -> Any:
         """The process group of an axis. Raises OnwardError where the mesh has none."""
@@ -131,13 +152,14 @@ def _divisor(args: KernelArguments) -> int:
 
 def _all_reduce(args: KernelArguments, group: Any) -> PendingExchange:
     ys, by = _in_results(args), _operator(args.attrs["reduction"])
-    if len(ys) == 1:
-        work = dist.all_reduce(ys[0], by, group, async_op=True)
-    else:
+    alone = [y for y in ys if is_summed_alone(len(ys), y.nbytes, y.device.type)]
+    together = [y for y in ys if not any(y is other for other in alone)]
+    works = [dist.all_reduce(y, by, group, async_op=True) for y in alone]
+    if together:
         options = dist.AllreduceCoalescedOptions()
         options.reduceOp = by
-        work = group.allreduce_coalesced(list(ys), options)
-    return PendingExchange((work,), ys, _divisor(args))
+        works.append(group.allreduce_coalesced(together, options))
+    return PendingExchange(tuple(works), ys, _divisor(args))
 
 
 def _broadcast(args: KernelArguments, group: Any) -> PendingExchange:
@@ -148,6 +170,11 @@ def _broadcast(args: KernelArguments, group: Any) -> PendingExchange:
 
 def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
     x, by = args.x().contiguous(), _operator(args.attrs["reduction"])
+    if x.device.type == "cpu":
+        whole = _ranks(args).borrowed(x)
+        work = dist.all_reduce(whole, by, group, async_op=True)
+        place = dist.get_rank(group)
+        return PendingExchange((work,), (args.y,), _divisor(args), (x,), whole, place)
     work = _torch("reduce_scatter_single", "reduce_scatter_tensor")(
         args.y, x, by, group, async_op=True
     )
@@ -157,6 +184,13 @@ def _reduce_scatter(args: KernelArguments, group: Any) -> PendingExchange:
 def _all_gather(args: KernelArguments, group: Any) -> PendingExchange:
     x, y = args.x().contiguous(), args.y
     flat = y if len(args.inputs) == 1 else y.view(-1)  # of another shape than x: `into`'s
+    if x.device.type == "cpu" and dist.get_world_size(group) == 2:
+        parts = flat.view(2, -1)
+        own = parts[dist.get_rank(group)]
+        if own.data_ptr() != x.data_ptr():
+            own.copy_(x.reshape(-1))
+        works = [dist.broadcast(parts[i], group=group, group_src=i, async_op=True) for i in (0, 1)]
+        return PendingExchange(tuple(works), (y,), operands=(x,))
     work = _torch("all_gather_single", "all_gather_into_tensor")(flat, x, group, async_op=True)
     return PendingExchange((work,), (y,), operands=(x,))
 
@@ -206,6 +240,10 @@ def _bind_wait(args: KernelArguments) -> Launch:
             else:
                 for work in exchange.works:
                     work.wait()
+        if exchange.whole is not None:
+            (y,) = exchange.results
+            y.copy_(exchange.whole.view(-1, y.numel())[exchange.part].view(y.shape))
+            ranks.give_back(exchange.whole)
         if exchange.divisor > 1:
             for y in exchange.results:
                 y.div_(exchange.divisor)

@@ -67,7 +67,7 @@ def predicted(counts: StepCounts, candidate: MeshCandidate, cluster: Cluster) ->
     memory = {
         "weights": counts.weights, "gradients": counts.sums + counts.gradients,
         "moments": counts.moments, "activations": counts.activations, "gathered": 0.0,
-        "other": counts.other,
+        "exchanged": 0.0, "other": counts.other,
     }  # fmt: skip
     shared = _Shared(
         counts.computing * counts.micro_batches, counts.backward, counts.update, memory
@@ -110,6 +110,8 @@ def _sharded(
     if not stage:
         return _with(shared, beside=shared.beside + seconds(ALL_REDUCE))
     memory = {**shared.memory, "moments": shared.memory["moments"] / ranks}
+    if not cluster.scatters:
+        memory["exchanged"] = min(2.0 * IN_FLIGHT, counts.trained)
     beside, waited = seconds(REDUCE_SCATTER), seconds(ALL_GATHER)
     if stage >= 2:
         memory["gradients"] = counts.sums / ranks + counts.gradients

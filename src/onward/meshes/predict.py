@@ -18,6 +18,7 @@ from onward.meshes.prediction import (
     ReplayedPlan,
     StepPrediction,
     counted,
+    exchange_copies,
     memory_by_kind,
     replayed,
     work_of_launch,
@@ -111,7 +112,8 @@ def _predicted(
         other = replayed(remade.plan_at(rows, request), candidate, question.cluster)
         runs += [other] * more
     weights = made.weight_bytes(held.kinds["weights"])
-    memory = memory_by_kind(held, plan, weights)
+    copies = 0 if question.cluster.scatters else exchange_copies(plan, candidate)
+    memory = memory_by_kind(held, plan, weights, copies)
     found = StepPrediction(
         candidate, rows,
         seconds=sum(run.seconds for run in runs),

@@ -14,7 +14,7 @@ from typing import Any
 
 from onward.explanation.facts import StepMemory
 from onward.graph.ops import OPS
-from onward.graph.ops.collective import STARTS, WAIT
+from onward.graph.ops.collective import STARTS, WAIT, is_summed_alone
 from onward.graph.types import value
 from onward.meshes.candidates import MeshCandidate
 from onward.plan import Plan, PlannedLaunch
@@ -47,6 +47,7 @@ MEMORY_KINDS: tuple[str, ...] = (
     "moments",
     "activations",
     "gathered",
+    "exchanged",
     "other",
 )
 
@@ -207,8 +208,35 @@ def exchanged_bytes(launch: PlannedLaunch) -> int:
     return sum(x.nbytes for x in taken if x is not None)
 
 
-def memory_by_kind(held: StepMemory, plan: Plan, weights: int) -> dict[str, int]:
-    """Bytes of a rank by `MEMORY_KINDS` at the fullest launch. weights: of the model on it."""
+def exchange_copies(plan: Plan, candidate: MeshCandidate) -> int:
+    """The most bytes of the copies that exchanges over Gloo are made through, between their start
+    and their wait (`kernels/collective.py`)."""
+    held: dict[int, int] = {}
+    most = 0
+    for launch in plan.launches:
+        if launch.op in STARTS:
+            held[int(launch.attrs["sequence"])] = _copied(launch, candidate)
+            most = max(most, sum(held.values()))
+        elif launch.op == WAIT:
+            held.pop(int(launch.attrs["sequence"]), None)
+    return most
+
+
+def _copied(launch: PlannedLaunch, candidate: MeshCandidate) -> int:
+    """Bytes of the copies of one exchange."""
+    sizes = [y.nbytes for y in launch.outputs]
+    if launch.op == "AllReduceStart":
+        return sum(n for n in sizes if not is_summed_alone(len(sizes), n, "cpu"))
+    if launch.op == "AllGatherStart":
+        return sum(sizes) if candidate.size(str(launch.attrs["axis"])) > 2 else 0
+    if launch.op == "AllToAllStart":
+        return sum(sizes)
+    return exchanged_bytes(launch) if launch.op == "ReduceScatterStart" else 0
+
+
+def memory_by_kind(held: StepMemory, plan: Plan, weights: int, copies: int = 0) -> dict[str, int]:
+    """Bytes of a rank by `MEMORY_KINDS` at the fullest launch. weights: of the model on it. copies:
+    of what is exchanged, which are not in the plan."""
     kinds = dict(held.kinds)
     gathered = _gathered(plan, held.fullest)
     activations = kinds["activations"] + kinds["scratch"] - gathered
@@ -217,7 +245,7 @@ def memory_by_kind(held: StepMemory, plan: Plan, weights: int) -> dict[str, int]
         "activations": activations, "gathered": gathered,
     }  # fmt: skip
     rest = held.total - kinds["weights"] - sum(named.values()) + weights
-    return {**named, "other": rest}
+    return {**named, "exchanged": copies, "other": rest}
 
 
 def _gathered(plan: Plan, at: int) -> int:
@@ -244,6 +272,6 @@ def counted(
 
 
 __all__ = [
-    "MEMORY_KINDS", "ExchangeCount", "ReplayedPlan", "StepPrediction", "counted", "exchanged_bytes",
-    "group_along", "memory_by_kind", "replayed", "work_of_launch",
+    "MEMORY_KINDS", "ExchangeCount", "ReplayedPlan", "StepPrediction", "counted", "exchange_copies",
+    "exchanged_bytes", "group_along", "memory_by_kind", "replayed", "work_of_launch",
 ]  # fmt: skip

@@ -97,8 +97,8 @@ _ADAPTER = {"latency": 14e-6, "sm_share": 0.02}
 # One failure of a node in about 7 years of it: 419 in 54 days of 16,384 H100, 8 a node (Llama 3).
 _FAILURES = Failures(node_hours=6300.0, restart_seconds=300.0, checkpoint_bandwidth=1e9)
 # Efficiencies are what benchmarks/simulator.py found on its fit rows, and nothing else.
-_A100 = Efficiency(0.760, 0.833, 0.629, 1.0)
-_H100 = Efficiency(0.764, 0.548, 1.0, 0.665)
+_A100 = Efficiency(0.812, 0.784, 0.524, 1.0)
+_H100 = Efficiency(0.770, 0.712, 0.728, 0.900)
 
 BUILT_IN: Mapping[str, Cluster] = {
     # data sheet; NVLink 3; 8 HDR InfiniBand adapters a node
@@ -127,11 +127,12 @@ BUILT_IN: Mapping[str, Cluster] = {
         failures=_FAILURES,
         efficiency=_H100,
     ),
-    # H100 with 96 GB of HBM2e and a limit of 500 W: torchtitan's pages place its peak between
-    # those of SXM (989) and NVL (835 TFLOP/s); the middle is taken, and the same share elsewhere
+    # H100 with 96 GB of HBM2e, limited to 500 W instead of 700. The clock is taken to fall as the
+    # square root of the power, 0.845 of the SXM's rates, which is the data sheet's NVL (835);
+    # torchtitan's pages place their device between these two
     "h100-500w": Cluster(
         "h100-500w",
-        Device(912e12, 2.4e12, 96e9, attention=309e12, fp32=62e12, fp8=1825e12),
+        Device(836e12, 2.4e12, 96e9, attention=283e12, fp32=57e12, fp8=1672e12),
         Link(450e9, **_NVLINK),
         Link(50e9, **_ADAPTER),
         failures=_FAILURES,

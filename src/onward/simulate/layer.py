@@ -6,7 +6,7 @@ a time; `fused` has one kernel where PyTorch's eager mode has several, some of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onward.simulate.layout import MeshLayout
 from onward.simulate.transformer import Transformer
@@ -27,8 +27,14 @@ _AUTOCAST_GRADIENT = 20
 _DROPOUT_ADD = (7, 5)  # with the mask's byte
 _SOFTMAX = (4, 6)  # scale, mask and softmax in one kernel
 _DROPOUT = (5, 5)
+# attention in pieces, a piece: its result becomes fp32, and is merged by five operations, of three
+# quarters of the rows on average, as half of the ranks need half of them; backward, three gradients
+# become fp32 and are added to sums
+_MERGE = (30, 48)
 _LOSS = ((8, 6), (16, 14))  # of fp32 logits: log-softmax forward, its gradient
 _QUANTIZE = 5  # fp8: the largest value is found (2), then the tensor is read and written (3)
+_TRANSPOSE = 2  # fp8: products of an H100 take operands whose rows are what is summed over
+_FLASH_HALF = 300  # tokens with which flash attention reaches half of its rate
 _BACKWARD_OF_FLASH = 2.5  # products: 5 of two operands against 2, scores made again
 # AdamW in mixed precision reads gradient, master weight and two moments, and writes the latter and
 # a 16-bit weight; the norm of the gradients reads them once more
@@ -63,6 +69,11 @@ class RankSizes:
         return self.rows * self.model.hidden * self.element
 
     @property
+    def gathered_bytes(self) -> float:
+        """`hidden_bytes` as a product takes them: fp8 training gathers what is quantized."""
+        return self.hidden_bytes / (2 if self.layout.dtype == "fp8" else 1)
+
+    @property
     def autocast(self) -> bool:
         """Whether weights are gathered in fp32 and cast before each product."""
         return self.layout.gather_bytes > self.element
@@ -87,18 +98,25 @@ def product(sizes: RankSizes, rows: float, inner: float, outer: float, way: int)
     operand = 1 if low else e
     nbytes = operand * (rows * inner + weight) + e * rows * outer
     one = Work(2 * rows * weight, nbytes, layout.dtype)
-    works = [one] if way == 0 else [one, one]
+    if way == 0:
+        works = [one]
+        if low:
+            works.append(Work(nbytes=_QUANTIZE * (rows * inner + weight)))
+        if sizes.autocast:
+            works.append(Work(nbytes=(layout.gather_bytes + e) * weight))
+        return works
+    works = [one]
     if low:
-        elements = rows * inner + weight if way == 0 else rows * outer
-        works.append(Work(nbytes=_QUANTIZE * elements))
-    if way == 1:
-        # added to the sum so far; or copied to where it is reduced
-        each = 2 * layout.grad_bytes if layout.zero < 2 else e + layout.grad_bytes
-        each = _AUTOCAST_GRADIENT if sizes.autocast else each
-        works.append(Work(nbytes=each * weight))
-    if way == 0 and sizes.autocast:
-        works.append(Work(nbytes=(layout.gather_bytes + e) * weight))
-    return works
+        works.append(Work(nbytes=_QUANTIZE * rows * outer + _TRANSPOSE * weight))
+        works.append(Work(nbytes=_TRANSPOSE * rows * (inner + outer), of_weight=True))
+    if layout.fused_accumulation and layout.zero < 2:
+        # the sum is read and written where the gradient would be written
+        summed = nbytes + (2 * layout.grad_bytes - e) * weight
+        return [*works, replace(one, nbytes=summed, beside=True, of_weight=True)]
+    # added to the sum so far; or copied to where it is reduced
+    each = e + 2 * layout.grad_bytes if layout.zero < 2 else e + layout.grad_bytes
+    each = _AUTOCAST_GRADIENT if sizes.autocast else each
+    return [*works, replace(one, of_weight=True), Work(nbytes=each * weight, of_weight=True)]
 
 
 def attention_core(sizes: RankSizes, way: int) -> list[Work]:
@@ -106,12 +124,22 @@ def attention_core(sizes: RankSizes, way: int) -> list[Work]:
     model, layout = sizes.model, sizes.layout
     width = model.hidden / layout.tp
     pairs = sizes.rows * sizes.tokens
-    if layout.attention == "flash":
+    first = layout.attention == "flash-1"
+    if first or layout.attention == "flash":
         share = 0.5 if layout.causal and model.family != "bert" else 1.0
         flops = 4 * pairs * width * share * (_BACKWARD_OF_FLASH if way else 1)
         kv = model.kv_width / layout.tp * layout.micro_batch * sizes.tokens
+        works = list[Work]()
+        if layout.repeat_keys and model.kv_width < model.hidden:
+            many = width * sizes.rows
+            works.append(Work(nbytes=2 * sizes.element * (many + kv / layout.cp)))
+            kv = width * layout.micro_batch * sizes.tokens
         nbytes = sizes.element * (2 + 2 * way) * (sizes.rows * width + kv)
-        return [Work(flops, nbytes, attention=True)]
+        rate = sizes.tokens / (sizes.tokens + _FLASH_HALF) * (0.5 if first else 1.0)
+        works.append(Work(flops, nbytes, attention=rate))
+        if layout.ring and layout.cp > 1:
+            works += [Work(nbytes=_MERGE[way] * sizes.rows * width)] * (layout.cp - 1)
+        return works
     scores = pairs * model.heads / layout.tp
     once = Work(2 * pairs * width, sizes.element * (scores + 2 * sizes.rows * width), _wide(layout))
     works = [once] * (2 if way == 0 else 4)
@@ -185,8 +213,25 @@ def head(sizes: RankSizes, way: int) -> list[Work]:
     e = sizes.element
     nbytes = e * (rows * model.hidden + model.hidden * vocab + rows * vocab)
     once = Work(2 * rows * model.hidden * vocab, nbytes, _wide(sizes.layout))
-    loss = sizes.choose(_LOSS)
+    loss = _LOSS[0] if sizes.layout.fused and sizes.layout.fused_loss else _LOSS[1]
     return [norm(sizes, way), *([once] * (1 + way)), Work(nbytes=loss[way] * rows * vocab)]
+
+
+def copied_weights(sizes: RankSizes, parameters: float) -> Work:
+    """The copy of gathered weights to their places."""
+    return Work(nbytes=2 * sizes.layout.gather_bytes * parameters / sizes.layout.tp)
+
+
+def pieces_summed(sizes: RankSizes) -> Work:
+    """The sum of what all ranks along tp sent of a result in tp pieces."""
+    return Work(nbytes=sizes.hidden_bytes * (1 + 1 / sizes.layout.tp))
+
+
+def keys_bytes(sizes: RankSizes) -> float:
+    """Bytes of the keys and values of all tokens, as attention along cp needs them."""
+    model, layout = sizes.model, sizes.layout
+    width = model.hidden if layout.repeat_keys else model.kv_width
+    return 2 * layout.micro_batch * sizes.tokens * width / layout.tp * sizes.element
 
 
 def update(parameters: float) -> list[Work]:
@@ -195,6 +240,19 @@ def update(parameters: float) -> list[Work]:
 
 
 __all__ = [
-    "RankSizes", "attention_core", "attention_in", "attention_out", "embedding", "head", "mlp_in",
-    "mlp_out", "norm", "product", "residual", "update",
+    "RankSizes",
+    "attention_core",
+    "attention_in",
+    "attention_out",
+    "copied_weights",
+    "embedding",
+    "head",
+    "keys_bytes",
+    "mlp_in",
+    "mlp_out",
+    "norm",
+    "pieces_summed",
+    "product",
+    "residual",
+    "update",
 ]  # fmt: skip

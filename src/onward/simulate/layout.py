@@ -23,8 +23,16 @@ class MeshLayout:
     made for it). causal: whether flash attention leaves the masked half out. grad_bytes, gather_
     bytes: of an element of the gradients and of gathered weights. overlap: whether gradients,
     gathers and transfers run beside the backward and forward. overlap_tp: whether collectives of tp
-    run beside the products that need them, in tp pieces. one_adapter: rings use one adapter of a
-    node. free_early: weights that a recomputation has gathered are freed before the backward.
+    run beside the products that need them, in tp pieces. overlap_backward: whether an input's
+    gradient is summed over tp beside the product of the weight's gradient. fused_accumulation:
+    whether that product adds to the sum over micro-batches itself. repeat_keys: whether keys and
+    values that heads share are repeated before attention. ring: whether attention along cp runs in
+    cp pieces that are merged, as torch's context_parallel does; otherwise it waits for all keys.
+    gathers_again: whether, with sequence parallelism, a product's input is gathered once more for
+    its weight's gradient; otherwise it is kept whole. copies_gathered: whether gathered weights are
+    copied from one buffer to their places. fused_loss: whether the loss is fused where ops are.
+    one_adapter: rings use one adapter of a node. free_early: weights that a recomputation has
+    gathered are freed before the backward.
     """
 
     dp_replicate: int = 1
@@ -39,7 +47,7 @@ class MeshLayout:
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = False
     dtype: str = "bf16"
-    attention: Literal["flash", "written out"] = "flash"
+    attention: Literal["flash", "flash-1", "written out"] = "flash"
     fused: bool = True
     causal: bool = True
     dropout: bool = False
@@ -47,6 +55,13 @@ class MeshLayout:
     gather_bytes: int = 2
     overlap: bool = True
     overlap_tp: bool = False
+    overlap_backward: bool = False
+    fused_accumulation: bool = False
+    repeat_keys: bool = False
+    ring: bool = False
+    gathers_again: bool = True
+    copies_gathered: bool = False
+    fused_loss: bool = True
     one_adapter: bool = False
     free_early: bool = False
 

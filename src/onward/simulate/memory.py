@@ -58,12 +58,13 @@ def layer_activations(sizes: RankSizes, kept: str) -> float:
         return sizes.rows * e * h / sequence
     qkv = e * (h + 2 * model.kv_width)
     inner = e * model.width * (2 if model.gated else 1)
-    written = layout.attention != "flash"
+    written = layout.attention == "written out"
     if kept == "selective" and not written:
         shared = 2 * e * h / sequence
         divided = (qkv / 2 + e * h + inner / 2) / tp
         return sizes.rows * (shared + divided)
-    shared = 4 * e * h / sequence  # inputs of both norms, and of the products after them
+    # inputs of both norms, and of the products after them, which may be kept as they were gathered
+    shared = 2 * e * h / sequence + 2 * e * h / (sequence if layout.gathers_again else 1)
     if layout.dropout:
         shared += 2 * h / sequence
     divided = qkv + e * h + inner + e * model.width
@@ -87,9 +88,14 @@ def _of_rank(sizes: RankSizes, rank: int, batch: int) -> RankMemory:
     moments = 8 if layout.dtype == "fp32" else 12
     weights = e * parameters
     if layout.zero == 3:
-        whole = 2 * layout.gather_bytes * model.layer_parameters / layout.tp
+        # two layers, and what is before the first and after the last one, are whole at a time
+        ends = model.embedding_parameters + model.head_parameters if layout.pp == 1 else 0
+        whole = layout.gather_bytes * (2 * model.layer_parameters + ends) / layout.tp
         weights = weights / layout.shards + (whole if layout.shards > 1 else 0)
     gradients = layout.grad_bytes * parameters / (layout.shards if layout.zero >= 2 else 1)
+    if layout.zero >= 2 and layout.shards > 1:
+        # one layer's, as they are made and as they are reduced
+        gradients += (e + layout.grad_bytes) * model.layer_parameters / layout.tp
     micro = layout.micro_batches(batch)
     held = in_flight(rank, layout.pp, layout.chunks, micro, layout.schedule)
     counts = spread(model.layers, layout.pp * layout.chunks)[rank :: layout.pp]
@@ -98,8 +104,9 @@ def _of_rank(sizes: RankSizes, rank: int, batch: int) -> RankMemory:
     if layout.recompute != "none":
         activations += layer_activations(sizes, "none")
     if rank == layout.pp - 1:
-        # logits and their gradient, in fp32 and in the precision of products
-        activations += sizes.rows * model.vocab / layout.tp * (8 if layout.fused else 10)
+        # logits and their gradient; unfused, log-softmax and two gradients in fp32, one in 16 bits
+        each = 8 if layout.fused and layout.fused_loss else 14
+        activations += sizes.rows * model.vocab / layout.tp * each
     return RankMemory(weights, gradients, moments * parameters / layout.shards, activations)
 
 

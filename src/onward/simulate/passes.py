@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onward.simulate import layer
 from onward.simulate.cluster import Cluster
@@ -12,6 +12,7 @@ from onward.simulate.collectives import (
     ALL_REDUCE,
     REDUCE_SCATTER,
     collective_seconds,
+    rate,
 )
 from onward.simulate.layer import RankSizes
 from onward.simulate.replay import COMPUTE, Item, replay
@@ -46,9 +47,10 @@ class IssuedItems:
         seconds = part * collective_seconds(kind, nbytes, group, self.cluster)
         if not seconds:
             return None
-        link = self.cluster.in_node if group.nodes == 1 else self.cluster.across
+        # a ring over several ranks of each node runs on the links within nodes too
+        link = self.cluster.across if group.in_node == 1 else self.cluster.in_node
         # a collective reads and writes each byte that comes in
-        share = min(1.0, 2 * link.bandwidth / self.cluster.device.memory_bandwidth)
+        share = min(1.0, 2 * rate(group, self.cluster) / self.cluster.device.memory_bandwidth)
         stream = DATA if axis in ("data", "shard") else axis
         self.items.append(Item(stream, seconds, after, 0, link.sm_share, share))
         return len(self.items) - 1
@@ -98,15 +100,15 @@ def _around(line: IssuedItems, works: Sequence[Work], kind: str, nbytes: float) 
 def forward_layer(line: IssuedItems) -> None:
     """One layer's forward."""
     sizes = line.sizes
-    layout, nbytes = sizes.layout, sizes.hidden_bytes
+    layout, nbytes = sizes.layout, sizes.gathered_bytes
     whole = layout.sequence_parallel
     line.compute([layer.norm(sizes, 0)])
     if whole:
         _around(line, layer.attention_in(sizes, 0), ALL_GATHER, nbytes)
     else:
         line.compute(layer.attention_in(sizes, 0))
-    _keys(line, ALL_GATHER)
-    line.compute([*layer.attention_core(sizes, 0), *layer.attention_out(sizes, 0)])
+    _attention(line, 0)
+    line.compute(layer.attention_out(sizes, 0))
     _sum(line, [layer.residual(sizes, 0), layer.norm(sizes, 0)])
     if whole:
         _around(line, layer.mlp_in(sizes, 0), ALL_GATHER, nbytes)
@@ -127,27 +129,53 @@ def _sum(line: IssuedItems, works: Sequence[Work]) -> None:
         whole = collective_seconds(kind, line.sizes.hidden_bytes, group, line.cluster)
         exposed = max(whole / layout.tp, whole - product * (1 - line.cluster.in_node.sm_share))
         line.wait(kind, line.sizes.hidden_bytes, "tp", exposed / whole if whole else 1.0)
+        works = [layer.pieces_summed(line.sizes), *works]
     else:
         line.wait(kind, line.sizes.hidden_bytes, "tp")
     line.compute(works)
 
 
-def _keys(line: IssuedItems, kind: str) -> None:
-    """Keys and values of all ranks along cp are gathered, or their gradients summed."""
+def _attention(line: IssuedItems, way: int) -> None:
+    """Attention, for which keys and values of all ranks along cp are gathered; backward, their
+    gradients are summed. A ring's first piece needs those of its own rank alone; its gradients are
+    in fp32 and go round beside the pieces."""
     sizes = line.sizes
-    layout, model = sizes.layout, sizes.model
-    tokens = layout.micro_batch * sizes.tokens
-    line.wait(kind, 2 * tokens * model.kv_width / layout.tp * sizes.element, "cp")
+    nbytes, cp = layer.keys_bytes(sizes), sizes.layout.cp
+    core = layer.attention_core(sizes, way)
+    if not sizes.layout.ring or cp == 1:
+        line.wait(ALL_GATHER, nbytes, "cp")
+        line.compute(core)
+        if way:
+            line.wait(REDUCE_SCATTER, nbytes, "cp")
+        return
+    keys = line.collective(ALL_GATHER, nbytes, "cp", line.last)
+    pieces = [replace(work, flops=work.flops / cp, nbytes=work.nbytes / cp) for work in core]
+    line.compute(pieces)
+    rest = [
+        replace(work, flops=work.flops * (1 - 1 / cp), nbytes=work.nbytes * (1 - 1 / cp))
+        for work in core
+    ]
+    before = line.last
+    gradients = (
+        line.collective(REDUCE_SCATTER, 4 / sizes.element * nbytes, "cp", before) if way else None
+    )
+    line.compute(rest, () if keys is None else (keys,))
+    line.last = (*line.last, *(() if gradients is None else (gradients,)))
 
 
 def _recompute(line: IssuedItems) -> None:
-    """One layer's forward, as far as a selective recomputation repeats it."""
-    line.compute(_cheap(line.sizes))
+    """One layer's forward, as far as a selective recomputation repeats it; gathers of the inputs of
+    both branches are among it, unless products gather them again."""
+    sizes = line.sizes
+    if sizes.layout.sequence_parallel and not sizes.layout.gathers_again:
+        for _ in range(2):
+            line.wait(ALL_GATHER, sizes.gathered_bytes, "tp")
+    line.compute(_cheap(sizes))
 
 
 def _cheap(sizes: RankSizes) -> list[Work]:
     """The kernels that a selective recomputation repeats."""
-    if sizes.layout.attention != "flash":
+    if sizes.layout.attention == "written out":
         return layer.attention_core(sizes, 0)
     products = [*layer.attention_in(sizes, 0), *layer.mlp_in(sizes, 0)]
     elementwise = [work for work in products if not work.flops]
@@ -166,22 +194,38 @@ def backward_layer(line: IssuedItems) -> None:
     line.compute([layer.residual(sizes, 1)])
     if whole:
         _around(line, layer.mlp_out(sizes, 1), ALL_GATHER, nbytes)
-        regathered = line.collective(ALL_GATHER, nbytes, "tp", line.last)
     else:
         line.compute(layer.mlp_out(sizes, 1))
-        regathered = None
-    line.compute(layer.mlp_in(sizes, 1), () if regathered is None else (regathered,))
-    _sum(line, [layer.norm(sizes, 1), layer.residual(sizes, 1)])
+    _products_in(line, layer.mlp_in(sizes, 1), [layer.norm(sizes, 1), layer.residual(sizes, 1)])
     if whole:
         _around(line, layer.attention_out(sizes, 1), ALL_GATHER, nbytes)
     else:
         line.compute(layer.attention_out(sizes, 1))
-    _keys(line, ALL_GATHER)
-    line.compute(layer.attention_core(sizes, 1))
-    _keys(line, REDUCE_SCATTER)
-    regathered = line.collective(ALL_GATHER, nbytes, "tp", line.last) if whole else None
-    line.compute(layer.attention_in(sizes, 1), () if regathered is None else (regathered,))
-    _sum(line, [layer.norm(sizes, 1)])
+    _attention(line, 1)
+    _products_in(line, layer.attention_in(sizes, 1), [layer.norm(sizes, 1)])
+
+
+def _products_in(line: IssuedItems, works: Sequence[Work], then: Sequence[Work]) -> None:
+    """Backward of the products at the start of a branch, the sum over tp of their input's gradient,
+    and what follows it. With sequence parallelism the input is gathered again for the gradient of
+    the weight; that of the input runs beside the gather, and its sum beside the weight's, where the
+    layout overlaps them."""
+    sizes = line.sizes
+    layout, nbytes = sizes.layout, sizes.hidden_bytes
+    whole = layout.sequence_parallel
+    gathers = whole and layout.gathers_again
+    if not layout.overlap_backward or layout.tp == 1:
+        again = line.collective(ALL_GATHER, nbytes, "tp", line.last) if gathers else None
+        line.compute(works, () if again is None else (again,))
+        _sum(line, then)
+        return
+    again = line.collective(ALL_GATHER, nbytes, "tp", line.last) if gathers else None
+    line.compute([work for work in works if not work.of_weight])
+    kind = REDUCE_SCATTER if whole else ALL_REDUCE
+    summed = line.collective(kind, nbytes, "tp", line.last)
+    line.compute([work for work in works if work.of_weight], () if again is None else (again,))
+    line.last = (*line.last, *(() if summed is None else (summed,)))
+    line.compute(then)
 
 
 def _shard_bytes(sizes: RankSizes, each: int) -> float:
@@ -204,7 +248,7 @@ def forward_pass(
         line.compute(layer.embedding(sizes, 0))
     ended: list[int] = []
     for i in range(layers):
-        line.again("forward", forward_layer, _gather(line, ended, i) if gathers else ())
+        line.again("forward", forward_layer, _weights(line, ended, i) if gathers else ())
         ended.append(line.last[0])
     if ends in ("last", "both"):
         line.compute(layer.head(sizes, 0))
@@ -213,6 +257,15 @@ def forward_pass(
 
 def _table_bytes(sizes: RankSizes, each: int) -> float:
     return each * sizes.model.embedding_parameters / sizes.layout.tp
+
+
+def _weights(line: IssuedItems, layers: Sequence[int], i: int) -> tuple[int, ...]:
+    """The gather of the weights of layer i, and their copy where the layout makes one."""
+    sizes, gathered = line.sizes, _gather(line, layers, i)
+    if not gathered or not sizes.layout.copies_gathered:
+        return gathered
+    line.compute([layer.copied_weights(sizes, sizes.model.layer_parameters)], gathered)
+    return ()
 
 
 def _gather(line: IssuedItems, layers: Sequence[int], i: int) -> tuple[int, ...]:
@@ -237,13 +290,13 @@ def backward_pass(
         line.compute(layer.head(sizes, 1))
     before: list[int] = []  # the last item of each layer so far
     for i in range(layers):
-        gathered = _gather(line, before, i) if layout.zero == 3 else ()
+        gathered = _weights(line, before, i) if layout.zero == 3 else ()
         if i and reduces:
             _reduce(line, (before[-1],))
         if layout.recompute == "full":
             line.again("forward", forward_layer, gathered)
             if layout.free_early and layout.zero == 3:
-                gathered = _gather(line, before, i)
+                gathered = _weights(line, before, i)
         elif layout.recompute == "selective":
             line.again("recompute", _recompute, gathered)
         line.again("backward", backward_layer, gathered)

@@ -51,6 +51,13 @@ STARTS = (
 )  # fmt: skip
 REDUCING = frozenset({"AllReduceStart", "ReduceScatterStart"})
 MOST = 64  # tensors of one collective
+ALONE = 1 << 20  # bytes of a tensor from which on a sum of its own costs less than a copy
+
+
+def is_summed_alone(tensors: int, nbytes: int, device: str) -> bool:
+    """Whether one of so many tensors is summed in an exchange of its own. NCCL takes a list without
+    a copy."""
+    return tensors == 1 or (device == "cpu" and nbytes >= ALONE)
 
 
 def is_collective(node: Node) -> bool:
