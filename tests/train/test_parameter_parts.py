@@ -12,7 +12,6 @@ from torch import nn
 
 from onward.distribute import Mesh
 from onward.errors import OnwardError
-from onward.options import TrainerOptions
 from onward.shards import Shard, StageCut, shard_of
 from onward.train.parameter_parts import ParameterParts
 
@@ -95,11 +94,6 @@ def test_what_is_cut_and_what_stays_whole() -> None:
         p = model.get_parameter(name)
         assert torch.equal(p, x) and p.stride() == x.stride(), name
     assert set(model.state_dict()) == {*named, "tied", "table"}
-
-
-def test_an_average_of_the_weights_is_refused() -> None:
-    with pytest.raises(OnwardError, match="ema_decay averages whole weights"):
-        TrainerOptions(mesh={"dp_shard": 2}, zero=3, ema_decay=0.9)
 
 
 class SecondStage(Mesh):
