@@ -1,5 +1,6 @@
-"""transformers' Trainer on two processes over Gloo, with the step in one graph: losses, norms,
-evaluations and weights are those of the stock Trainer with its DistributedDataParallel."""
+"""transformers' Trainer on several processes over Gloo, with the step in one graph: losses, norms,
+evaluations and weights are those of the stock Trainer with its DistributedDataParallel, and those
+of the stock Trainer on one process where processes hold parts of the model."""
 
 from __future__ import annotations
 
@@ -9,10 +10,15 @@ from typing import Any
 
 import hf_runs
 import pytest
-from trainer_ranks_program import CASES, RANKS, run
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from trainer_ranks_program import CASES, PARTS, RANKS, STEPS, WHOLE, Case, of_parts, run
 
 from onward.errors import OnwardError
+from onward.integrations.trainer_ranks import mesh_of, options_of_ranks, share_batches
 from onward.integrations.transformers import Trainer
+from onward.options import TrainerOptions
 
 
 @pytest.mark.slow
@@ -61,11 +67,53 @@ def test_a_mesh_without_processes_is_refused(mesh: Any, tmp_path: Path) -> None:
         )
 
 
-def test_ranks_with_one_batch_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OnwardError, match="options has cp in its mesh, whose processes take one"):
-        Trainer(
-            hf_runs.causal_lm(), hf_runs.arguments(tmp_path), options={"mesh": {"cp": 2}}
-        ).train()
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", PARTS)
+def test_parts_of_the_model_are_the_stock_trainer_of_one_process(
+    tmp_path: Path, ranks: int
+) -> None:
+    case = Case({"optim": "sgd", "learning_rate": 0.1, "gradient_accumulation_steps": 2})
+    stock = of_parts(case, 1, tmp_path / "stock", ours=False)
+    stock.train()
+    weights = torch.cat([p.detach().double().reshape(-1) for p in stock.model.parameters()])
+    torch.save(weights, tmp_path / "want.pt")
+    found = run(tmp_path, "parts", ranks)
+    want = hf_runs.history(stock)
+    for name in PARTS[ranks]:
+        assert len({each[name]["weights"] for each in found}) == 1, f"{name}: weights of ranks"
+        is_cut = "cp" not in name
+        for each in (rank[name] for rank in found):
+            assert each["apart"] < 1e-6 and each["apart again"] < 1e-6, (name, each)
+            assert each["best"] == Path(str(stock.state.best_model_checkpoint)).name
+            assert (each["samples"], each["rows"]) == (48, 2 * WHOLE)
+            assert each["whole"] == {
+                "step": [not is_cut] * STEPS, "evaluate": [True] * 2, "save": [True] * 2,
+                "end": [True],
+            }, name  # fmt: skip
+            assert len(each["history"]) == len(want)
+            for mine, theirs in zip(each["history"], want, strict=True):
+                assert mine.keys() == theirs.keys()
+                for key, y in theirs.items():
+                    assert math.isclose(mine[key], y, rel_tol=2e-6), (name, key, mine, theirs)
+        saved = load_file(tmp_path / f"{name} 0" / "model.safetensors")
+        rows = torch.cat([saved[n].double().reshape(-1) for n, _ in stock.model.named_parameters()])
+        assert float((rows - weights).norm() / weights.norm()) < 1e-6, "saved by rank 0"
+
+
+def test_a_mesh_that_weighs_micro_batches_itself_is_refused(tmp_path: Path) -> None:
+    told = "transformers.Trainer says itself what each micro-batch weighs, but gradient_accumu"
+    with pytest.raises(OnwardError, match=f"{told}.*; fix: another mesh, or onward.Trainer"):
+        options_of_ranks(TrainerOptions(mesh={"pp": 2}), 2)
+
+
+def test_batches_that_one_process_makes_cannot_be_shared() -> None:
+    mesh = mesh_of(TrainerOptions(mesh={"dp_replicate": 2, "tp": 2}), 3)
+    assert (mesh.share, mesh.batches) == (1, 2)
+    with pytest.raises(OnwardError, match=r"not chosen by their number, .*; fix: a dataset w"):
+        share_batches(DataLoader(list(range(4))), mesh)
+    alone = mesh_of(TrainerOptions(mesh={"dp_replicate": 4}), 3)
+    loader = DataLoader(list(range(4)))
+    assert share_batches(loader, alone) is loader
 
 
 def test_one_process_is_a_mesh_of_one(tmp_path: Path) -> None:

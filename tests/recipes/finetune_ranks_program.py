@@ -98,7 +98,8 @@ def main(folder: Path, rank: int) -> None:
     loop._update, loop.evaluate = interrupted, evaluated
     found: dict[str, Any] = {}
     for (name, words), port in zip(commands.items(), ports, strict=True):
-        done.clear(), seen.clear(), models.clear()
+        for held in (done, seen, models):
+            held.clear()
         os.environ["MASTER_PORT"] = str(port)
         status, out, err = ended([word.replace("RANK", str(rank)) for word in words])
         for model in models:
