@@ -370,9 +370,9 @@ class TrainerOptions:
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
     keeps of the sums of a window's gradients that part alone, and exchanges the gradients of every
     micro-batch. 3 also keeps of the weights that part alone, from the first step on, and gathers
-    each ahead of its use in forward and backward; the model shows NaN until `Trainer.gather`. For
-    optimizers that update each element by itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop,
-    NAdam, RAdam, Lion. 0: every rank has all state."""
+    each ahead of its use in forward and backward; the model shows NaN until `Trainer.gather`. A
+    parameter whose update reads all of it, as LAMB's, Adafactor's and Muon's do, has an owner among
+    the ranks, which alone has its state and updates it for all. 0: every rank has all state."""
 
     adasum: bool = option(
         False,

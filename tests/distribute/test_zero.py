@@ -102,6 +102,34 @@ def test_owners_make_updates_of_whole_parameters(
     assert len(set(hashes)) == 1, "ranks exchange the same in one order"
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rank_that_owns_nothing_writes_what_it_is_sent(stage: int) -> None:
+    """Nothing of it reads the parameter in stages 1 and 2; and all that belongs to the update is
+    left out with it where a gradient is not finite, on each rank alike."""
+    record = OPTIMIZERS["LAMB"]
+    attributes = record.attributes({**vars(record.description())})
+    groups = (UpdateGroup(0, ("param.w",), record, attributes, record.slots),)
+    for mesh in ranks_of(("dp_shard",), (2,)):
+        shard = Shard("dp_shard", 2, mesh.rank, 8, owner=1)
+        summed = ("param.w",) if stage > 1 else ()
+        held = {"param.w": replace(shard, owner=None)} if stage == 3 else {}
+        recipe = Recipe(
+            groups, None, True, True, average="labels", shards={"param.w": shard},
+            summed_parts=summed, held=held,
+        )  # fmt: skip
+        compiler = Compiler(host(), mesh=mesh)
+        graph = compiler.update({"param.w": parse_type("f32[2,4]")}, recipe)
+        assert len(graph.signature.slots) == (2 if shard.is_owner else 0)
+        plan = compiler.plan(graph, graph.signature.requested((), True), {})
+        own = plan.inputs["param.w"].buffer
+        assert any(y.buffer == own for launch in plan.launches for y in launch.outputs)
+        shared = [
+            i for i, launch in enumerate(plan.launches)
+            if launch.op in STARTS and launch.attrs.get("update")
+        ]  # fmt: skip
+        assert len(shared) == 2 and min(shared) >= plan.commit
+
+
 @pytest.mark.parametrize("name", ["LAMB", "Muon"])
 def test_parts_of_other_optimizers_are_refused(name: str) -> None:
     mesh = ranks_of(("dp_shard",), (2,))[0]

@@ -6,17 +6,25 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hf_runs
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from trainer_ranks_program import CASES, PARTS, RANKS, STEPS, WHOLE, Case, of_parts, run
 
 from onward.errors import OnwardError
-from onward.integrations.trainer_ranks import mesh_of, options_of_ranks, share_batches
+from onward.integrations.trainer_ranks import (
+    factor_of_loss,
+    items_of_shares,
+    mesh_of,
+    options_of_ranks,
+    share_batches,
+)
 from onward.integrations.transformers import Trainer
 from onward.options import TrainerOptions
 
@@ -114,6 +122,44 @@ def test_batches_that_one_process_makes_cannot_be_shared() -> None:
     alone = mesh_of(TrainerOptions(mesh={"dp_replicate": 4}), 3)
     loader = DataLoader(list(range(4)))
     assert share_batches(loader, alone) is loader
+
+
+@pytest.mark.parametrize(
+    ("mesh", "places"),
+    [
+        ({"dp_replicate": 2, "tp": 2}, [0, 0, 1, 1]),
+        ({"tp": 2, "dp_shard": 2}, [0, 1, 0, 1]),
+        ({"cp": 4}, [0, 0, 0, 0]),
+        ({"dp_replicate": 4}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_processes_take_the_batches_of_their_share(mesh: dict[str, int], places: list[int]) -> None:
+    """26 rows: where one share takes all, its last batch is as short as that of one process."""
+    shares = max(places) + 1
+    batches = [list(range(start, min(start + 4, 26))) for start in range(0, 26, 4)]
+    for rank, place in enumerate(places):
+        loader = prepare_data_loader(
+            DataLoader(list(range(26)), batch_size=4), num_processes=4, process_index=rank,
+            put_on_device=False,
+        )  # fmt: skip
+        shared = share_batches(loader, mesh_of(TrainerOptions(mesh=mesh), rank))
+        found = [batch.tolist() for batch in shared]
+        own = batches[place::shares]
+        whole = [batch for batch in own if len(batch) == 4] if shares > 1 else own
+        assert found[: len(whole)] == whole
+        assert len(found) == len(shared) == -(-len(batches) // shares)
+
+
+def test_numbers_of_items_count_each_batch_once() -> None:
+    mesh = mesh_of(TrainerOptions(mesh={"dp_replicate": 2, "tp": 3}), 0)
+    items, shared = torch.tensor(60.0), SimpleNamespace(average_tokens_across_devices=True)
+    assert items_of_shares(items, mesh, shared) == 20.0
+    assert factor_of_loss(mesh, shared, by_items=True) == 2.0
+    apart = SimpleNamespace(average_tokens_across_devices=False)
+    assert items_of_shares(items, mesh, apart) == 60.0
+    assert factor_of_loss(mesh, apart, by_items=True) == 1.0
+    assert items_of_shares(None, mesh, shared) is None
 
 
 def test_one_process_is_a_mesh_of_one(tmp_path: Path) -> None:
