@@ -41,7 +41,6 @@ def check_sharing(
     mesh: Mapping[str, int] | str | None,
     zero: int,
     adasum: bool,
-    averages_weights: bool,
 ) -> None:
     """Raises OnwardError for options of a Trainer that its mesh does not go with."""
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
@@ -49,12 +48,6 @@ def check_sharing(
         raise OnwardError(
             f"zero={zero} cuts state over the ranks along dp_shard, of which there is one; fix: "
             'mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
-        )
-    tp = sizes.get("tp", 1)
-    if (zero == 3 or tp > 1) and averages_weights:
-        raise OnwardError(
-            "ema_decay averages whole weights, of which each rank holds a part with zero=3 and "
-            "with tp; fix: zero=2 without tp, or leave ema_decay out"
         )
     if sizes.get("cp", 1) > 1:
         _check_sequences(sizes, zero)

@@ -28,7 +28,7 @@ def check_together(options: Mapping[str, Any]) -> None:
             "leave one of them out"
         )
     mesh, average = options["mesh"], options["gradient_accumulation_average"]
-    check_sharing(mesh, options["zero"], options["adasum"], options["ema_decay"] is not None)
+    check_sharing(mesh, options["zero"], options["adasum"])
     check_pipeline(mesh, options)
     if options["auto_micro_batch"] and average == "micro_batches":
         raise OnwardError(

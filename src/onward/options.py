@@ -337,8 +337,8 @@ class TrainerOptions:
         "the mesh that is predicted to be fastest and to fit",
         '{"dp_replicate": 2}',
         {
-            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, "
-            "dp_shard=2, or both with a comma; auto or null: all that were started"
+            "mesh": "processes of torchrun that train together, by axis: dp_replicate=2, dp_shard, "
+            "tp, cp, pp, or several with commas; auto or null: all that were started"
         },
     )
     """The number of ranks that train the model together, by axis: {"dp_replicate": 2} for two
@@ -361,15 +361,18 @@ class TrainerOptions:
         "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too; `3`: the "
         "weights too, which are gathered for each use",
         "1",
-        {"zero": "cut the optimizer's state over the processes: stage 1 or 2 of ZeRO; 0: no"},
+        {
+            "zero": "cut the optimizer's state over the processes along dp_shard: stage 1, 2 or 3 "
+            "of ZeRO, 3 the weights too; 0: no"
+        },
     )
     """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
     keeps of the sums of a window's gradients that part alone, and exchanges the gradients of every
     micro-batch. 3 also keeps of the weights that part alone, from the first step on, and gathers
-    each ahead of its use in forward and backward; the model shows NaN until `Trainer.gather`. For
-    optimizers that update each element by itself: SGD, Adam, AdamW, Adamax, Adagrad, RMSprop,
-    NAdam, RAdam, Lion. 0: every rank has all state."""
+    each ahead of its use in forward and backward; the model shows NaN until `Trainer.gather`. A
+    parameter whose update reads all of it, as LAMB's, Adafactor's and Muon's do, has an owner among
+    the ranks, which alone has its state and updates it for all. 0: every rank has all state."""
 
     adasum: bool = option(
         False,
@@ -391,6 +394,7 @@ class TrainerOptions:
         "the order in which ranks along `pp` run their layers on the micro-batches, by its name in "
         "torch.distributed.pipelining",
         '"GPipe"',
+        {"pipeline_schedule": "with --mesh pp=...: the order in which processes run micro-batches"},
     )
     """The schedule of the ranks along the axis `pp` of the `mesh`, each of which holds some of the
     layers: "GPipe" (arXiv 1811.06965), "1F1B" (1806.03377), with two pieces of the model a rank
@@ -402,6 +406,10 @@ class TrainerOptions:
         "the number of micro-batches that ranks along `pp` make of each batch, by rows; by default "
         "as many as there are ranks along it",
         "8",
+        {
+            "pipeline_microbatches": "with --mesh pp=...: micro-batches that are made of each "
+            "batch, by rows; null: as many as processes along pp"
+        },
     )
     """The number of parts in which a batch runs through the ranks along `pp`, cut by rows, as equal
     as they can be. None: the number of ranks along `pp`."""

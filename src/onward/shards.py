@@ -14,7 +14,8 @@ class Shard:
     """A part of a parameter as one row of elements: those from `start` up to `stop` of `elements`.
 
     axis: of the mesh whose ranks hold the other parts. ranks: along it. Each part has `length`
-    elements, a multiple of `block`, but the last one, which may have fewer.
+    elements, a multiple of `block`, but the last one, which may have fewer. owner: the rank that
+    updates the whole parameter, and has its optimizer state; None: each rank updates its part.
     """
 
     axis: str
@@ -22,6 +23,12 @@ class Shard:
     place: int
     elements: int
     block: int = 1
+    owner: int | None = None
+
+    @property
+    def is_owner(self) -> bool:
+        """Says whether this rank updates the whole parameter."""
+        return self.place == self.owner
 
     @property
     def length(self) -> int:

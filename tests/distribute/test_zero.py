@@ -3,6 +3,7 @@ evaluator, dropout on, whatever the shares, the optimizer and the form of its st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from onward.graph.graph import Graph, type_of
 from onward.graph.ops.collective import STARTS
 from onward.graph.types import parse_type
 from onward.kernels import host
-from onward.plan import make_plan
+from onward.plan import make_plan, sequence_hash
 from onward.rewrite import prune, specialize
 from onward.shards import LEAST, Shard, shard_of
 
@@ -69,12 +70,74 @@ def test_every_elementwise_optimizer(name: str) -> None:
     compare_parts("gpt2", meshes, run("gpt2", meshes, [(3, 1)], **more), want, **more)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("axes", "sizes", "shares"),
+    [
+        (("dp_shard",), (2,), [(3, 1)]),
+        (("dp_shard",), (3,), [(1, 2, 1)]),
+        (("dp_replicate", "dp_shard"), (2, 2), [(1, 2, 1, 1), (2, 1, 1, 1)]),
+    ],
+    ids=str,
+)
+def test_owners_make_updates_of_whole_parameters(
+    stage: int, axes: tuple[str, ...], sizes: tuple[int, ...], shares: list[tuple[int, ...]]
+) -> None:
+    """An optimizer that reads a whole parameter: its owner alone has its state, and all ranks get
+    the same weights; whether parts are equal or not, and over a window."""
+    more: dict[str, Any] = {"optimizer": "LAMB", "stage": stage}
+    [want] = run("gpt2", [Mesh()], [[sum(rows)] for rows in shares], **more)
+    meshes = ranks_of(axes, sizes)
+    shards = shards_of("gpt2", meshes[-1])
+    assert {bool(shard.padding) for shard in shards.values()} >= {False}
+    found, window = run("gpt2", meshes, shares, **more), len(shares) > 1
+    compare_parts("gpt2", meshes, found, want, **more, accumulate=window)
+    hashes = [
+        sequence_hash(make_plan(specialize(step, dims, (), outputs), dims))
+        for mesh in meshes
+        for step in [step_of("gpt2", mesh, accumulate=window, **more)]
+        for dims in [{name: 2 if name == "B" else 6 for name in step.symbols}]
+        for outputs in [step.signature.requested((), True)]
+    ]
+    assert len(set(hashes)) == 1, "ranks exchange the same in one order"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rank_that_owns_nothing_writes_what_it_is_sent(stage: int) -> None:
+    """Nothing of it reads the parameter in stages 1 and 2; and all that belongs to the update is
+    left out with it where a gradient is not finite, on each rank alike."""
+    record = OPTIMIZERS["LAMB"]
+    attributes = record.attributes({**vars(record.description())})
+    groups = (UpdateGroup(0, ("param.w",), record, attributes, record.slots),)
+    for mesh in ranks_of(("dp_shard",), (2,)):
+        shard = Shard("dp_shard", 2, mesh.rank, 8, owner=1)
+        summed = ("param.w",) if stage > 1 else ()
+        held = {"param.w": replace(shard, owner=None)} if stage == 3 else {}
+        recipe = Recipe(
+            groups, None, True, True, average="labels", shards={"param.w": shard},
+            summed_parts=summed, held=held,
+        )  # fmt: skip
+        compiler = Compiler(host(), mesh=mesh)
+        graph = compiler.update({"param.w": parse_type("f32[2,4]")}, recipe)
+        assert len(graph.signature.slots) == (2 if shard.is_owner else 0)
+        plan = compiler.plan(graph, graph.signature.requested((), True), {})
+        own = plan.inputs["param.w"].buffer
+        assert any(y.buffer == own for launch in plan.launches for y in launch.outputs)
+        shared = [
+            i for i, launch in enumerate(plan.launches)
+            if launch.op in STARTS and launch.attrs.get("update")
+        ]  # fmt: skip
+        assert len(shared) == 2 and min(shared) >= plan.commit
+
+
 @pytest.mark.parametrize("name", ["LAMB", "Muon"])
-def test_other_optimizers_are_refused(name: str) -> None:
+def test_parts_of_other_optimizers_are_refused(name: str) -> None:
     mesh = ranks_of(("dp_shard",), (2,))[0]
     assert name not in ELEMENTWISE
+    recipe = recipe_of("gpt2", mesh, optimizer=name, stage=1)
+    parts = {n: replace(shard, owner=None) for n, shard in recipe.shards.items()}
     with pytest.raises(OnwardError, match=r"reads all of it, .* fix: zero=0"):
-        step_of("gpt2", mesh, optimizer=name, stage=1)
+        Compiler(host(), mesh=mesh).step(made("gpt2").forward, replace(recipe, shards=parts))
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -63,6 +63,18 @@ def test_an_id_that_no_table_has_ends_the_step_of_all(found: list[dict[str, Any]
 
 
 @pytest.mark.slow
+def test_numbers_of_no_row_are_refused_by_all_ranks_along_tp(found: list[dict[str, Any]]) -> None:
+    """As on one process, which names the number and the limit."""
+    assert found[0]["no such rows"] == found[1]["no such rows"]
+    assert len(found[0]["no such rows"]) == 12
+    for each in found[0]["no such rows"]:
+        assert each["rows"] == (each["words"] + 1) // 2, "each rank has half of the table"
+        for said in each["said"]:
+            assert said.startswith("IndexError: "), each
+            assert f"{each['bad']} " in said and f" {each['words']} " in said, each
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_nan_on_one_rank_is_skipped_by_all_and_named(
     found: list[dict[str, Any]], zero: int

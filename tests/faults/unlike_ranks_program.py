@@ -144,6 +144,33 @@ def wrong_id(rank: int) -> str:
     return refusal(lambda: trainer.train_step(data))
 
 
+def no_such_rows(rank: int) -> list[dict[str, Any]]:
+    """What is said of ids and labels that no rank along `tp` has a row for, and what one process
+    says: of a vocabulary that the ranks divide, and of one that is padded."""
+    found: list[dict[str, Any]] = []
+    for words in (96, 97):
+        both = [tiny.gpt2(0.0, layers=1, width=WIDTH, vocab_size=words) for _ in range(2)]
+        trainers = [trainer_of(both[0], mesh={"tp": RANKS}), trainer_of(both[1], mesh=None)]
+        data = {name: x % words for name, x in batch(0).items()}
+        for trainer in trainers:
+            trainer.train_step(data)
+        states = [trainer.state_dict() for trainer in trainers]
+        for name, bad in (
+            ("input_ids", words), ("input_ids", 10**6), ("input_ids", -words - 1),
+            ("labels", words), ("labels", 10**6), ("labels", -1),
+        ):  # fmt: skip
+            wrong = {key: x.clone() for key, x in data.items()}
+            wrong[name][1, 3] = bad
+            said: list[str] = []
+            for trainer, state in zip(trainers, states, strict=True):
+                said.append(refusal(lambda: trainer.train_step(wrong)))  # noqa: B023
+                trainer.load_state_dict(state)
+                said.append(refusal(lambda: trainer.eval_step(wrong)))  # noqa: B023
+            own = trainers[0]._weights.stored(trainers[0].model.lm_head.weight)
+            found.append({"words": words, "bad": bad, "said": said, "rows": own.shape[0]})
+    return found
+
+
 def not_a_number(rank: int, zero: int) -> dict[str, Any]:
     """A step in which a number of rank 1 is NaN, between steps that are finite."""
     said: list[str] = []
@@ -185,10 +212,13 @@ def run(folder: Path) -> list[dict[str, Any]]:
 
 
 def main(folder: Path, rank: int) -> None:
-    from onward import shards
+    from onward import compile, shards
+    from onward.distribute.tensor import DeviceRates
 
     torch.set_num_threads(1)
     shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
+    slow = DeviceRates(1e8, 1e9, 1e-7, 1e8, 1e-6)
+    compile.link_rates = lambda *_: slow  # type: ignore[attr-defined]
     place = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
     made: dict[str, Any] = {
@@ -197,6 +227,7 @@ def main(folder: Path, rank: int) -> None:
     }
     made["more keys"] = more_keys(rank)
     made["NaN"] = [not_a_number(rank, zero) for zero in (0, 1)]
+    made["no such rows"] = no_such_rows(rank)
     made["wrong id"] = wrong_id(rank)
     last = UNLIKE[-1]  # which does not go back
     made[last.__name__] = refusal(lambda: last(rank).train_step(batch(rank)))

@@ -1,5 +1,5 @@
 """One rank of runs of transformers' Trainer over Gloo: Onward's, and the stock one with its
-DistributedDataParallel; `run` starts two and gives what each has found."""
+DistributedDataParallel; `run` starts several and gives what each has found."""
 
 from __future__ import annotations
 
@@ -44,10 +44,32 @@ CASES = {
 }
 
 
-def run(folder: Path, what: str) -> list[dict[str, Any]]:
-    """What each rank has saved. what: "cases" or "rest"."""
-    run_ranks(__file__, [str(folder), what], RANKS)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+WHOLE = 8  # rows of a micro-batch of all processes
+# by the number of processes: cases in which processes share more than the rows, and the number of
+# processes that have rows of their own
+PARTS: dict[int, dict[str, tuple[Case, int]]] = {
+    2: {
+        "zero 3": (Case({**SGD, **WINDOW}, {"zero": 3}), 2),
+        "tp": (Case({**SGD, **WINDOW}, {"mesh": {"tp": 2}}), 1),
+        "cp": (Case({**SGD, **WINDOW, **APART}, {"mesh": {"cp": 2}}), 1),
+    },
+    4: {
+        "zero 3 and tp": (
+            Case({**SGD, **WINDOW}, {"zero": 3, "mesh": {"dp_shard": 2, "tp": 2}}), 2
+        ),
+        "tp outside": (Case({**SGD, **WINDOW}, {"mesh": {"tp": 2, "dp_replicate": 2}}), 2),
+    },
+}  # fmt: skip
+SAVES = {
+    "eval_strategy": "steps", "eval_steps": 10, "save_strategy": "steps", "save_steps": 10,
+    "load_best_model_at_end": True, "per_device_eval_batch_size": 3,  # the same batches anywhere
+}  # fmt: skip
+
+
+def run(folder: Path, what: str, ranks: int = RANKS) -> list[dict[str, Any]]:
+    """What each rank has saved. what: "cases", "rest" or "parts"."""
+    run_ranks(__file__, [str(folder), what, str(ranks)], ranks)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def trainer_of(ours: bool, case: Case, folder: Path, **changes: Any) -> Any:
@@ -65,6 +87,8 @@ def trainer_of(ours: bool, case: Case, folder: Path, **changes: Any) -> Any:
         model, rows, split = hf_runs.classifier(), classified_rows(61), 50
     else:
         model, rows, split = hf_runs.clear_lm(), language_rows(60, unlabelled=6), 45
+    if "load_best_model_at_end" in changes:
+        split = 48  # epochs of whole batches
     if case.kind == "heads":
         torch.manual_seed(int(os.environ["RANK"]))
         torch.nn.init.normal_(model.lm_head.weight, std=0.02)
@@ -119,6 +143,74 @@ def digest_of(model: torch.nn.Module) -> str:
     for p in model.parameters():
         found.update(p.detach().numpy().tobytes())
     return found.hexdigest()
+
+
+class Looks(TrainerCallback):
+    """A callback that looks whether the model shows its weights, by the event."""
+
+    def __init__(self) -> None:
+        self.whole: dict[str, list[bool]] = {}
+
+    def seen(self, event: str, model: torch.nn.Module) -> None:
+        is_whole = not any(p.isnan().any() for p in model.parameters())
+        self.whole.setdefault(event, []).append(is_whole)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **named: Any) -> None:
+        self.seen("step", model)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any, **named: Any) -> None:
+        self.seen("evaluate", model)
+
+    def on_save(self, args: Any, state: Any, control: Any, model: Any, **named: Any) -> None:
+        self.seen("save", model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **named: Any) -> None:
+        self.seen("end", model)
+
+
+def of_parts(case: Case, shares: int, folder: Path, ours: bool = True) -> Any:
+    """A Trainer of a case whose micro-batches have `WHOLE` rows over all processes. ours: else the
+    stock Trainer in one process."""
+    size: dict[str, Any] = {"per_device_train_batch_size": WHOLE // shares}
+    if not ours:
+        size["ddp_backend"] = None
+    return trainer_of(ours, case, folder, **SAVES, **size)
+
+
+def in_parts(folder: Path, ranks: int) -> dict[str, Any]:
+    """Runs in which processes hold parts of the model, beside the weights that one process has
+    found; and runs that go on from the middle of each along another mesh."""
+    from hf_runs import history
+
+    found: dict[str, Any] = {}
+    want = torch.load(folder / "want.pt", weights_only=True)  # noqa: TID251  # of this test
+
+    def far(model: torch.nn.Module) -> float:
+        have = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+        return float((have - want).norm() / want.norm())
+
+    cases = PARTS[ranks]
+    for name, (case, shares) in cases.items():
+        trainer, looks = of_parts(case, shares, folder / name), Looks()
+        trainer.add_callback(looks)
+        trainer.train()
+        trainer.save_model(str(folder / f"{name} {os.environ['RANK']}"))
+        found[name] = {
+            "apart": far(trainer.model),
+            "weights": digest_of(trainer.model),
+            "history": history(trainer),
+            "whole": looks.whole,
+            "best": Path(trainer.state.best_model_checkpoint).name,
+            "samples": len(trainer.get_train_dataloader()) * WHOLE,
+            "rows": trainer.get_total_train_batch_size(trainer.args),
+        }
+    names = list(cases)
+    for name, before in zip(names, [*names[1:], names[0]], strict=True):
+        case, shares = cases[name]
+        trainer = of_parts(case, shares, folder / f"{name} again")
+        trainer.train(resume_from_checkpoint=str(folder / before / "checkpoint-10"))
+        found[name] |= {"apart again": far(trainer.model)}
+    return found
 
 
 class Interrupted(Exception):
@@ -196,22 +288,27 @@ def refusals(folder: Path) -> dict[str, str]:
     return said
 
 
-def main(folder: Path, what: str, rank: int) -> None:
+def main(folder: Path, what: str, ranks: int, rank: int) -> None:
     import hf_runs
     from torch import distributed
 
-    from onward import shards
+    from onward import compile, shards
+    from onward.distribute.tensor import DeviceRates
 
     torch.set_num_threads(1)
     shards.LEAST = 8  # elements of a part, so that parameters of tiny models are cut
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    slow = DeviceRates(1e8, 1e9, 1e-7, 1e8, 1e-6)
+    compile.link_rates = lambda *_: slow  # type: ignore[attr-defined]
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}  # as torchrun does
     place = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
     made: dict[str, Any] = {}
     with hf_runs.quiet():
         if what == "cases":
             made = {name: compared(case, folder / name) for name, case in CASES.items()}
+        elif what == "parts":
+            made = in_parts(folder, ranks)
         else:
             made["resumed"] = resumed(folder / "resumed", rank)
             made["said"] = refusals(folder / "refused")
@@ -219,5 +316,5 @@ def main(folder: Path, what: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

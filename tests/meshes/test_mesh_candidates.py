@@ -64,7 +64,7 @@ def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
         ({}, recipe(), (1, 3), 4),
         ({}, recipe(accumulate=True), (1, 2, 3), 4),
         ({}, recipe("LAMB"), (), 4),
-        ({"ema_decay": 0.9}, recipe(accumulate=True), (1, 2), 1),
+        ({"ema_decay": 0.9}, recipe(accumulate=True), (1, 2, 3), 4),
         ({"optimizer_state": "8bit"}, recipe(), (1, 3), 4),
         ({"adasum": True, "mesh": {"dp_replicate": 4}}, recipe(), (), 1),
     ],

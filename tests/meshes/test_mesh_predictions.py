@@ -260,7 +260,6 @@ def test_slow_links_and_large_batches_keep_the_usual_mesh() -> None:
         ({"mesh": "dp_replicate=2", "ranks": 3}, {}, r"has 2 ranks, not 3; fix: leave ranks out"),
         ({"mesh": "auto"}, {}, r'mesh="auto" of how many ranks; fix: ranks=4'),
         ({"mesh": "pp=2"}, {}, r"cut into stages before"),
-        ({"mesh": "tp=2"}, {"ema_decay": 0.9}, r"ema_decay averages whole weights"),
     ],
     ids=str,
 )

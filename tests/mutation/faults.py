@@ -6,6 +6,7 @@ from fault import Fault
 from faults_autocast import AUTOCAST_FAULTS
 from faults_cache import CACHE_FAULTS
 from faults_capture import CAPTURE_FAULTS
+from faults_entrances import ENTRANCE_FAULTS
 from faults_experts import EXPERTS_FAULTS
 from faults_facts import FACTS_FAULTS
 from faults_files import FILES_FAULTS
@@ -43,6 +44,7 @@ FAULTS = (
     *TENSOR_FAULTS,
     *PIPELINE_FAULTS,
     *SIMULATE_FAULTS,
+    *ENTRANCE_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

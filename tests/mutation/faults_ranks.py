@@ -333,7 +333,9 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: labels of all processes divide a loss that counts as one process's",
         "integrations/trainer_ranks.py",
-        "return float(accelerator.num_processes) if is_shared else 1.0", "return 1.0", HF_TRAINER,
+        "return float(mesh.batches) if is_shared else 1.0",
+        "return 1.0",
+        HF_TRAINER,
     ),
     Fault(
         "ranks: each process of transformers' Trainer begins with its own weights",
@@ -341,8 +343,10 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "        distributed.broadcast(tensor, 0)\n", "        pass\n", HF_TRAINER,
     ),
     Fault(
-        "ranks: every process trains the rows of the first", "recipes/run_ranks.py",
-        "part.split(size)[self.rank]", "part.split(size)[0]",
+        "ranks: every process trains the rows of the first",
+        "recipes/run_ranks.py",
+        "part.split(size)[mesh.share]",
+        "part.split(size)[0]",
         ("recipes/test_finetune_ranks.py::test_each_rank_takes_its_own_rows_of_each_micro_batch",),
     ),
     Fault(
@@ -444,6 +448,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: FSDP's casts of parameters are let pass", "module/gathered_shards.py",
         "            if any((policy.param_dtype, policy.output_dtype)):\n",
         "            if False:\n", FSDP,
+    ),
+    Fault(
         "ranks: a scattered sum is the part of another rank", "kernels/collective.py",
         "exchange.whole.view(-1, y.numel())[exchange.part]",
         "exchange.whole.view(-1, y.numel())[exchange.part - 1]", GLOO,

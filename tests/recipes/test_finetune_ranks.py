@@ -1,21 +1,25 @@
-"""`onward finetune` on two processes is the run of one process with twice the batch: losses,
-weights, evaluation, also where it was stopped; what cannot be right is refused once."""
+"""`onward finetune` on several processes is the run of one process with the whole batch: losses,
+weights, evaluation, whatever the ranks share, also where it was stopped and goes on along another
+mesh; what cannot be right is refused once."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from finetune_ranks_program import RANKS, STOPPED_AT, run
+from finetune_ranks_program import RANKS, STOPPED_AT, RankSaid, run
 from safetensors.torch import load_file
 
 from onward.cli import main
 from onward.recipes.options import FinetuneConfig, InputError
-from onward.recipes.run_ranks import RunRanks, sizes_of, with_mesh
+from onward.recipes.run_folder import differences
+from onward.recipes.run_ranks import RunRanks
+from onward.recipes.trainer_switches import shares_of, sizes_of, with_mesh
 
 SIZE, STEPS = 2, 6
 # the keys' bias, whose gradient is nothing but rounding, which AdamW makes large
@@ -55,37 +59,102 @@ def test_two_processes_are_one_with_twice_the_batch(
             "complete": [*two, "--mesh", "dp_replicate=2"],
             "zero": words(model_folder, file, cut, SIZE, "--zero", "1"),
             "other mesh": [*two, "--zero", "1"],
+            "other batch": words(model_folder, file, parts, SIZE + 1),
             "texts": words(model_folder, other, tmp_path / "texts", SIZE),
             "compare": [*words(model_folder, file, tmp_path / "compare", SIZE), "--compare"],
             "unknown": [*two, "--meshes", "2"],
         },
     )
-    for name, said in found.items():
-        for status, *printed in said[1:]:
-            assert status == 2 or printed == ["", ""], f"{name}: rank 0 alone prints"
-    assert [status for status, *_ in found["stopped"]] == [143, 143]
+    assert_rank_0_alone_prints(found)
+    assert [said.status for said in found["stopped"]] == [143, 143]
     assert (
-        f"saved in {parts}/checkpoint-{STOPPED_AT}; to go on: torchrun " in found["stopped"][0][2]
+        f"saved in {parts}/checkpoint-{STOPPED_AT}; to go on: torchrun " in found["stopped"][0].err
     )
-    for name in ("again", "complete", "zero"):
-        assert [status for status, *_ in found[name]] == [0, 0], found[name]
-    assert f"goes on from {parts}/checkpoint-{STOPPED_AT}" in found["again"][0][2]
-    assert "mesh       dp_replicate=2: each process trains 2" in found["again"][0][1]
-    assert "nothing is left to do" in found["complete"][0][1]
+    for name in ("again", "complete", "zero", "other mesh"):
+        assert [said.status for said in found[name]] == [0, 0], found[name]
+    assert f"goes on from {parts}/checkpoint-{STOPPED_AT}" in found["again"][0].err
+    assert "mesh       dp_replicate=2: each process trains 2" in found["again"][0].out
+    for name in ("complete", "other mesh"):
+        assert "nothing is left to do" in found[name][0].out
     for folder in (parts, cut):
         assert_same_run(folder, whole)
         assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{STEPS}"]
 
     for name, told in (
-        ("other mesh", "--mesh dp_replicate=2 there, dp_shard=2 here"),
+        ("other batch", "--per_device_train_batch_size times --gradient_accumulation_steps 8 th"),
         ("texts", "rank 1 has read another text or tokenizer than rank 0"),
         ("compare", "eager PyTorch trains in one process, and 2 are started, in --compare"),
         ("unknown", "unknown option --meshes"),
     ):
-        assert [status for status, *_ in found[name]] == [2, 2], found[name]
-        errors = [err for *_, err in found[name]]
-        assert sum(err.count("error: ") for err in errors) == 1 and told in "".join(errors), errors
+        assert_refused_once(found[name], told)
     assert not (tmp_path / "texts").exists() and not (tmp_path / "compare").exists()
+
+
+# by the folder of a run: the switches of its mesh, the number of processes along axes of data, and
+# those of the mesh on which it goes on after it was stopped, if it was
+OF_TWO: dict[str, tuple[str, int, str, int]] = {
+    "zero 3": ("--zero 3", 2, "--mesh tp=2", 1),
+    "tp": ("--mesh tp=2", 1, "--mesh dp_replicate=2", 2),
+    "cp": ("--mesh cp=2", 1, "", 0),
+    "pp": (
+        "--mesh pp=2 --pipeline_schedule Interleaved1F1B --pipeline_microbatches 4", 1,
+        "--mesh dp_shard=2 --zero 3", 2,
+    ),
+}  # fmt: skip
+OF_FOUR: dict[str, tuple[str, int, str, int]] = {
+    "zero 3 and tp": ("--mesh dp_shard=2,tp=2 --zero 3", 2, "--mesh dp_replicate=2,cp=2", 2),
+    "replicas and tp": ("--mesh dp_replicate=2,tp=2", 2, "", 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [OF_TWO, OF_FOUR], ids=["2", "4"])
+def test_ranks_with_one_share_read_the_same_rows(
+    tmp_path: Path, text: str, model_folder: Path, runs: dict[str, tuple[str, int, str, int]]
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(text[:1600], encoding="utf-8")
+    rows, ranks = SIZE * RANKS, 2 if runs is OF_TWO else 4
+    assert main(words(model_folder, file, tmp_path / "whole", rows)) == 0
+    commands: dict[str, list[str]] = {}
+    for name, (switches, shares, again, others) in runs.items():
+        folder = tmp_path / name
+        first = words(model_folder, file, folder, rows // shares, *switches.split())
+        commands[f"stopped {name}" if again else name] = first
+        if again:
+            commands[name] = words(model_folder, file, folder, rows // others, *again.split())
+    found = run(tmp_path, commands, ranks)
+    assert_rank_0_alone_prints(found)
+    for name, said in found.items():
+        is_stopped = name.startswith("stopped")
+        assert [each.status for each in said] == [143 if is_stopped else 0] * ranks, said
+        if is_stopped:
+            continue
+        switches, _, again, _ = runs[name]
+        if again:
+            assert f"goes on from {tmp_path / name}/checkpoint-{STOPPED_AT}" in said[0].err
+        last = (again or switches).split()
+        mesh = sizes_of(last[1]) if last[0] == "--mesh" else {"dp_shard": 2}
+        zero = int(last[last.index("--zero") + 1]) if "--zero" in last else 0
+        cuts = zero == 3 or bool({"tp", "pp"} & set(mesh or {}))
+        for each in said:
+            assert (each.mesh, each.zero, each.has_parts) == (mesh, zero, cuts)
+            assert each.is_whole, "the model has its weights when the command ends"
+        assert_same_run(tmp_path / name, tmp_path / "whole")
+
+
+def assert_rank_0_alone_prints(found: dict[str, list[RankSaid]]) -> None:
+    """Asserts that other ranks have printed nothing, unless they say why they end."""
+    for name, said in found.items():
+        for each in said[1:]:
+            assert each.status == 2 or (each.out, each.err) == ("", ""), name
+
+
+def assert_refused_once(said: list[RankSaid], told: str) -> None:
+    """Asserts that all ranks have ended with status 2, and one has said why."""
+    assert {each.status for each in said} == {2}, said
+    errors = [each.err for each in said]
+    assert sum(err.count("error: ") for err in errors) == 1 and told in "".join(errors), errors
 
 
 def assert_same_run(found: Path, want: Path) -> None:
@@ -113,6 +182,10 @@ def assert_same_run(found: Path, want: Path) -> None:
         ({}, 4, "dp_replicate=4"),
         ({"zero": 2}, 4, "dp_shard=4"),
         ({"mesh": "dp_replicate=2, dp_shard=2", "zero": 1}, 4, "dp_replicate=2,dp_shard=2"),
+        ({"zero": 3}, 2, "dp_shard=2"),
+        ({"mesh": "dp_shard=2,tp=2", "zero": 3}, 4, "dp_shard=2,tp=2"),
+        ({"mesh": "dp_replicate=2,cp=2"}, 4, "dp_replicate=2,cp=2"),
+        ({"mesh": "pp=4", "pipeline_microbatches": 8}, 4, "pp=4"),
     ],
 )
 def test_meshes_that_are_asked_for(options: dict[str, Any], ranks: int, mesh: str | None) -> None:
@@ -127,10 +200,15 @@ def test_meshes_that_are_asked_for(options: dict[str, Any], ranks: int, mesh: st
         ({"mesh": "dp_replicate=1"}, 2, "needs 1 processes, and 2 processes are started"),
         ({"zero": 1}, 1, "needs 2 processes, and one process is started"),
         ({"zero": 1, "mesh": "dp_replicate=2"}, 2, "along dp_shard, of which there is one"),
+        ({"zero": 4}, 2, "stage 1, 2 or 3 of ZeRO, or 0"),
+        ({"mesh": "pp=2", "memory_budget": 0.5}, 2, "memory_budget and a mesh with pp"),
+        ({"mesh": "cp=3", "block_size": 64}, 3, "in --block_size; fix: give 66"),
+        ({"mesh": "pp=2", "pipeline_microbatches": 9}, 2, "make no 9 micro-batches"),
+        ({"mesh": "pp=2", "per_device_train_batch_size": 1}, 2, "fix: give 2 or more"),
         ({"engine": "torch"}, 2, "in --engine"),
         ({"compare": True}, 2, "in --compare"),
         *(({"mesh": mesh}, 2, "in --mesh; fix: write ranks by axis") for mesh in (
-            "", "2", "dp_replicate", "tp=2", "dp_replicate=0", "dp_replicate=2,", "dp_replicate=x",
+            "", "2", "dp_replicate", "ep=2", "dp_replicate=0", "dp_replicate=2,", "dp_replicate=x",
             "dp_replicate=1,dp_replicate=2", "Auto", "dp_shard=-2", "dp_replicate=2 dp_shard=1",
         )),
     ],
@@ -142,7 +220,7 @@ def test_meshes_that_are_refused(options: dict[str, Any], ranks: int, told: str)
 
 
 @pytest.mark.parametrize(
-    "words", ["--mesh dp_replicate=2", "--zero 1", "--mesh dp_shard=2 --zero 2"]
+    "words", ["--mesh dp_replicate=2", "--zero 1", "--mesh dp_shard=2 --zero 2", "--mesh tp=2"]
 )
 def test_several_ranks_need_torchrun(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("finetune", "verify"):
@@ -159,3 +237,50 @@ def test_each_rank_takes_its_own_rows_of_each_micro_batch() -> None:
         rows = torch.cat([part[micro] for part in parts])
         assert torch.equal(rows, batch[6 * micro : 6 * micro + 6])
     assert sizes_of("dp_shard=2") == {"dp_shard": 2} and sizes_of(None) is None
+    assert [shares_of(mesh) for mesh in (None, "tp=4", "dp_shard=3,cp=2", "pp=2,tp=2")] == [
+        1, 1, 3, 1,
+    ]  # fmt: skip
+
+
+def test_ranks_along_other_axes_have_the_rows_of_their_share() -> None:
+    batch = torch.arange(12).view(12, 1)
+    config = FinetuneConfig(mesh="dp_replicate=2,tp=3")
+    all_ranks = [RunRanks(rank, 6).of(config) for rank in range(6)]
+    for rank, ranks in enumerate(all_ranks):
+        first, second = ranks.shares(batch, 3)
+        at = 3 * (rank // 3)  # the last axis has neighbours
+        assert first.view(-1).tolist() == [at, at + 1, at + 2]
+        assert second.view(-1).tolist() == [at + 6, at + 7, at + 8]
+    assert all_ranks[0].has_parts
+    places = [list(ranks.evaluates(3)) for ranks in all_ranks]
+    assert places == [
+        [(0, True), (2, True)], [(0, False), (2, False)], [(0, False), (2, False)],
+        [(1, True), (2, False)], [(1, False), (2, False)], [(1, False), (2, False)],
+    ]  # fmt: skip
+    whole = [RunRanks(rank, 2).of(FinetuneConfig(mesh="cp=2")) for rank in range(2)]
+    assert [list(ranks.evaluates(3)) for ranks in whole] == [[(0, True), (2, True)], [(1, True)]]
+
+
+def recorded(**options: Any) -> dict[str, Any]:
+    """What of a `run_config.json` tells runs apart."""
+    same = {"texts": [], "blocks_sha256": "", "model_config_sha256": ""}
+    return {"options": asdict(FinetuneConfig(**options)), **same}
+
+
+def test_runs_are_the_same_where_their_updates_have_the_same_rows() -> None:
+    one = recorded(per_device_train_batch_size=8, gradient_accumulation_steps=2)
+    same = [
+        recorded(per_device_train_batch_size=4, gradient_accumulation_steps=2, mesh="dp_shard=2"),
+        recorded(per_device_train_batch_size=4, gradient_accumulation_steps=4, mesh="tp=2"),
+        recorded(per_device_train_batch_size=2, gradient_accumulation_steps=4, zero=3,
+                 mesh="dp_shard=2,tp=2"),
+        recorded(per_device_train_batch_size=16, mesh="pp=2", pipeline_microbatches=8),
+    ]  # fmt: skip
+    for other in same:
+        assert differences(one, other) == differences(other, one) == []
+    told = differences(one, recorded(per_device_train_batch_size=8, mesh="dp_replicate=4"))
+    assert len(told) == 1 and told[0].endswith("16 there, 32 here, over all processes")
+    eager = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "engine": "torch"}
+    assert len(differences(one, recorded(**eager))) == 3, "eager masks follow micro-batches"
+    before = {name: x for name, x in one["options"].items() if not name.startswith("pipeline")}
+    assert differences({**one, "options": before}, one) == [], "of a version without the switches"

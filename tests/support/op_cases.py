@@ -525,6 +525,10 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case ("Embedding", 1):
                 rows = types[0].shape[0] if types[0] is not None else 0
                 return Whole(shape, 0, int(rows))  # type: ignore[arg-type]
+            case ("InRange", 0):
+                return Whole(shape, 0, 9)
+            case ("InRange", 1):
+                return Given(np.array(9))
             case ("GroupedMatMul" | "GroupedOuter", _):  # one without rows, and rows without one
                 return Given(np.array({3: [2, 2, 5], 4: [0, 1, 4, 6]}[shape[0]]))
             case ("SoftmaxCrossEntropyLossGrad", 2) | ("CrossEntropyLoss", 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,12 @@ def recipe_of(
     attributes = record.attributes(group)
     block = {"bf16": 1024, "8bit": 256}.get(form, 1)
     shards = {} if mesh is None or not stage else shards_of(kind, mesh, block)
+    if not record.elementwise:  # the ranks take turns
+        shards = {n: replace(s, owner=i % s.ranks) for i, (n, s) in enumerate(shards.items())}
     settings: dict[str, Any] = {"max_grad_norm": 0.5, "skip_nonfinite": True, "average": "labels"}
     settings |= {"shards": shards, "summed_parts": tuple(shards) if stage > 1 else (), **more}
-    settings |= {"held": shards if stage == 3 else {}}
+    rows = {name: replace(shard, owner=None) for name, shard in shards.items()}
+    settings |= {"held": rows if stage == 3 else {}}
     return Recipe((UpdateGroup(0, names, record, attributes, slots, form=form),), **settings)
 
 
@@ -110,7 +114,7 @@ def shape_of(type: Type) -> tuple[int, ...]:
 
 def state_of(graph: Graph, recipe: Recipe, kind: str) -> Arrays:
     """The optimizer's state before a step: numbers by the slot's name, of which a rank that updates
-    a part of a parameter has that part."""
+    a part of a parameter has that part, and the owner of one has all."""
     found: Arrays = {}
     [group] = recipe.groups
     for slot, name in graph.signature.slots.items():
@@ -121,6 +125,7 @@ def state_of(graph: Graph, recipe: Recipe, kind: str) -> Arrays:
         drawn = np.random.default_rng(zlib.crc32(name.encode())).random(shape_of(held))
         drawn *= 255 if held.dtype == DType.UINT8 else 0.01
         shard = recipe.shards.get(slot.parameter)
+        shard = None if shard is not None and shard.is_owner else shard
         found[name] = part_of(np.asarray(drawn).astype(held.dtype.numpy()), shard)
     return found
 
@@ -185,9 +190,14 @@ def compare_parts(
     """Compares what ranks with parts of state, or of weights too, have made with one rank's."""
     for mesh, outputs in zip(meshes, found, strict=True):
         recipe, signature = recipe_of(kind, mesh, **more), step_of(kind, mesh, **more).signature
+        owners = {name: shard for name, shard in recipe.shards.items() if shard.owner is not None}
         of = {out: name for name, out in signature.updated.items() if name in recipe.held}
-        of |= {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
-        assert outputs.keys() == want.keys()
+        slots = {f"next.{n}": slot.parameter for slot, n in signature.slots.items()}
+        of |= {out: name for out, name in slots.items() if name not in owners}
+        assert all(owners[name].is_owner for name in slots.values() if name in owners)
+        lacking = sum(not shard.is_owner for shard in owners.values())
+        group = recipe.groups[0]
+        assert len(outputs) == len(want) - lacking * len(group.slots)
         for name, y in outputs.items():
             if not name.startswith("output."):
                 close(y, part_of(want[name], recipe.shards.get(of.get(name, ""))), name)

@@ -16,7 +16,10 @@ WAYS = (
 _LED, _OWN = "tests/integrations/test_transformers_trainer.py::", "tests/module/"
 _COMPILE, _BESIDE = "tests/integrations/test_torch_compile.py::", "tests/integrations/"
 _STOCK = f"{_BESIDE}test_trainer_ranks.py::test_two_processes_are_the_stock_trainer_with_ddp"
-_READS, _SHARDS = "no: it reads whole weights", "no: parameters in shards have no graph"
+_OF_PARTS = (
+    f"{_BESIDE}test_trainer_ranks.py::test_parts_of_the_model_are_the_stock_trainer_of_one_process"
+)
+_SHARDS = "no: parameters in shards have no graph"
 
 # a cell for each way to train: its text, and the test that holds it where it works
 Cell = tuple[str, str | None]
@@ -68,27 +71,27 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     ),
     "ZeRO-3": (
         ("`zero=3`", "tests/train/test_parameter_parts.py::test_weights_in_parts"),
-        (_READS, None), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
+        ("`zero=3`", _OF_PARTS), ("by DeepSpeed", f"{_BESIDE}test_deepspeed.py::test_zero"),
         ("not tested", None),
     ),
     "tensor parallelism": (
         ('`mesh={"tp": 2}`', "tests/train/test_parameter_parts.py::test_weights_in_parts"),
-        (_READS, None), (_SHARDS, None), (_SHARDS, None),
+        ('`mesh={"tp": 2}`', _OF_PARTS), (_SHARDS, None), (_SHARDS, None),
     ),
     "context parallelism": (
         ('`mesh={"cp": 2}`',
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
-        ("not tested", None), ("not tested", None), ("not tested", None),
+        ('`mesh={"cp": 2}`', _OF_PARTS), ("not tested", None), ("not tested", None),
     ),
     "pipeline parallelism": (
         ('`mesh={"pp": 2}`',
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
-        (_READS, None), (_SHARDS, None), (_SHARDS, None),
+        ("no: it weighs micro-batches itself", None), (_SHARDS, None), (_SHARDS, None),
     ),
     "FSDP": (
         ("as `zero=3`",
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
-        (_READS, None),
+        ("as `zero=3`", _OF_PARTS),
         ("FSDP2", f"{_BESIDE}test_fsdp.py::test_fully_shard_over_gloo"),
         ("not tested", None),
     ),

@@ -150,16 +150,21 @@ CASES = {
     ),
     "t5 zero": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=2),
     "llama zero": Case(llama, {}, "AdamW", zero=1),
-    "gpt2 zero 3": Case(gpt2, CLIPPED, "AdamW", zero=3),
+    "gpt2 zero 3": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "AdamW", zero=3),
     "bert zero 3": Case(
         bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=3
     ),
     "t5 zero 3": Case(t5, {**WINDOW, "memory_budget": 0.5}, "AdamW", padding=True, early=2, zero=3),
     "llama zero 3": Case(llama, CLIPPED, zero=3),
+    "gpt2 zero lamb": Case(gpt2, {**WINDOW, **CLIPPED}, "LAMB", early=4, zero=1),
+    "llama zero 2 muon": Case(llama, {**WINDOW, **CLIPPED}, "MuonWithAdamW", early=4, zero=2),
+    "bert zero 2 adafactor": Case(bert, WINDOW, "Adafactor", padding=True, early=8, zero=2),
+    "gpt2 zero 3 lamb": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "LAMB", zero=3),
+    "t5 zero 3 muon": Case(t5, WINDOW, "MuonWithAdamW", padding=True, early=2, zero=3),
     "gpt2 zero 3 bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 zero 3", zero=3
     ),
-    "gpt2 tp": Case(gpt2, CLIPPED, "AdamW", tp=True),
+    "gpt2 tp": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "AdamW", tp=True),
     "bert tp": Case(
         bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, tp=True
     ),
@@ -186,7 +191,9 @@ CASES = {
     "gpt2 odd tp": Case(odd, CLIPPED, "AdamW", tp=True),
     "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
     "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
-    "t5 tp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, tp=True),
+    "t5 tp zero 3": Case(
+        t5, {**WINDOW, "ema_decay": 0.9}, "AdamW", padding=True, early=2, zero=3, tp=True
+    ),
     "llama tp state": Case(llama, LOW, "AdamW", near="llama tp", zero=1, tp=True),
     "llama zero bf16": Case(llama, LOW, "AdamW", near="llama zero", zero=1),
     "gpt2 pp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True),
@@ -259,6 +266,7 @@ def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **m
     sgd, adamw = onward.optim.SGD(lr=RATE, momentum=0.9), onward.optim.AdamW(lr=1e-3, eps=1e-4)
     adafactor = onward.optim.Adafactor(lr=1e-3)
     made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB(), "Adafactor": adafactor}
+    made["MuonWithAdamW"] = onward.optim.MuonWithAdamW(lr=1e-3, eps=1e-4)
     options = {**case.options_of(ranks), **more}
     model = case.model() if model is None else model
     return onward.Trainer(model, made[case.optimizer], options=options)

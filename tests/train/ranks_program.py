@@ -57,7 +57,16 @@ def evaluated(trainer: Any, case: Case, rank: int, ranks: int) -> None:
     cut = [bool(p.isnan().all()) for p in trainer.model.parameters() if p.numel() >= 64]
     whole_parts = case.zero == 3 and not case.tp
     assert all(cut) if whole_parts else sum(cut) > (0 if case.pp else len(cut) // 2), cut
+    if case.options.get("ema_decay"):
+        with trainer.ema_weights():
+            assert refusal(trainer.gather), "averages would become the weights"
+            averaged = float(trainer.eval_step(data).loss)
+        assert float(trainer.eval_step(data).loss) == found, "its own weights again"
     trainer.gather()
+    if case.options.get("ema_decay"):
+        with torch.no_grad(), trainer.ema_weights():
+            again = float(trainer.model.eval()(**data).loss)
+        assert abs(averaged - again) < 1e-5 * abs(again) and averaged != found
     assert not any(p.isnan().any() for p in trainer.model.parameters())
     with torch.no_grad():
         want = float(trainer.model.eval()(**data).loss)

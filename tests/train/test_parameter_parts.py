@@ -12,8 +12,8 @@ from torch import nn
 
 from onward.distribute import Mesh
 from onward.errors import OnwardError
-from onward.options import TrainerOptions
 from onward.shards import Shard, StageCut, shard_of
+from onward.train.averaged_weights import AveragedWeights
 from onward.train.parameter_parts import ParameterParts
 
 NEEDS_WHOLE = (
@@ -97,9 +97,47 @@ def test_what_is_cut_and_what_stays_whole() -> None:
     assert set(model.state_dict()) == {*named, "tied", "table"}
 
 
-def test_an_average_of_the_weights_is_refused() -> None:
-    with pytest.raises(OnwardError, match="ema_decay averages whole weights"):
-        TrainerOptions(mesh={"dp_shard": 2}, zero=3, ema_decay=0.9)
+@pytest.mark.parametrize("way", ["in parts", "gathered", "cut within"])
+def test_averages_of_parts(way: str) -> None:
+    """A rank averages its part. The state is whole, and is cut again where it is restored; and the
+    model has its own numbers back whatever happened while it had the averages."""
+    mesh, model = TwoRanks(("dp_shard",), (2,), (0,)), nn.Linear(64, 80)
+    first = {n: p.detach().clone().reshape(-1) for n, p in model.named_parameters()}
+    size = first["weight"].numel() // 2
+    parts = cut(model, mesh)
+    averages = AveragedWeights(model, 0.75, parts)
+    averages.update()
+    with torch.no_grad():
+        parts.stored(model.weight).add_(1.0)
+        model.bias.add_(1.0)
+    averages.update()
+    assert averages._averages[model.weight].tensor.numel() == size
+    others = first["weight"][size:] + 5.0  # the averages of the other rank
+    object.__setattr__(mesh, "rows", {2 * size: others})
+    want = torch.cat([first["weight"][:size] + 0.25, others])
+    state = averages.part().save()
+    torch.testing.assert_close(state["ema"]["weight"].reshape(-1), want)
+    torch.testing.assert_close(state["ema"]["bias"], first["bias"] + 0.25)
+    own = parts.stored(model.weight).clone()
+    if way != "in parts":
+        parts.gather()
+        assert parts.cut_of(model.weight) is None
+    with averages.swapped_in():
+        if way == "cut within":
+            parts.cut(model, lambda p: shard_of(p.numel(), "dp_shard", 2, 0))
+        shown = parts.stored(model.weight).detach().reshape(-1)
+        torch.testing.assert_close(shown, want[: shown.numel()])
+        assert shown.numel() == (2 * size if way == "gathered" else size)
+    assert torch.equal(parts.stored(model.weight).detach().reshape(-1)[:size], own)
+    torch.testing.assert_close(model.bias.detach(), first["bias"] + 1.0)
+
+    parts.cut(model, lambda p: shard_of(p.numel(), "dp_shard", 2, 0))
+    again = AveragedWeights(model, 0.75, parts)
+    again.part().restore(state)
+    again.update()
+    torch.testing.assert_close(
+        again._averages[model.weight].tensor, want[:size] * 0.75 + own * 0.25
+    )
 
 
 class SecondStage(Mesh):

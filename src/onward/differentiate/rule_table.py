@@ -30,7 +30,7 @@ WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
             "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not",
             "ArgMax", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
             "BitwiseAnd", "BitwiseOr", "BitShift", "BitwiseNot", "OneHot", "NonZero", "Rows",
-            "AllFinite",
+            "AllFinite", "InRange",
         }
     ),
     "its result is drawn at random": frozenset({"RandomUniform"}),

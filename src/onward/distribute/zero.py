@@ -9,13 +9,15 @@ optimizer state of that part alone.
 Stage 2 also exchanges the gradients of every micro-batch, and sums its parts of them over a window;
 stage 1 sums whole gradients and exchanges once. Small parameters stay whole (`shard_of`), and so do
 all parameters between steps, but in stage 3, where a rank holds a part of them too and gathers the
-whole for each use (`parameter_gathers`).
+whole for each use (`parameter_gathers`). An update that reads a whole parameter is made by one rank
+(`owned_updates`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +30,7 @@ from onward.distribute.collectives import (
 )
 from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
 from onward.distribute.mesh import Mesh
+from onward.distribute.owned_updates import Finish, owned_update
 from onward.distribute.parameter_gathers import gathered_ahead
 from onward.errors import OnwardError
 from onward.graph.build import Builder
@@ -56,7 +59,7 @@ def zero(
     parameters whose accumulators hold a part. held: parameters, trained or not, of which this rank
     has its part alone. order: of the parameters whose norms the step computes, where exchanges
     along another axis hide it in the graph; None: as `order_of_norms` finds it. Raises OnwardError
-    for an update that is not elementwise.
+    for an update that is not elementwise and has no owner.
     """
     held = held or {}
     graph = gathered_ahead(graph, mesh, held)
@@ -67,9 +70,10 @@ def zero(
     sums = {n: taken(graph, out) for n, out in graph.signature.local_sums.items()}
     graph.signature = replace(graph.signature, local_sums={})
     updates = _updates(graph, shards)
+    owned = {name: node for name, node in updates.items() if shards[name].owner is not None}
     _cut_state(graph, shards, summed)
     for name, node in updates.items():
-        if name not in held:
+        if name not in held and name not in owned:
             b = Builder.at(graph, node)
             row = b.reshape(graph.find_input(name), (shards[name].elements,))
             part = b.Slice(row, b.ints([shards[name].start]), b.ints([shards[name].stop]))
@@ -77,25 +81,33 @@ def zero(
         if "site" in attributes(node):  # it draws by the numbers of elements
             first = int(attributes(node).get("first", 0)) + shards[name].start
             node.attributes["first"] = ir.AttrInt64("first", first)
-    _retype(graph, updates.values())
+    _retype(graph, [node for name, node in updates.items() if name not in owned], owned.values())
     if "norms" in sums:
         is_first = not mesh.coordinate(axis)
         is_mine = [is_first or name in shards for name in order]
         _exchange_norms(exchange, graph, sums["norms"], axis, is_mine)
     if "finite" in sums:
         _exchange_finite(exchange, graph, sums["finite"], axis)
-    started: dict[str, StartedCollective] = {}
+    ends: dict[str, Finish] = {}
     flying = ExchangesInFlight()
     for name, node in updates.items():
-        if name in held:
+        shard = shards[name]
+        if name in owned:
+            nbytes = type_of(node.outputs[0]).nbytes
+            b = _behind(graph, node)
+            ends[name] = owned_update(exchange, graph, name, node, shard, name in held)
+        elif name in held:
             continue
-        b = _behind(graph, node)
-        started[name] = _start_gather(exchange, b, name, node, shards[name])
-        for other in flying.add(name, type_of(graph.find_input(name)).nbytes):
-            _end_gather(b, other, started[other], shards[other])
+        else:
+            nbytes = type_of(graph.find_input(name)).nbytes
+            b = _behind(graph, node)
+            started = _start_gather(exchange, b, name, node, shard)
+            ends[name] = partial(_end_gather, name=name, started=started, shard=shard)
+        for other in flying.add(name, nbytes):
+            ends[other](b)
     b = builder(graph, None)
     for name in flying.rest():
-        _end_gather(b, name, started[name], shards[name])
+        ends[name](b)
     if held:
         number_in_order(graph)
     return graph
@@ -124,14 +136,14 @@ def order_of_norms(graph: Graph) -> list[str]:
 
 def _updates(graph: Graph, shards: Mapping[str, Shard]) -> dict[str, Node]:
     """The update of each parameter that is cut, where the graph has one. Raises OnwardError for one
-    that is not elementwise."""
+    that is not elementwise and has no owner."""
     able = {op.name for o in OPTIMIZERS.values() if o.elementwise for op in o.updates}
     found: dict[str, Node] = {}
     for name in shards:
         if name in graph.signature.updated:
             node = graph.outputs[graph.signature.updated[name]].producer()
             assert node is not None, f"{name} is its own next value"
-            if node.op_type not in able:
+            if node.op_type not in able and shards[name].owner is None:
                 raise OnwardError(
                     f"{node.op_type} of {user_name(name)} reads all of it, so that ranks cannot "
                     "update a part each; fix: zero=0"
@@ -141,8 +153,10 @@ def _updates(graph: Graph, shards: Mapping[str, Shard]) -> dict[str, Node]:
 
 
 def _cut_state(graph: Graph, shards: Mapping[str, Shard], summed: Collection[str]) -> None:
-    """Gives the inputs that hold parts, of state and of sums of gradients, the types of these."""
-    held = [(slot.parameter, name) for slot, name in graph.signature.slots.items()]
+    """Gives the inputs that hold parts, of state and of sums of gradients, the types of these. The
+    owner of a parameter has all of its state."""
+    slots = [(slot.parameter, name) for slot, name in graph.signature.slots.items()]
+    held = [(p, name) for p, name in slots if p in shards and shards[p].owner is None]
     held += [(p, name) for p, name in graph.signature.accumulators.items() if p in summed]
     for parameter, name in held:
         if parameter in shards:
@@ -154,13 +168,16 @@ def _cut_state(graph: Graph, shards: Mapping[str, Shard], summed: Collection[str
             value.meta["type"] = kind.with_shape((stop - start,))
 
 
-def _retype(graph: Graph, updates: Collection[Node]) -> None:
+def _retype(graph: Graph, updates: Collection[Node], whole: Collection[Node]) -> None:
     """Infers the types anew of what is computed from parts in the place of whole tensors: from the
-    parts of gradients that arrive, and from those of state and parameters that updates read."""
+    parts of gradients that arrive, and from those of state and parameters that updates read. whole:
+    updates of whole parameters, which will be given whole gradients."""
     parts: set[Value | None] = {node.inputs[0] for node in updates}
     parts -= set(graph.inputs)  # a part that is an input has its type
     parts |= {v for v in graph.inputs if role_of(v) is Role.STATE}
     for node in graph:
+        if node in whole:
+            continue
         arrives = node.op_type == WAIT and start_of(node).op_type == "ReduceScatterStart"
         if arrives or any(x in parts for x in node.inputs):
             call = Call(node.op_type, list(node.inputs), attributes(node))
@@ -215,7 +232,7 @@ def _start_gather(
     return exchange.start(b, "AllGatherStart", [part], shard.axis, record)
 
 
-def _end_gather(b: Builder, name: str, started: StartedCollective, shard: Shard) -> None:
+def _end_gather(b: Builder, *, name: str, started: StartedCollective, shard: Shard) -> None:
     """Waits for the parts of a parameter, which are then its next value."""
     graph = b.graph
     [whole] = started.wait(b)

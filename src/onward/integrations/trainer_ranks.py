@@ -4,19 +4,24 @@ Where a step is one graph, its collectives make the exchange, and the model is n
 DistributedDataParallel. Where gradients have to be visible from the start, transformers' own code
 makes the update, and accelerate wraps the accelerated model as it always does. A run cannot change
 from the first way to the second: without the wrapper nothing would exchange gradients.
+
+Processes along `tp` and `cp` take the same batches. Where each holds a part of the weights, the
+model is whole while transformers evaluates, saves and loads it, and when training has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from onward.distribute import Mesh, ranks_of
 from onward.errors import OnwardError
 from onward.mesh_sizes import AUTO, auto_sizes
 from onward.options import TrainerOptions
@@ -26,31 +31,59 @@ LOOP = "transformers.Trainer with onward.accelerate(model)"
 
 def options_of_ranks(options: TrainerOptions, processes: int) -> TrainerOptions:
     """The options for a Trainer on this many processes, all of which are its mesh by default.
-    Raises OnwardError for a mesh of another number of ranks, and for weights or sequences in
-    parts."""
+    Raises OnwardError for a mesh of another number of ranks, and for one that cannot train in a
+    loop which says itself what each micro-batch weighs."""
     mesh = options.mesh
-    if isinstance(mesh, Mapping) and mesh.get("cp", 1) > 1:
-        raise OnwardError(
-            "options has cp in its mesh, whose processes take one batch, but transformers.Trainer "
-            "gives each process its own; fix: leave cp out, or onward.Trainer"
-        )
-    along_tp = isinstance(mesh, Mapping) and mesh.get("tp", 1) > 1
-    if options.zero == 3 or along_tp:
-        raise OnwardError(
-            f"options has {'tp in its mesh' if along_tp else 'zero=3'}, by which processes hold "
-            "parts of the weights, but transformers.Trainer reads and saves the model's own; fix: "
-            "zero=2 without tp, or onward.Trainer"
-        )
     if mesh in (None, AUTO) and processes > 1:  # the sampler has shared the data by then
-        return replace(options, mesh=auto_sizes(processes, options.zero))
-    if mesh is not None and not isinstance(mesh, str) and prod(mesh.values()) != processes:
+        options = replace(options, mesh=auto_sizes(processes, options.zero))
+    elif mesh is not None and not isinstance(mesh, str) and prod(mesh.values()) != processes:
         ranks = prod(mesh.values())
         started = "one process is" if processes == 1 else f"{processes} processes are"
         raise OnwardError(
             f"options has a mesh of {ranks} ranks ({dict(mesh)}), but {started} started; fix: "
             f"torchrun --nproc-per-node={ranks}, or leave mesh out, which takes all processes"
         )
+    try:
+        replace(options, gradient_accumulation_average="micro_batches")
+    except OnwardError as error:
+        told, _, _ = str(error).partition("; fix: ")
+        raise OnwardError(
+            f"transformers.Trainer says itself what each micro-batch weighs, but {told}; fix: "
+            "another mesh, or onward.Trainer"
+        ) from error
     return options
+
+
+def mesh_of(options: TrainerOptions, process: int) -> Mesh:
+    """The place of a process on the mesh of the options; one rank where there is none."""
+    mesh = options.mesh
+    if mesh is None or isinstance(mesh, str):
+        return Mesh()
+    return ranks_of(tuple(mesh), tuple(mesh.values()))[process]
+
+
+def copies_of_batches(mesh: Mesh) -> int:
+    """The number of processes that take one batch: those along axes that share no data."""
+    return mesh.ranks // mesh.batches
+
+
+def share_batches(loader: Any, mesh: Mesh) -> Any:
+    """The training batches that accelerate has shared out among all processes, shared out among
+    those along axes of data alone: others take the batches of their share. Raises OnwardError for
+    batches that one process makes and sends to the others."""
+    if copies_of_batches(mesh) == 1:
+        return loader
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, BatchSamplerShard):
+        raise OnwardError(
+            f"the batches of a {type(loader).__name__} are not chosen by their number, so that the "
+            f"processes of the mesh {mesh} cannot take those of their share; fix: a dataset with "
+            "__len__ and __getitem__, and no dispatch_batches in accelerator_config"
+        )
+    sampler.num_processes, sampler.process_index = mesh.batches, mesh.share
+    if mesh.batches == 1:  # one process would not fill the last batch either
+        sampler.even_batches = False
+    return loader
 
 
 def refuse_uneven_batches(accelerator: Any, args: Any) -> None:
@@ -105,15 +138,23 @@ def refuse_lost_exchange(accelerator: Any, model: object, why: str) -> None:
         )
 
 
-def factor_of_loss(accelerator: Any, args: Any, by_items: bool) -> float:
-    """The factor of each rank's loss before the mean over ranks is taken, as in `compute_loss`.
+def factor_of_loss(mesh: Mesh, args: Any, by_items: bool) -> float:
+    """The factor of each rank's loss before the mean over shares is taken, as in `compute_loss`.
     by_items: the loss is a sum divided by the number of items in the window, which is that of all
     ranks where `average_tokens_across_devices` is set."""
     is_shared = by_items and getattr(args, "average_tokens_across_devices", False)
-    return float(accelerator.num_processes) if is_shared else 1.0
+    return float(mesh.batches) if is_shared else 1.0
+
+
+def items_of_shares(items: Any, mesh: Mesh, args: Any) -> Any:
+    """The number of items in the window, each counted once. items: counted once by each process,
+    where `average_tokens_across_devices` is set."""
+    is_counted = getattr(args, "average_tokens_across_devices", False)
+    copies = copies_of_batches(mesh) if is_counted else 1
+    return items if items is None or copies == 1 else items / copies
 
 
 __all__ = [
-    "LOOP", "factor_of_loss", "leave_unwrapped", "options_of_ranks", "refuse_lost_exchange",
-    "refuse_uneven_batches",
+    "LOOP", "copies_of_batches", "factor_of_loss", "items_of_shares", "leave_unwrapped", "mesh_of",
+    "options_of_ranks", "refuse_lost_exchange", "refuse_uneven_batches", "share_batches",
 ]  # fmt: skip

@@ -36,11 +36,15 @@ from onward.integrations.refused_arguments import (
 from onward.integrations.trainer_losses import model_loss, own_loss, scaled_loss, smoothed_loss
 from onward.integrations.trainer_methods import heard, overridden, replaced
 from onward.integrations.trainer_ranks import (
+    copies_of_batches,
     factor_of_loss,
+    items_of_shares,
     leave_unwrapped,
+    mesh_of,
     options_of_ranks,
     refuse_lost_exchange,
     refuse_uneven_batches,
+    share_batches,
 )
 from onward.integrations.trainer_turns import Turns
 from onward.mesh_sizes import AUTO
@@ -132,9 +136,32 @@ class Trainer(transformers.Trainer):
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
         refuse_uneven_batches(self.accelerator, self.args)
         self._options = options_of_ranks(self._options, self.accelerator.num_processes)
+        self._mesh = mesh_of(self._options, self.accelerator.process_index)
         leave_uncompiled(self.accelerator, self._say)
         leave_unwrapped(self.accelerator, self._gradients_seen)
         self._refuse_lost(self._gradients_seen())
+
+    def get_train_dataloader(self) -> Any:
+        return share_batches(super().get_train_dataloader(), self._mesh)
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        return super().get_total_train_batch_size(args) // copies_of_batches(self._mesh)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._make_whole()
+        return super().evaluation_loop(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        self._make_whole()
+        super().save_model(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._make_whole()  # for callbacks at the end of training
+        return super()._finalize_training(*args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        self._make_whole()
+        super()._load_best_model()
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
@@ -175,7 +202,10 @@ class Trainer(transformers.Trainer):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         with self._turns.loop():
             try:
-                return super()._inner_training_loop(*args, **kwargs)
+                self._make_whole()
+                found = super()._inner_training_loop(*args, **kwargs)
+                self._make_whole()
+                return found
             finally:
                 self._result = None
 
@@ -278,6 +308,12 @@ class Trainer(transformers.Trainer):
 
     # ---- the parts of a step
 
+    def _make_whole(self) -> None:
+        """Gives the model its whole weights, where each process holds a part of them. All processes
+        call it at the same points, and the next step cuts the weights again."""
+        if self._step_trainer is not None:
+            self._step_trainer.gather()
+
     @contextmanager
     def _prepared(self, inputs: Any) -> Iterator[None]:
         """A context in which transformers' own step uses these inputs as they are: they have been
@@ -302,6 +338,7 @@ class Trainer(transformers.Trainer):
         loss_fn = self._loss("labels" in inputs)
         trainer = self._led()
         trainer.takes_target = loss_fn is not model_loss
+        items = items_of_shares(items, self._mesh, self.args)
         trainer.loss_fn = self._of_ranks(loss_fn, items)
         batch = self._batch(inputs, items, trainer.takes_target)
         weight = 1.0 if self._is_summed(items) else 1.0 / self.current_gradient_accumulation_steps
@@ -406,7 +443,7 @@ class Trainer(transformers.Trainer):
         """The loss function with the factor by which the ranks' mean is the loss of them all; the
         same object until it changes."""
         told = bool(self.model_accepts_loss_kwargs or self.compute_loss_func)
-        factor = factor_of_loss(self.accelerator, self.args, told and items is not None)
+        factor = factor_of_loss(self._mesh, self.args, told and items is not None)
         if factor == 1.0:
             return loss_fn
         made = partial(scaled_loss, loss_fn, factor)

@@ -72,9 +72,8 @@ def limits_of(options: TrainerOptions, recipe: Recipe, most_tp: int) -> MeshLimi
     elementwise = all(group.optimizer.elementwise for group in recipe.groups)
 
     def allows(sizes: dict[str, int], zero: int) -> bool:
-        averages = options.ema_decay is not None
         try:
-            check_sharing(sizes, zero, options.adasum, averages)
+            check_sharing(sizes, zero, options.adasum)
         except OnwardError:
             return False
         return True

@@ -12,7 +12,8 @@ In a graph that runs in two halves, launches that its outputs need come before a
 Collectives start in the order of their numbers, which all ranks share, and as soon as their
 operands are ready, but for those that are `placed`, such as the gathering of a parameter, which is
 ready from the beginning; they are waited for where the graph has the wait. Nothing that differs
-from rank to rank, such as bytes, decides which collective starts first.
+from rank to rank, such as bytes, decides which collective starts first. Those that are part of an
+`update` come behind all that decides whether there is one, on ranks that write nothing too.
 
 In a step of a pipeline, launches have the number of their action, and none runs before an action
 with a lower number is done. No state is written before all of them are.
@@ -229,10 +230,10 @@ def _updates(graph: Graph) -> dict[Node, list[Value]]:
 
 
 def _behind(graph: Graph, updates: Mapping[Node, object]) -> set[Node]:
-    """The updates, and the nodes that read what they make, such as the exchange of parameters of
-    which each rank has updated a part."""
-    found = set(updates)
-    if any(y.uses() for node in updates for y in node.outputs):
+    """The updates and collectives of updates, and the nodes that read what they make, such as the
+    exchange of parameters of which each rank has updated a part."""
+    found = set(updates) | {n for n in graph if n.op_type in STARTS and attributes(n).get("update")}
+    if any(y.uses() for node in found for y in node.outputs):
         for node in graph:
             if any(x is not None and x.producer() in found for x in node.inputs):
                 found.add(node)

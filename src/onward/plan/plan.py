@@ -88,12 +88,12 @@ class Plan:
     region that execution allocates. peak: their sum plus the largest workspace, i.e. all that a
     step holds beyond the user's own parameters. lower_bound: the most bytes of residual and scratch
     buffers alive at one launch. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). cuts: numbers of the launches before which a run stops, to be
-    continued later; empty where the plan runs as one. The arena of a plan with a cut is a block,
-    lent to one forward. flags: i64[n,2], of the launches that have one, in order; None where none
-    has. constants: arrays by buffer, or tuples of sizes to be filled in. signature: the meaning of
-    inputs and outputs; if it has an output `finite`, launches from the commit on run only if that
-    is true.
+    (parameters, optimizer state), or is part of an update on another rank. cuts: numbers of the
+    launches before which a run stops, to be continued later; empty where the plan runs as one. The
+    arena of a plan with a cut is a block, lent to one forward. flags: i64[n,2], of the launches
+    that have one, in order; None where none has. constants: arrays by buffer, or tuples of sizes to
+    be filled in. signature: the meaning of inputs and outputs; if it has an output `finite`,
+    launches from the commit on run only if that is true.
     """
 
     dims: dict[str, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from onward.graph.graph import Graph, Node, Role, Value, role_of, type_of
+from onward.graph.ops.collective import STARTS
 from onward.kernels import Kernel, Target
 from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
@@ -123,9 +124,11 @@ class Planner:
         return dict(reversed(found.items()))
 
     def _is_unread(self, value: Value) -> bool:
-        """Whether an input is a parameter that no launch reads, as in a graph of row numbers."""
+        """Whether an input is a parameter that no launch reads or writes, as in a graph of row
+        numbers. One that another rank updates is written alone."""
         unread = role_of(value) is Role.PARAM and not value.uses()
-        return unread and value not in self.graph.output_values()
+        kept = {*self.graph.output_values(), *self.graph.state.values()}
+        return unread and value not in kept
 
     def _left_gradients(self, outputs: dict[str, Layout]) -> list[PlannedLaunch]:
         """Gives each gradient that the step leaves memory that no other value shares, since its
@@ -161,7 +164,12 @@ class Planner:
         return made
 
     def _commit(self, launches: list[PlannedLaunch]) -> int:
-        """The first launch that writes to memory which outlives the step."""
+        """The first launch that writes to memory which outlives the step, or that exchanges what
+        an update on another rank writes."""
         kept = {self.buffers.layout(source).buffer for source in self.graph.state.values()}
-        writes = (i for i, x in enumerate(launches) if any(y.buffer in kept for y in x.outputs))
-        return next(writes, len(launches))
+
+        def commits(launch: PlannedLaunch) -> bool:
+            shared = launch.op in STARTS and bool(launch.attrs.get("update"))
+            return shared or any(y.buffer in kept for y in launch.outputs)
+
+        return next((i for i, x in enumerate(launches) if commits(x)), len(launches))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from onward.checkpoint import folder_name, rotate, unwritten
-from onward.options import TrainerOptions
 from onward.recipes.options import FinetuneConfig
-from onward.recipes.run_ranks import sizes_of
+from onward.recipes.trainer_switches import precision, trainer_options
 from onward.train import StepResult, Trainer
 from onward.train.checkpointing import (
     Stateful,
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def precision(config: FinetuneConfig) -> str:
-    """The precision of a run, as in `TrainerOptions.mixed_precision`."""
-    return "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
 
 
 class EagerTrainer:
@@ -132,19 +126,7 @@ def onward_trainer(
 ) -> Trainer:
     """The Trainer of a run: the whole step is one graph, captured at the first update."""
     model.train()
-    return Trainer(
-        model,
-        optimizer=optimizer,
-        options=TrainerOptions(
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-            max_grad_norm=config.max_grad_norm,
-            seed=config.seed,
-            memory_budget=config.memory_budget,
-            mixed_precision=precision(config),
-            mesh=sizes_of(config.mesh),
-            zero=config.zero,
-        ),
-    )
+    return Trainer(model, optimizer=optimizer, options=trainer_options(config))
 
 
 TrainerFactory = Callable[["PreTrainedModel", torch.optim.Optimizer, FinetuneConfig], LoopTrainer]

@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +59,10 @@ from onward.recipes.run_folder import (
     publish_json,
     read_record,
 )
-from onward.recipes.run_ranks import RunRanks, joined_ranks, sizes_of, with_mesh
+from onward.recipes.run_ranks import RunRanks, joined_ranks
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.recipes.trainer_switches import shares_of, with_mesh
 from onward.reporting import Reporter
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
     """Fills in options that depend on the data and the model. Raises InputError where the text is
     too short."""
     per_update = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    per_update *= prod((sizes_of(config.mesh) or {}).values())
+    per_update *= shares_of(config.mesh)
     if train_blocks < per_update:
         raise InputError(
             f"{train_blocks} train blocks of {config.block_size} tokens do not fill one update of "
@@ -265,9 +265,8 @@ def summary(run: Run) -> str:
 
 
 def _times(config: FinetuneConfig) -> str:
-    """The number of processes as a factor; "" for one."""
-    sizes = sizes_of(config.mesh)
-    return f"{prod(sizes.values())} x " if sizes else ""
+    """The number of processes with rows of their own as a factor; "" where none shares them."""
+    return "" if config.mesh is None else f"{shares_of(config.mesh)} x "
 
 
 def versions() -> dict[str, str]:
@@ -334,8 +333,10 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
 
     command: the command line, to be recorded.
     """
-    with StopSignals(tells=not started()[0]) as signals, joined_ranks() as ranks:
-        run = _described(with_mesh(config, ranks.ranks), ranks)
+    with StopSignals(tells=not started()[0]) as signals, joined_ranks() as joined:
+        config = with_mesh(config, joined.ranks)
+        ranks = joined.of(config)
+        run = _described(config, ranks)
         config = run.job.config
         if ranks.ranks > 1:
             command = ["torchrun", f"--nproc-per-node={ranks.ranks}", "-m", *command]

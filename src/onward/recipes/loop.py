@@ -34,6 +34,7 @@ from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.run_ranks import RunRanks
 from onward.recipes.stages import StageLine
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.recipes.trainer_switches import least_rows
 from onward.reporting import Reporter
 from onward.train import Trainer
 
@@ -169,7 +170,7 @@ def train(
         checkpoints = RunCheckpoints(folder, unsaved, {})
     signals = signals or StopSignals()
     model = build_model(config, job.model_config)
-    history = RunHistory(checkpoints.record, weights_sha256(model))
+    history = RunHistory(checkpoints.record, weights_sha256(model), ranks)
     # the key/value cache serves generation; in training it only costs memory
     as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
     with _use_cache(model, False):
@@ -180,20 +181,22 @@ def train(
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
             size = config.per_device_eval_batch_size
-            eval_loss = evaluate(trainer, job.eval_blocks, size, ranks)
+            eval_loss = evaluate(trainer, job.eval_blocks, size, ranks, least_rows(config))
     result = EngineResult(
         engine=engine_name,
         step_losses=tuple(history.step_losses),
         first_step_s=history.first_steps_s[0],
         train_s=history.train_s,
         eval_s=time.perf_counter() - started,
-        tokens_per_second=_tokens_per_second(config, history, ranks.ranks),
+        tokens_per_second=_tokens_per_second(config, history, ranks.mesh.batches),
         base_rss_mib=base_rss,
         peak_rss_mib=peak_rss,
         eval_loss=eval_loss,
         start_weights_sha256=history.start_weights_sha256,
     )
     if save_model:
+        if isinstance(trainer, Trainer):
+            trainer.gather()  # by all ranks, before one of them writes
         ranks.from_first(lambda: _save_model(trainer, model, folder, config.export_dtype))
     return result
 
@@ -251,7 +254,7 @@ def _updates(
         num_warmup_steps=config.warmup_steps,
         num_training_steps=updates,
     )
-    per_update = micro * accumulate * ranks.ranks
+    per_update = micro * accumulate * ranks.mesh.batches
     batches = update_batches(job.train_blocks, per_update, config.seed)
     trainer.register_for_checkpointing(history, scheduler, batches)
     found = checkpoints.resume(trainer, history)
@@ -322,26 +325,33 @@ def _update(
 
 
 def evaluate(
-    trainer: LoopTrainer, eval_blocks: Ids, batch_size: int, ranks: RunRanks | None = None
+    trainer: LoopTrainer,
+    eval_blocks: Ids,
+    batch_size: int,
+    ranks: RunRanks | None = None,
+    least: int = 1,
 ) -> float:
     """Mean loss over all predicted tokens of the blocks `i32[blocks,T]`, nats per token.
 
-    The last batch is padded with ignored rows, so that one shape serves all batches. Each rank
-    takes other batches, and the result is that of one process to the bit.
+    The last batch is padded with ignored rows, so that one shape serves all batches, and all
+    batches have at least `least` rows. Each rank takes other batches, except for those that share
+    weights, and the result is that of one process: to the bit where every rank has all weights.
     """
     ranks = RunRanks() if ranks is None else ranks
     starts = range(0, len(eval_blocks), batch_size)
+    size = max(min(batch_size, len(eval_blocks)), least)
     found: dict[int, float] = {}
-    for place in range(ranks.rank, len(starts), ranks.ranks):
+    for place, counts in ranks.evaluates(len(starts)):
         start = starts[place]
         rows = torch.from_numpy(eval_blocks[start : start + batch_size].astype(np.int64))
         real = len(rows)
-        if real < min(batch_size, len(eval_blocks)):
-            filler = rows[:1].expand(min(batch_size, len(eval_blocks)) - real, -1)
-            rows = torch.cat([rows, filler])
+        if real < size:
+            rows = torch.cat([rows, rows[:1].expand(size - real, -1)])
         labels = rows.clone()
         labels[real:] = IGNORED_LABEL
-        found[place] = real * float(trainer.eval_step(input_ids=rows, labels=labels).loss)
+        loss = float(trainer.eval_step(input_ids=rows, labels=labels).loss)
+        if counts:
+            found[place] = real * loss
     total = 0.0
     for loss in ranks.joined(found, len(starts)):
         total += loss
@@ -389,10 +399,10 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _tokens_per_second(config: FinetuneConfig, history: RunHistory, ranks: int) -> float:
-    """Tokens per second of all ranks, over all updates but the first of each process."""
+def _tokens_per_second(config: FinetuneConfig, history: RunHistory, shares: int) -> float:
+    """Tokens per second of all shares, over all updates but the first of each process."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    tokens = rows * config.block_size * ranks
+    tokens = rows * config.block_size * shares
     firsts = history.first_steps_s
     if history.steps == len(firsts):
         return tokens * len(firsts) / sum(firsts)

@@ -63,7 +63,10 @@ class FinetuneConfig:
     compare: bool = option(
         False, "train with both engines, same start weights and batches, and print one table"
     )
-    per_device_train_batch_size: int = option(8, "sequences per micro-batch of each process")
+    per_device_train_batch_size: int = option(
+        8,
+        "sequences per micro-batch of each process; those along tp, cp and pp have the same ones",
+    )
     per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
     gradient_accumulation_steps: int = of_trainer("gradient_accumulation_steps", 1)
     num_train_epochs: float | None = option(
@@ -90,6 +93,10 @@ class FinetuneConfig:
     memory_budget: int | float | str | None = of_trainer("memory_budget", None)
     mesh: str | None = of_trainer("mesh", None)
     zero: int = of_trainer("zero", 0)
+    pipeline_schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"] = (
+        of_trainer("pipeline_schedule", "1F1B")
+    )
+    pipeline_microbatches: int | None = of_trainer("pipeline_microbatches", None)
     bf16: bool = of_trainer("bf16", False)
     fp16: bool = of_trainer("fp16", False)
     export_dtype: Literal["float32", "float16", "bfloat16"] = option(
@@ -160,7 +167,6 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
     ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
-    ("zero", lambda v: v in (0, 1, 2), "0, 1 or 2"),
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
     ("logging_steps", lambda v: v > 0, "more than 0"),

@@ -25,10 +25,17 @@ class RunHistory:
     record: the run's `run_config.json`, by which a checkpoint of another run is refused.
     start_weights_sha256: of the weights before the first update. step_losses: of every update.
     train_s: seconds of all updates, in all processes that took part. first_steps_s: of them, those
-    of building the trainer and the first update, for each process that made one.
+    of building the trainer and the first update, for each process that made one. ranks: those
+    that train together, of which each saves what rank 0 has done, so that any other ranks go on.
     """
 
-    def __init__(self, record: Mapping[str, Any], start_weights_sha256: str) -> None:
+    def __init__(
+        self,
+        record: Mapping[str, Any],
+        start_weights_sha256: str,
+        ranks: RunRanks | None = None,
+    ) -> None:
+        self._ranks = RunRanks() if ranks is None else ranks
         self.record = record
         self.start_weights_sha256 = start_weights_sha256
         self.step_losses: list[float] = []
@@ -41,7 +48,10 @@ class RunHistory:
         return len(self.step_losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The history for a checkpoint."""
+        """The history for a checkpoint, which is that of rank 0. All ranks call it."""
+        return self._ranks.from_first(self._own)
+
+    def _own(self) -> dict[str, Any]:
         return {
             "record": dict(self.record),
             "start_weights_sha256": self.start_weights_sha256,

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ from onward.checkpoint import (
     settle,
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
+from onward.recipes.trainer_switches import shares_of
 from onward.reporting.reporter import EVENTS, KEPT
 
 METRICS = "metrics.jsonl"
@@ -66,6 +68,13 @@ FREE_OPTIONS = frozenset(
         "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir",
     }
 )  # fmt: skip
+# Options that share the rows of an update out, whose numbers stay the same.
+_SHARING = frozenset(
+    {
+        "mesh", "zero", "pipeline_schedule", "pipeline_microbatches",
+        "per_device_train_batch_size", "gradient_accumulation_steps",
+    }
+)  # fmt: skip
 _CONTENTS = (
     ("blocks_sha256", "another tokenizer in --model_name_or_path or --tokenizer_name"),
     ("model_config_sha256", "another config.json in --model_name_or_path"),
@@ -86,13 +95,17 @@ def publish_json(folder: Path, name: str, value: Any) -> None:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What makes two runs different ones, by the content of their `run_config.json`, in words."""
-    defaults = FinetuneConfig()
+    defaults = asdict(FinetuneConfig())
+    there, here = {**defaults, **before["options"]}, {**defaults, **now["options"]}
+    free = FREE_OPTIONS | (_SHARING if here["engine"] == "onward" else set())
     found: list[str] = []
-    for name, value in now["options"].items():
-        old = before["options"].get(name, getattr(defaults, name, None))
-        if name not in FREE_OPTIONS and old != value:
+    for name, value in here.items():
+        if name not in free and there[name] != value:
             switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")
-            found.append(f"{switch} {_shown(old)} there, {_shown(value)} here")
+            found.append(f"{switch} {_shown(there[name])} there, {_shown(value)} here")
+    if free >= _SHARING and (rows := _rows(there)) != _rows(here):
+        words = "--per_device_train_batch_size times --gradient_accumulation_steps"
+        found.append(f"{words} {rows} there, {_rows(here)} here, over all processes")
     if before["options"].get("corpus_bytes") == now["options"].get("corpus_bytes"):
         for number, name in enumerate(("train_file", "validation_file")):
             texts = [[t["sha256"] for t in each["texts"][number:][:1]] for each in (before, now)]
@@ -103,6 +116,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before[name] != now[name] and not found:
             found.append(words)
     return found
+
+
+def _rows(options: Mapping[str, Any]) -> int:
+    """The sequences of an update."""
+    rows = options["per_device_train_batch_size"] * options["gradient_accumulation_steps"]
+    return rows * shares_of(options["mesh"])
 
 
 def _shown(value: Any) -> str:

@@ -1,26 +1,26 @@
 """The processes that torchrun starts for one `onward finetune`, the ranks of its mesh.
 
-Every rank reads the texts, trains on its own rows of each micro-batch, and evaluates batches of its
-own. Rank 0 alone prints, and writes into the output folder.
+Every rank reads the texts, trains on the rows of its share of each micro-batch, and evaluates
+batches of its own. Ranks along `tp`, `cp` and `pp` have one share together. Rank 0 alone prints,
+and writes into the output folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
+from onward.distribute import DATA_AXES, Mesh, ranks_of
 from onward.errors import OnwardError, one_line
-from onward.mesh_sizes import AUTO, DATA_AXES, auto_sizes
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped
+from onward.recipes.trainer_switches import sizes_of
 
 Result = TypeVar("Result")
 _FAILED = "onward finetune failed"  # a key of the store: which rank has said why
@@ -29,11 +29,31 @@ _FAILED = "onward finetune failed"  # a key of the store: which rank has said wh
 class RunRanks:
     """The processes of a run, and which of them this one is; one process by default.
 
-    store: of torch.distributed, which outlives each of the processes.
+    store: of torch.distributed, which outlives each of the processes. mesh: the axes along which
+    the processes lie; None: all share the rows. has_parts: whether each holds a part of the
+    weights, so that all of them evaluate together.
     """
 
-    def __init__(self, rank: int = 0, ranks: int = 1, store: Any = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        ranks: int = 1,
+        store: Any = None,
+        mesh: Mesh | None = None,
+        has_parts: bool = False,
+    ) -> None:
         self.rank, self.ranks, self._store = rank, ranks, store
+        self.mesh = Mesh(("dp_replicate",), (ranks,), (rank,)) if mesh is None else mesh
+        self.has_parts = has_parts
+
+    def of(self, config: FinetuneConfig) -> RunRanks:
+        """These processes along the axes of the mesh that is written out in the options."""
+        sizes = sizes_of(config.mesh)
+        if sizes is None:
+            return self
+        mesh = ranks_of(tuple(sizes), tuple(sizes.values()))[self.rank]
+        has_parts = config.zero == 3 or any(mesh.size(axis) > 1 for axis in ("tp", "pp"))
+        return RunRanks(self.rank, self.ranks, self._store, mesh, has_parts)
 
     @property
     def is_first(self) -> bool:
@@ -41,9 +61,23 @@ class RunRanks:
         return self.rank == 0
 
     def shares(self, batch: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-        """The rows of this rank, i64[size,T], in each micro-batch of an update's batch
-        i64[N,T], where the rows of rank 0 come first."""
-        return [part.split(size)[self.rank] for part in batch.split(size * self.ranks)]
+        """The rows of this rank's share, i64[size,T], in each micro-batch of an update's batch
+        i64[N,T], where the rows of share 0 come first."""
+        mesh = self.mesh
+        return [part.split(size)[mesh.share] for part in batch.split(size * mesh.batches)]
+
+    def evaluates(self, count: int) -> Iterator[tuple[int, bool]]:
+        """The places, below `count`, of the batches that this rank evaluates, and whether its
+        number for the place is the one that counts. Where ranks hold parts of the weights, all of
+        them evaluate equally often, and those with one share the same batches."""
+        if not self.has_parts:
+            yield from ((place, True) for place in range(self.rank, count, self.ranks))
+            return
+        mesh = self.mesh
+        is_told = not any(mesh.coordinate(axis) for axis in mesh.axes if axis not in DATA_AXES)
+        for first in range(0, count, mesh.batches):
+            place = first + mesh.share
+            yield min(place, count - 1), is_told and place < count
 
     def largest(self, number: int) -> int:
         """The largest number of all ranks. Raises OnwardError where another one has ended."""
@@ -150,62 +184,4 @@ def _others_answer() -> Iterator[None]:
         ) from error
 
 
-# ---- the switches
-
-
-def sizes_of(mesh: str | None) -> dict[str, int] | None:
-    """The number of ranks by axis in `dp_replicate=2,dp_shard=2`; None where there is no mesh."""
-    if mesh is None:
-        return None
-    found: dict[str, int] = {}
-    for part in mesh.split(","):
-        axis, equals, size = (word.strip() for word in part.partition("="))
-        if axis not in DATA_AXES or not equals or not size.isdecimal() or int(size) < 1:
-            raise _wrong_mesh(mesh)
-        if axis in found:
-            raise _wrong_mesh(mesh)
-        found[axis] = int(size)
-    return found
-
-
-def _wrong_mesh(mesh: str) -> InputError:
-    return InputError(
-        f"mesh is {mesh!r}", "in --mesh", f"write ranks by axis, such as dp_replicate=2, or {AUTO}"
-    )
-
-
-def with_mesh(config: FinetuneConfig, ranks: int) -> FinetuneConfig:
-    """The options with the mesh of this many processes written out: `dp_replicate=2` for `auto`,
-    and None for one process. Raises InputError where the processes are not those of the mesh, and
-    for what several of them cannot do."""
-    asked = None if config.mesh == AUTO else sizes_of(config.mesh)
-    needed = prod(asked.values()) if asked else max(ranks, 2 if config.zero else 1)
-    if needed != ranks:
-        name = "mesh" if asked else "zero"
-        value = config.mesh if asked else config.zero
-        is_one = "one process is" if ranks == 1 else f"{ranks} processes are"
-        raise InputError(
-            f"{name} {value} needs {needed} processes, and {is_one} started",
-            f"in --{name}",
-            f"torchrun --nproc-per-node={needed} -m onward finetune ...",
-        )
-    if ranks == 1:
-        return replace(config, mesh=None)
-    sizes = asked or auto_sizes(ranks, config.zero)
-    if config.zero and sizes.get("dp_shard", 1) == 1:
-        raise InputError(
-            f"zero {config.zero} cuts state over the ranks along dp_shard, of which there is one",
-            f"in --zero with --mesh {config.mesh}",
-            f"--mesh dp_shard={ranks}, or leave one of them out",
-        )
-    for name, is_given in (("compare", config.compare), ("engine", config.engine == "torch")):
-        if is_given:
-            raise InputError(
-                f"eager PyTorch trains in one process, and {ranks} are started",
-                f"in --{name}",
-                "leave it out, or start the command without torchrun",
-            )
-    return replace(config, mesh=",".join(f"{axis}={size}" for axis, size in sizes.items()))
-
-
-__all__ = ["RunRanks", "joined_ranks", "sizes_of", "with_mesh"]
+__all__ = ["RunRanks", "joined_ranks"]

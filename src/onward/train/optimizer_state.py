@@ -132,7 +132,7 @@ class OptimizerState:
         in blocks of their own, and become whole in the parameter's precision. to_first: rank 0
         alone gets those of which each rank has a part."""
         held, form = self.tensors.get(parameter, {}), self.form(parameter)
-        if isinstance(self.shards.cut_of(parameter), StageCut):  # also on ranks that have nothing
+        if isinstance(self.shards.of_state(parameter), StageCut):  # also on ranks that have nothing
             held = {slot: self.tensor(parameter, slot) for slot in self.required(parameter)}
         parts = {name: held[name] for name in self.names(parameter) if name in held}
         if form and parts and self.shards.along_dim(parameter) is not None:

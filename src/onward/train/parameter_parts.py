@@ -180,6 +180,18 @@ class ParameterParts:
         found = {name: self._held.get(p) for name, p in parameters.items()}
         return {n: held.cut for n, held in found.items() if held is not None and held.is_cut}
 
+    def cut_of(self, parameter: torch.Tensor) -> Cut | None:
+        """The part of a parameter that this rank has alone at present; None: it has all."""
+        held = self._held.get(parameter)
+        return held.cut if held is not None and held.is_cut else None
+
+    def joined(
+        self, parameter: torch.Tensor, cut: Cut, part: torch.Tensor, to_first: bool
+    ) -> torch.Tensor | None:
+        """The whole tensor of the shape of a parameter of which this rank has a part. to_first:
+        rank 0 alone gets it, and others None. All ranks call it for the same ones in one order."""
+        return joined(cut, part, parameter.shape, self._mesh, to_first)
+
     def is_whole(self, parameter: torch.Tensor) -> bool:
         """Says whether this rank has all of a parameter."""
         return parameter not in self._held or not self._held[parameter].is_cut

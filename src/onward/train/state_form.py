@@ -85,6 +85,10 @@ class StateForms:
         """Whether torch keeps a count of updates for this parameter."""
         return self._record.of(self._group_of(parameter)).counted
 
+    def is_elementwise(self, parameter: torch.Tensor) -> bool:
+        """Whether each element of this parameter is updated by itself."""
+        return self._record.of(self._group_of(parameter)).elementwise
+
     def start(self, parameter: torch.Tensor, slot: str) -> float:
         """The number that fills a slot of this parameter before its first update."""
         return self._record.start(self._group_of(parameter), slot)

@@ -3,7 +3,8 @@ with tensor parallelism."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -27,18 +28,24 @@ class StateShards:
     tensor_cuts: of parameters of which this rank has a part along a dim, or which are of some
     stages; None while ranks along `tp` or `pp` have not chosen them, and state is whole. stage: of
     ZeRO, which cuts these parts, and other parameters, as rows; 0 cuts nothing, and 2 or 3 cut the
-    sums of a window's gradients too. Raises
-    OnwardError for an optimizer that does not update each element by itself.
+    sums of a window's gradients too. Where an optimizer reads a whole parameter to update it, one
+    rank, its owner, has all of its state, and others have none. Raises OnwardError for such an
+    optimizer beside other axes that cut weights.
     """
 
     def __init__(self, mesh: Mesh, stage: int, record: Record, forms: StateForms) -> None:
-        if stage and not record.elementwise:
+        other = next((a for a in (TENSOR_AXIS, PIPELINE_AXIS) if mesh.size(a) > 1), None)
+        if stage and other is not None and not record.elementwise:
             raise OnwardError(
-                f"zero={stage} has each rank update a part of a parameter, and {record.said} reads "
-                "all of it; fix: zero=0, or an optimizer such as AdamW"
+                f"zero={stage} has one rank update a whole parameter by {record.said}, and ranks "
+                f"along {other} have parts of the model; fix: zero=0, a mesh without {other}, or "
+                "an optimizer such as AdamW"
             )
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
+        self._owners: dict[torch.Tensor, int] = {}
+        self._in_parts: set[torch.Tensor] = set()  # of which each rank has updated a part
+        self._loads = [0] * mesh.size(AXIS)  # elements that each rank along it owns
         self.tensor_cuts: Mapping[torch.Tensor, ChosenCut] | None = None
         if mesh.size(TENSOR_AXIS) == 1 and mesh.size(PIPELINE_AXIS) == 1:
             self.tensor_cuts = {}
@@ -47,7 +54,27 @@ class StateShards:
         """The parts for state in other forms, whose blocks may be larger."""
         made = StateShards(self._mesh, self._stage, self._record, forms)
         made.tensor_cuts = self.tensor_cuts
+        made._owners, made._loads, made._in_parts = self._owners, self._loads, self._in_parts
         return made
+
+    def assign(self, parameters: Collection[torch.Tensor]) -> None:
+        """Gives each parameter that is not updated element by element to a rank, the largest first
+        to the one that has least so far. All ranks call it with the same parameters in one order.
+        Raises OnwardError for one that has been updated so before."""
+        if not self._stage:
+            return
+        new = [p for p in parameters if p not in self._owners and not self._forms.is_elementwise(p)]
+        if self._in_parts.intersection(new):
+            raise OnwardError(
+                f"a parameter's update by {self._record.said} reads all of it now, and its state "
+                f"lies in parts by zero={self._stage}; fix: decide before the Trainer is made"
+            )
+        self._in_parts |= {*parameters} - {*new} - {*self._owners}
+        for p in sorted(new, key=lambda p: -p.numel()):
+            owner = self._loads.index(min(self._loads))
+            self._loads[owner] += p.numel()
+            self._owners[p] = owner
+        self._found.clear()
 
     @property
     def are_whole(self) -> bool:
@@ -82,17 +109,26 @@ class StateShards:
             block = self._record.forms[form].block if form else 1
             outer = self.along_dim(parameter)
             shape = parameter.shape if outer is None else shape_of(outer, parameter.shape)
-            self._found[parameter] = shard_of(
-                prod(shape), AXIS, mesh.size(AXIS), mesh.coordinate(AXIS), block
-            )
+            found = shard_of(prod(shape), AXIS, mesh.size(AXIS), mesh.coordinate(AXIS), block)
+            owner = self._owners.get(parameter)
+            self._found[parameter] = None if found is None else replace(found, owner=owner)
         return self._found[parameter]
 
     def cut_of(self, parameter: torch.Tensor) -> Cut | None:
-        """The part of a parameter whose state this rank holds, of any kind; None: all."""
+        """The part of a parameter, or of its gradient, that this rank has where it is cut as its
+        state is, of any kind; None: all."""
         outer, inner = self._chosen(parameter), self.of(parameter)
+        inner = None if inner is None else replace(inner, owner=None)
         if isinstance(outer, TensorCut) and inner:
             return NestedCut(outer, inner)
         return outer or inner
+
+    def of_state(self, parameter: torch.Tensor) -> Cut | None:
+        """The part of a parameter whose state this rank holds, of any kind; None: all."""
+        row = self.of(parameter)
+        if row is None or row.owner is None:
+            return self.cut_of(parameter)
+        return StageCut(AXIS, row.ranks, row.place, (row.owner,))
 
     def of_weights(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter that this rank holds; None: all."""
@@ -101,7 +137,7 @@ class StateShards:
     def cut_of_state(self, parameter: torch.Tensor, shape: torch.Size) -> Cut | None:
         """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
         which is cut along a dim only where it is the parameter's; Adafactor's is not."""
-        cut = self.cut_of(parameter)
+        cut = self.of_state(parameter)
         return None if isinstance(cut, TensorCut) and shape != parameter.shape else cut
 
     def state_like(
@@ -109,7 +145,7 @@ class StateShards:
     ) -> Mapping[str, torch.Tensor]:
         """Tensors of the shapes and dtypes of what this rank holds of a parameter's state. types:
         of the state of a tensor."""
-        cut = self.cut_of(parameter)
+        cut = self.of_state(parameter)
         if not isinstance(cut, TensorCut | StageCut):
             return types(self.like(parameter))
         whole = types(parameter)

@@ -69,6 +69,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         self._forms.check(optimizer.param_groups)
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         shards = StateShards(mesh or Mesh(), zero, self.record, self._forms)
+        shards.assign(self._places)
         updates = UpdateState(self.record, self._forms, paths, accumulator, shards)
         super().__init__(model, optimizer, updates)
         self._rules = rules(optimizer, optimizer.param_groups)
@@ -129,6 +130,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
             check_parameters(self.torch, known, type(self.model).__name__)
             self._places.clear()
             self._places |= _places(self.torch)
+            self.updates.state.shards.assign(self._places)
         found, loaded = self._shared.read(paths), self._shared.is_replaced
         if changed:
             self._restart()

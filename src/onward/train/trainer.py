@@ -114,10 +114,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         )
         self._parts = MicroBatches()
         self.memory.is_bounded = self.options.auto_micro_batch
-        self._average = AveragedWeights(model, self.options.ema_decay)
         self._ranks = Ranks(self.options)
         self._cuts = WeightCuts(model, self._ranks, self.options)
         self._weights = self._cuts.parts
+        self._average = AveragedWeights(model, self.options.ema_decay, self._weights)
         self._lock = lock_of(model)
         self._example: Batch | None = None  # an example batch for exports
         self.registered: list[Stateful] = []
@@ -349,9 +349,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         """Gives the model its whole weights again, where each rank holds a part of them (`zero=3`,
         `tp`): to use it outside of the Trainer, to save or to change it. The next step cuts them
         anew. All ranks of a mesh call it. Does nothing where the weights are whole. Raises
-        OnwardError while an update or a load is half made."""
+        OnwardError while an update or a load is half made, and within `ema_weights`."""
         self._check_idle()
         self._check_not_torn()
+        self._average.require_own()
         if self._weights.is_cut:
             self._ranks.meet_for_state(self.options.zero)
             self._weights.gather()
@@ -391,7 +392,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def ema_weights(self) -> Generator[None]:
         """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
         evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
-        does it itself without the option, and while an update or a load is half made."""
+        does it itself without the option, and while an update or a load is half made. Where ranks
+        have parts of the weights, all of them enter it, and `eval_step` reads the averaged parts;
+        call `gather` first for a model that shows averaged weights."""
         with self._lock:
             self._check_not_torn()
             with self._average.swapped_in():
@@ -400,8 +403,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     @exclusive
     def ema_state_dict(self) -> dict[str, Any]:
         """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
-        that it has now. Raises OnwardError without the option `ema_decay`, and while an update or
-        a load is half made."""
+        that it has now; whole on each rank, all of which call it where they have parts. Raises
+        OnwardError without the option `ema_decay`, and while an update or a load is half made."""
         self._check_not_torn()
         return self._average.state_dict()
 
@@ -411,7 +414,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         return (
             self._window.part(),
             self._scaling.part(),
-            self._average.part(),
+            self._average.part(to_first),
             self._spikes.part(),
             self._cuts.part(self._optimizer),
             model_part(self.model, self._weights, to_first),

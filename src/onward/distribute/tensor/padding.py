@@ -1,10 +1,10 @@
 """Vocabularies that ranks along `tp` do not divide: rows of zeros behind a table that is cut.
 
-A table w f[V,D] is taken to be f[V',D], where V' is the next multiple of the ranks. No id reads the
-rows from V on; in a head and its loss they have the bias -inf, so that their logits are -inf, their
-probabilities 0, and so are their gradients and moments: a padding of zeros stays zeros. All other
-readers get the rows of the table alone. Masks of this kind are Megatron-LM's (arXiv 1909.08053),
-which pads the vocabulary of the model itself.
+A table w f[V,D] is taken to be f[V',D], where V' is the next multiple of the ranks. Ids and labels
+from V on raise IndexError. In a head and its loss the rows from V on have the bias -inf, so that
+their logits are -inf, their probabilities 0, and so are their gradients and moments: a padding of
+zeros stays zeros. All other readers get the rows of the table alone. Masks of this kind are
+Megatron-LM's (arXiv 1909.08053), which pads the vocabulary of the model itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from onward.distribute.tensor.numbers_in_range import within
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, type_of
 from onward.graph.types import Type
@@ -101,16 +102,23 @@ def _pad(graph: Graph, value: Value, size: int) -> None:
             _pad(graph, node.outputs[0], size)
         elif node.op_type == _HEAD:
             _hide(b, node, rows, size)
-        elif i == 0 and node.op_type == "Gather":  # -1 is the last row of the table
-            ids = node.inputs[1]
+        elif i == 0:
+            ids, wraps = node.inputs[1], int(node.op_type == "Gather")
             assert ids is not None
-            kind = type_of(ids).dtype.numpy()
+            ids = within(b, ids, rows, "index", {}, wraps=wraps)
+            node.replace_input_with(1, ids)
+            if not wraps:
+                continue
+            kind = type_of(ids).dtype.numpy()  # -1 is the last row of the table
             behind = b.Add(ids, np.array(rows, kind))
             node.replace_input_with(1, b.Where(b.Less(ids, np.array(0, kind)), behind, ids))
 
 
 def _hide(b: Builder, node: Node, rows: int, size: int) -> None:
-    """Gives the classes of a head from `rows` on the bias -inf."""
+    """Gives the classes of a head from `rows` on the bias -inf, and refuses them as labels."""
+    labels, ignored = node.inputs[3], int(attributes(node).get("ignore_index", -100))
+    assert labels is not None
+    node.replace_input_with(3, within(b, labels, rows, "label", {}, ignored=ignored))
     given = [*node.inputs, None, None][:4]
     w, bias = given[1], given[2]
     assert w is not None

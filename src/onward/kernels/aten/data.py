@@ -106,6 +106,42 @@ def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
     return IndexError(f"an index is out of range for dims of {sizes}")
 
 
+def _bind_in_range(args: KernelArguments) -> Launch:
+    """Binds InRange. Writes into the flag whether a number is out of range, and the first one."""
+    numbers, limit, y, flag = args.x(0), args.x(1), args.y, args.flag
+    ignored, wraps = args.attrs.get("ignored"), args.attrs.get("wraps", 0)
+    flat = numbers.reshape(-1)
+
+    def launch() -> None:
+        y.copy_(numbers)
+        if not flat.numel():
+            return
+        bad = (flat >= limit) | (flat < (-limit if wraps else 0))
+        if ignored is not None:
+            bad &= flat != ignored
+        flag[:1].copy_(bad.any())
+        first = bad.to(torch.uint8).argmax(keepdim=True)
+        flag[1:].copy_(flat.gather(0, first) * flag[0])
+
+    return launch
+
+
+def _in_range_bytes(spec: KernelSpec) -> int:
+    numbers = spec.inputs[0]
+    assert numbers is not None
+    return 4 * numbers.numel + 64
+
+
+def _none_such(args: KernelArguments, flag: Sequence[int]) -> IndexError:
+    """The error for a number out of range. flag: 1, and the first such number."""
+    limit = int(args.x(1))
+    if args.attrs["what"] == "label":
+        return IndexError(f"the label {flag[1]} is out of range for {limit} classes")
+    return IndexError(
+        f"the index {flag[1]} is out of range for a table (such as nn.Embedding) of {limit} rows"
+    )
+
+
 def _bind_gather_nd(args: KernelArguments) -> Launch:
     x, index, y = args.x(0), args.x(1), args.y
     k = index.shape[-1]
@@ -235,6 +271,9 @@ KERNELS: dict[str, Kernel] = {
     "Embedding": Kernel(
         "aten.index_select", partial(_bind_gather, negative=False), contiguous=(1,),
         workspace=_index_bytes, input_error=_no_such_row,
+    ),
+    "InRange": Kernel(
+        "aten.in_range", _bind_in_range, workspace=_in_range_bytes, input_error=_none_such,
     ),
     "GatherElements": Kernel("aten.gather", _bind_gather_elements),
     "GatherND": Kernel(

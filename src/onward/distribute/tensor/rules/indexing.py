@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from onward.distribute.tensor.numbers_in_range import within
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
@@ -20,7 +21,8 @@ def own_numbers(
     b: Builder, ids: Value, rows: Size, place: RankPlace, wraps: bool = True
 ) -> tuple[Value, Value]:
     """The numbers of the rank's own rows that ids are, 0 for those of other ranks, and whether each
-    is its own. rows: that a rank has. wraps: whether -1 is the last row."""
+    is its own. rows: that a rank has. wraps: whether -1 is the last row. A run raises IndexError
+    where an id is that of no rank's row."""
     zero = np.array(0, type_of(ids).dtype.numpy())
 
     def number(size: Size) -> Value | np.ndarray:
@@ -28,6 +30,7 @@ def own_numbers(
             return np.array(size, zero.dtype)
         return b.cast(b.squeeze(b.size(size), [0]), type_of(ids).dtype)
 
+    ids = within(b, ids, number(rows * place.ranks), "index", place.shared, wraps=int(wraps))
     if wraps:
         past = b.Add(ids, number(rows * place.ranks))
         ids = b.Where(b.Less(ids, zero), past, ids)
@@ -62,7 +65,7 @@ def _own_rows(
     x, ids = inputs
     assert x is not None and ids is not None
     rows, behind = type_of(x).shape[axis], type_of(x).rank - axis - 1
-    local, own = own_numbers(b, ids, rows, place)
+    local, own = own_numbers(b, ids, rows, place, wraps=node.op_type == "Gather")
     [y] = same_op(b, node, [x, local])
     if behind:
         own = b.reshape(own, (*type_of(own).shape, *[1] * behind))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from onward.distribute.tensor.numbers_in_range import within
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
 from onward.graph.build import Builder
@@ -82,6 +83,8 @@ def _labelled(
     classes, rank = type_of(logits).shape[1], type_of(logits).rank
     assert isinstance(classes, int)
     ignored = np.array(attrs.get("ignore_index", -100), dtype=type_of(labels).dtype.numpy())
+    limit = classes * place.ranks
+    labels = within(b, labels, limit, "label", place.shared, ignored=int(ignored))
     counted = b.Not(b.Equal(labels, ignored))
     label = b.Where(counted, labels, np.zeros((), ignored.dtype))
     first = np.array(classes * place.at, ignored.dtype)
