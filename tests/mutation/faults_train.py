@@ -74,7 +74,7 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "update: the averaged weights start at zero", "train/averaged_weights.py",
-        "return Average(self._own(parameter).clone(), ", "return Average(self._own(parameter) * 0, ",
+        "Average(self._own(parameter).clone(), ", "Average(self._own(parameter) * 0, ",
         ("train/test_averaged_weights.py",),
     ),
     Fault(
