@@ -156,6 +156,9 @@ def test_options_are_those_of_the_trainer() -> None:
         if "zero" in options:
             onward.TrainerOptions(mesh={"dp_shard": 2}, **options)
             continue
+        if "sequence_parallel" in options:
+            onward.TrainerOptions(mesh={"tp": 2}, **options)
+            continue
         if "adasum" in options:
             onward.TrainerOptions(mesh={"dp_replicate": 2}, **options)
             continue

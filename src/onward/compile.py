@@ -326,7 +326,8 @@ class Compiler:
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts
-        return distribute(graph, self.mesh, recipe.average, *cut, adaptive=recipe.adasum)
+        others = {"adaptive": recipe.adasum, "sequence": recipe.splits_positions}
+        return distribute(graph, self.mesh, recipe.average, *cut, **others)
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

@@ -49,18 +49,24 @@ def check_sharing(
             f"zero={zero} cuts state over the ranks along dp_shard, of which there is one; fix: "
             'mesh="auto" for all ranks, {"dp_shard": 2} for two, or leave zero out'
         )
-    if sizes.get("cp", 1) > 1:
-        _check_sequences(sizes, zero)
     if adasum:
         _check_adasum(mesh, sizes, zero)
 
 
-def _check_sequences(sizes: Mapping[str, int], zero: int) -> None:
-    other = "tp" if sizes.get("tp", 1) > 1 else f"zero={zero}" if zero else None
-    if other:
+def check_positions(mesh: Mapping[str, int] | str | None) -> None:
+    """Raises OnwardError for sequence_parallel=True on a mesh that it does not go with."""
+    if isinstance(mesh, str):
+        return
+    sizes = mesh or {}
+    if sizes.get("tp", 1) == 1:
         raise OnwardError(
-            f"a mesh with cp beside {other} would cut the step in two ways, which is not there "
-            "yet; fix: leave one of them out"
+            "sequence_parallel=True splits positions along tp, of which mesh has one rank; fix: "
+            'mesh={"tp": 2} for two, or leave sequence_parallel out'
+        )
+    if sizes.get("cp", 1) > 1:
+        raise OnwardError(
+            "sequence_parallel=True and a mesh with cp would split positions in two ways, which is "
+            "not there together yet; fix: leave one of them out"
         )
 
 
@@ -115,5 +121,5 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 __all__ = [
     "AUTO", "AXES", "DATA_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
-    "check_sharing", "read_mesh",
+    "check_positions", "check_sharing", "read_mesh",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onward.errors import OnwardError
-from onward.mesh_sizes import check_pipeline, check_sharing
+from onward.mesh_sizes import check_pipeline, check_positions, check_sharing
 
 
 def check_recompute(recompute: str, budget: object) -> None:
@@ -30,6 +30,8 @@ def check_together(options: Mapping[str, Any]) -> None:
     mesh, average = options["mesh"], options["gradient_accumulation_average"]
     check_sharing(mesh, options["zero"], options["adasum"])
     check_pipeline(mesh, options)
+    if options["sequence_parallel"]:
+        check_positions(mesh)
     if options["auto_micro_batch"] and average == "micro_batches":
         raise OnwardError(
             "auto_micro_batch adds up the parts of a batch by their labels, which "

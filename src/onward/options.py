@@ -388,6 +388,19 @@ class TrainerOptions:
     ranks along `dp_shard` make up one replica. The loss is still that of all ranks. Not together
     with `zero`. False: the mean over all labels."""
 
+    sequence_parallel: bool = option(
+        False,
+        read_switch,
+        "has ranks along `tp` also work on parts of the positions, between the products whose "
+        "weights are cut: less memory for activations, for as many bytes sent",
+        "True",
+    )
+    """Gives each rank along the axis `tp` of the `mesh` its part of the positions where weights are
+    not cut: norms, dropout and residual sums (Korthikanti et al., arXiv 2205.05198). Activations
+    there take an N-th of the memory, with N ranks; an all-reduce becomes a reduce-scatter and an
+    all-gather, and a weight's gradient gathers what it reads once more. N has to divide the lengths
+    of batches, and padded rows are computed. False: every rank has all of them."""
+
     pipeline_schedule: str = option(
         "1F1B",
         read_one_of("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"),

@@ -54,6 +54,7 @@ def test_every_mode_is_drawn() -> None:
         for name in ("adasum", "is_program", "is_packed", "skip_nonfinite"):
             counts[name] += bool(case[name])
         counts["window"] += case["window"] > 1
+        counts["sequence"] += case["sequence"]
         counts["clipped"] += case["max_grad_norm"] is not None
         counts[f"cuts {case['cuts']}"] += 1
         counts[case["optimizer"]] += 1
@@ -61,7 +62,8 @@ def test_every_mode_is_drawn() -> None:
         counts["dropout"] += bool(case["model"].get("dropout"))
     wanted = [
         "dp_replicate", "dp_shard", "tp", "dp_replicate+dp_shard", "dp_replicate+tp", "dp_shard+tp",
-        "dp_replicate+dp_shard+tp", "zero 1", "zero 2", "zero 3", "adasum", "ranks 2", "ranks 16",
+        "dp_replicate+dp_shard+tp", "cp", "cp+tp", "dp_replicate+cp+tp", "dp_shard+cp",
+        "dp_shard+cp+tp", "sequence", "zero 1", "zero 2", "zero 3", "adasum", "ranks 2", "ranks 16",
         "is_program", "is_packed", "window", "clipped", "cuts chosen", "cuts drawn", "LAMB", "Lion",
         "untied", "dropout",
     ]  # fmt: skip

@@ -32,6 +32,11 @@ CHOSEN = ("meshes/test_mesh_choice.py",)
 CANDIDATES = ("meshes/test_mesh_candidates.py",)
 AUTO = ("meshes/test_auto_mesh.py",)
 FSDP = ("integrations/test_fsdp.py",)
+GRIDS = ("distribute/test_grids.py",)
+FOUR = ("distribute/test_grids.py::test_four_ranks",)
+ROWS = ("distribute/test_grids.py::test_state_in_rows",)
+ON_PARTS = ("distribute/test_exchanges_on_parts.py",)
+POSITIONS = ("distribute/test_sequence_parallel.py",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -225,7 +230,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: one rank alone takes a mean", "train/rank_states.py",
-        "is_total = is_mean or row_of", "is_total = row_of", STATES,
+        "(set(DATA_AXES) if is_mean else", "(set(DATA_AXES) if False else", STATES,
     ),
     Fault(
         "ranks: ranks along tp count a sum twice", "train/rank_states.py",
@@ -237,11 +242,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: rows that all replicas have are added up", "train/rank_states.py",
-        'if mesh.coordinate("dp_replicate") and "row" in kinds:', "if False:", STATES,
-    ),
-    Fault(
-        "ranks: the first replica alone goes on from rows", "train/rank_states.py",
-        "is_total = is_mean or row_of(cut) is not None", "is_total = is_mean", STATES,
+        '(mesh.coordinate("dp_replicate") or mesh.coordinate("cp")):',
+        '(False or mesh.coordinate("cp")):', STATES,
     ),
     Fault(
         "ranks: a part is added where the first rank's lies", "train/cut_tensors.py",
@@ -470,6 +472,64 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: on paper Gloo exchanges without copies", "meshes/predict.py",
         "0 if question.cluster.scatters else exchange_copies(plan, candidate)", "0", PREDICTED,
+    ),
+    Fault(
+        "ranks: terms of a sum are the largest of largest ones",
+        "distribute/tensor/rules/collective.py",
+        '_COMMUTES = {SUM: ("sum", "mean"),', '_COMMUTES = {SUM: ("sum", "mean", "max"),', ON_PARTS,
+    ),
+    Fault(
+        "ranks: parts that an exchange cuts are taken for parts beside it",
+        "distribute/tensor/rules/collective.py",
+        "    if found.dim or (found == PARTIAL and is_sum):\n",
+        "    if found.dim is not None or (found == PARTIAL and is_sum):\n", ON_PARTS,
+    ),
+    Fault(
+        "ranks: a wait reads what its start does not", "distribute/tensor/solve.py",
+        "    return Way((*start.outputs, *start.inputs[:held]), start.outputs)\n",
+        "    return Way(tuple(REPLICATED for _ in node.inputs), start.outputs)\n",
+        (*ON_PARTS, *FOUR),
+    ),
+    Fault(
+        "ranks: heads along cp are those of the first rank along tp",
+        "distribute/tensor/rules/attention.py",
+        "first_head=before + heads * place.at)", "first_head=heads * place.at)", FOUR,
+    ),
+    Fault(
+        "ranks: numbers of exchanges along tp are used again along cp", "distribute/context.py",
+        "    number_in_order(own)  # also those", "    # also those", (*FOUR, *GRIDS),
+    ),
+    Fault(
+        "ranks: parts of gradients are not summed along cp", "distribute/data_parallel.py",
+        "            if first[i] != axis\n",
+        "            if first[i] != axis and axis != \"cp\"\n", (*ROWS, *CONTEXT),
+    ),
+    Fault(
+        "ranks: rows of a window's sums are terms along cp", "distribute/context.py",
+        "[name for name in signature.accumulators if name not in summed]",
+        "list(signature.accumulators)", ROWS,
+    ),
+    Fault(
+        "ranks: saved rows count once for each rank along cp", "train/rank_states.py",
+        'and (mesh.coordinate("dp_replicate") or mesh.coordinate("cp")):',
+        'and mesh.coordinate("dp_replicate"):', STATES,
+    ),
+    Fault(
+        "ranks: the first replica alone goes on from rows", "train/rank_states.py",
+        "        axes = axes if row_of(cut) is None else set[str]()\n", "", STATES,
+    ),
+    Fault(
+        "ranks: backward keeps the rows that forward has gathered", "distribute/tensor/sequence.py",
+        "        found.gathers_again = True\n", "", POSITIONS,
+    ),
+    Fault(
+        "ranks: terms are added up on every rank alike", "distribute/tensor/sequence.py",
+        "(*map(split, places), *sorted", "(*[], *sorted", POSITIONS,
+    ),
+    Fault(
+        "ranks: a weight that is cut is gathered for fewer bytes", "distribute/tensor/sequence.py",
+        "        if have.dim is not None and want != have and (value in self._of_weights or",
+        "        if have.dim is not None and want != have and (", POSITIONS,
     ),
 )  # fmt: skip
 

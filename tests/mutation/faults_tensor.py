@@ -203,7 +203,7 @@ TENSOR_FAULTS: tuple[Fault, ...] = (
         "return PARTIAL if name in self._windows else REPLICATED", "return REPLICATED", CONTEXT,
     ),
     Fault(
-        "ranks: a length is cut to what ranks divide", "distribute/context.py",
+        "ranks: a length is cut to what ranks divide", "distribute/lengths.py",
         "        if length % ranks:\n", "        if False:\n", CONTEXT,
     ),
     Fault(

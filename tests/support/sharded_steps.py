@@ -144,14 +144,18 @@ def step_of(model: Made, recipe: Recipe) -> Graph:
 def ranks_graphs(
     graph: Graph, meshes: Sequence[Mesh], sizes: Mapping[str, int] | None = None,
     cuts: Mapping[str, Sharding] | None = None, rewritten: bool = True, average: str = "labels",
+    sequence: bool = False,
 ) -> tuple[list[Graph], list[dict[str, TensorCut]]]:  # fmt: skip
-    """The graph of each rank, as the compiler would go on to rewrite it, and its cuts."""
+    """The graph of each rank, as the compiler would go on to rewrite it, and its cuts. sequence:
+    whether ranks along `tp` have parts of the positions."""
     graphs, found = [], []
     for mesh in meshes:
+        own, here = tensor_parallel(graph, mesh, RATES, sizes or SIZES, cuts)
+        if sequence:  # with the cuts that are chosen without it
+            chosen = {name: cut.sharding for name, cut in here.items()}
+            own, here = tensor_parallel(graph, mesh, cuts=chosen, sequence=True)
         if mesh.size("cp") > 1:
-            own, here = context_parallel(graph, mesh), {}
-        else:
-            own, here = tensor_parallel(graph, mesh, RATES, sizes or SIZES, cuts)
+            own = context_parallel(own, mesh)
         if mesh.size("dp_replicate") > 1 or (mesh.size("cp") > 1 and graph.signature.updated):
             own = data_parallel(own, mesh, average)
             number_in_order(own)

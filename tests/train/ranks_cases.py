@@ -97,7 +97,7 @@ class Case:
         `cp`, who are neighbours, have the same, and so have all along `pp`."""
         if self.pp:
             return 0, 1
-        same = min(2 if self.tp else max(self.cp, 1), ranks)
+        same = min((2 if self.tp else 1) * max(self.cp, 1), ranks)
         return rank // same, ranks // same
 
     def options_of(self, ranks: int) -> dict[str, Any]:
@@ -106,6 +106,8 @@ class Case:
             return dict(self.options)
         if self.pp:
             return {**self.options, "mesh": {"pp": ranks}}
+        if self.cp and (self.tp or self.zero):
+            return {**self.options, **self._of_sequences(ranks)}
         if self.tp:
             zero = self.zero if ranks > 2 else 0
             sizes = {"dp_shard" if zero else "dp_replicate": ranks // 2, "tp": 2}
@@ -116,6 +118,13 @@ class Case:
         sizes = {"dp_replicate": ranks // 2, "dp_shard": 2}
         mesh = sizes if self.zero or self.is_cut else {"dp_replicate": ranks}
         return {**self.options, "mesh": mesh, "zero": self.zero}
+
+    def _of_sequences(self, ranks: int) -> dict[str, Any]:
+        """Sequences in parts beside weights or state, of four ranks or more."""
+        tp = 2 if self.tp else 1
+        axis = "dp_shard" if self.zero else "dp_replicate"
+        sizes = {axis: ranks // (self.cp * tp), "cp": self.cp, "tp": tp}
+        return {"mesh": sizes, "zero": self.zero}
 
 
 WINDOW = {"gradient_accumulation_steps": 2}
@@ -188,6 +197,24 @@ CASES = {
     "gpt2 cp fp16": Case(
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=4
     ),
+    "gpt2 cp tp": Case(gpt2, CLIPPED, "AdamW", tp=True, cp=2),
+    "bert cp tp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, tp=True, cp=2
+    ),
+    "t5 cp tp": Case(t5, {**WINDOW, "memory_budget": 0.5}, padding=True, early=2, tp=True, cp=2),
+    "llama cp tp": Case(llama, CLIPPED, "LAMB", tp=True, cp=2),
+    "odd cp tp bf16": Case(
+        odd, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 odd tp", tp=True, cp=2
+    ),
+    "gpt2 cp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, cp=2),
+    "bert cp zero 2": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, zero=2, cp=2
+    ),
+    "t5 cp zero 3": Case(t5, WINDOW, "AdamW", padding=True, early=2, zero=3, cp=2),
+    "llama cp zero 2": Case(llama, {**WINDOW, **CLIPPED}, "AdamW", zero=2, cp=2),
+    "gpt2 cp zero 3 bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 zero 3", zero=3, cp=2
+    ),
     "gpt2 odd tp": Case(odd, CLIPPED, "AdamW", tp=True),
     "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
     "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
@@ -219,10 +246,12 @@ GROUPS = {  # by what ranks share
         n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
     },
     "uneven rows": {n: case for n, case in CASES.items() if case.uneven},
-    "state": {n: case for n, case in CASES.items() if case.zero and not (case.tp or case.uneven)},
-    "weights": {n: case for n, case in CASES.items() if case.tp and not case.zero},
+    "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.cp or c.uneven)},
+    "weights": {n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp)},
     "weights and state": {n: case for n, case in CASES.items() if case.tp and case.zero},
-    "sequences": {n: case for n, case in CASES.items() if case.cp},
+    "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero)},
+    "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
+    "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},
     "layers": {n: case for n, case in CASES.items() if case.pp},
 }
 

@@ -54,6 +54,11 @@ SETUPS = [
     Setup({"dp_shard": 2, "tp": 2}, 1, TABLE),
     Setup({"dp_shard": 2, "tp": 2}, 2, FUSED),
     Setup({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, 3, TABLE),
+    Setup({"cp": 2}),
+    Setup({"dp_replicate": 2, "cp": 3}),
+    Setup({"cp": 2, "tp": 2}, 0, FUSED),
+    Setup({"dp_shard": 2, "cp": 2}, 2),
+    Setup({"dp_shard": 2, "cp": 2, "tp": 2}, 3, TABLE),
 ]
 
 
@@ -107,13 +112,18 @@ def places(setup: Setup, mesh: Mesh, name: str) -> tuple[np.ndarray, bool]:
 
 
 def gradients(setup: Setup) -> list[dict[str, np.ndarray]]:
-    """The gradient that each share of the batch has, in whole numbers."""
+    """The terms that ranks have of each gradient, in whole numbers: of each share of the batch,
+    and of each part of its positions."""
     draw = np.random.default_rng(3)
-    shares = setup.meshes[0].batches
     return [
         {n: draw.integers(-99, 99, shape).astype(np.float32) for n, shape in SHAPES.items()}
-        for _ in range(shares)
+        for _ in range(terms_of(setup.meshes[0]))
     ]
+
+
+def terms_of(mesh: Mesh) -> int:
+    """The number of ranks that have terms of each gradient."""
+    return mesh.batches * mesh.size("cp")
 
 
 def saved_by(setup: Setup, is_mean: bool = False, adaptive: bool = False) -> dict[str, Any]:
@@ -124,10 +134,11 @@ def saved_by(setup: Setup, is_mean: bool = False, adaptive: bool = False) -> dic
         sums: dict[str, Any] = {}
         for name in SHAPES:
             index, is_part = places(setup, mesh, name)
-            first = 0 if is_part else mesh.share  # rows are summed over all ranks
-            number = mesh.batches if is_part else 1
-            terms = [drawn[first + i][name] for i in range(number)]
-            total = np.append(np.sum(terms, 0).reshape(-1), 0) / (number if is_mean else 1)
+            at = mesh.share * mesh.size("cp") + mesh.coordinate("cp")
+            # rows are summed over all ranks
+            terms = drawn if is_part else drawn[at : at + 1]
+            means = mesh.batches if is_mean and is_part else 1
+            total = np.append(np.sum([each[name] for each in terms], 0).reshape(-1), 0) / means
             sums[f"accumulator.{name}"] = torch.from_numpy(total[index].astype(np.float32))
         torch.manual_seed(mesh.rank)
         held = {
@@ -150,6 +161,11 @@ def restored(setup: Setup, state: Any, adaptive: bool = False) -> list[Mapping[s
     return [RankStates(m, held_by(setup, m), adaptive).own_of(state) for m in setup.meshes]
 
 
+def alike_in_rows(a: Mesh, b: Mesh) -> bool:
+    """Whether two ranks have the same rows of sums."""
+    return all(a.coordinate(axis) == b.coordinate(axis) for axis in ("dp_shard", "tp"))
+
+
 @pytest.mark.parametrize("is_mean", [False, True])
 def test_sums_keep_their_total(is_mean: bool) -> None:
     """From every setup to every other: what the ranks add up to, of each element, is what those
@@ -164,16 +180,16 @@ def test_sums_keep_their_total(is_mean: bool) -> None:
                 index, is_part = places(after, mesh, name)
                 sums = own["optimizer"][f"accumulator.{name}"].numpy()
                 assert sums.shape == index.shape and not sums[index == -1].any()
-                is_again = is_part and mesh.coordinate("dp_replicate")
-                if is_again:  # replicas have the same
-                    place = mesh.rank % (mesh.ranks // mesh.size("dp_replicate"))
-                    first = found[place]["optimizer"][f"accumulator.{name}"].numpy()
+                is_again = is_part and (mesh.coordinate("dp_replicate") or mesh.coordinate("cp"))
+                if is_again:  # replicas and ranks along cp have the same
+                    like = [other for other in after.meshes if alike_in_rows(other, mesh)]
+                    first = found[like[0].rank]["optimizer"][f"accumulator.{name}"].numpy()
                     np.testing.assert_array_equal(sums, first)
                 if (name in after.cuts or not mesh.coordinate("tp")) and not is_again:
                     np.add.at(total, index, sums)
                 terms = 1 if is_part else mesh.batches
             expected = np.sum([each[name] for each in want], 0).reshape(-1)
-            scale = (terms, len(want)) if is_mean else (1, 1)
+            scale = (terms, before.meshes[0].batches) if is_mean else (1, 1)
             np.testing.assert_allclose(total[:-1] / scale[0], expected / scale[1], rtol=1e-6)
         assert all(set(own["optimizer"]) == {*state["optimizer"], *(
             f"accumulator.{n}" for n in SHAPES)} for own in found)  # fmt: skip
@@ -183,7 +199,8 @@ def test_sums_keep_their_total(is_mean: bool) -> None:
 def test_the_same_ranks_have_their_own_sums(setup: Setup) -> None:
     state = saved_by(setup)
     for mesh, own in zip(setup.meshes, restored(setup, state), strict=True):
-        drawn = np.append(gradients(setup)[mesh.share]["small"], 0)
+        own_term = mesh.share * mesh.size("cp") + mesh.coordinate("cp")
+        drawn = np.append(gradients(setup)[own_term]["small"], 0)
         found = own["optimizer"]["accumulator.small"].numpy()
         np.testing.assert_array_equal(found, drawn[:-1])
         torch.manual_seed(mesh.rank)

@@ -6,7 +6,8 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 Each way of sharing the work is one file. `data_parallel` takes the axes `dp_replicate` and
 `dp_shard`; every rank holds all weights and all state. `zero` cuts the state along `dp_shard`, and
 `parameter_gathers` the weights. `tensor` cuts weights along `tp`, and the products that read them.
-`context` cuts sequences along `cp`.
+`context` cuts sequences along `cp`. On a mesh of several axes `tensor` comes first, then `context`,
+then `zero`, and `data_parallel` adds up what is left.
 `adasum` combines gradients along `dp_replicate` adaptively, where data parallel adds them.
 `pipeline` cuts the layers along `pp`, before the step is differentiated.
 """
@@ -18,8 +19,9 @@ from collections.abc import Collection, Mapping
 from onward.distribute import context, pipeline, tensor
 from onward.distribute.adasum import adasum
 from onward.distribute.collectives import Collectives, StartedCollective, number_in_order
-from onward.distribute.context import context_parallel, length_parts
+from onward.distribute.context import context_parallel
 from onward.distribute.data_parallel import BUCKET, data_parallel
+from onward.distribute.lengths import length_parts
 from onward.distribute.lockstep import lockstep, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
 from onward.distribute.parameter_gathers import gathered_ahead
@@ -40,6 +42,7 @@ def distribute(
     held: Mapping[str, Shard] | None = None,
     cuts: Mapping[str, tuple[int, int]] | None = None,
     adaptive: bool = False,
+    sequence: bool = False,
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
@@ -48,8 +51,8 @@ def distribute(
     parameters of whose gradients it sums a part over a window. held: by parameter, the part that
     this rank has; it has all of others. cuts: by parameter, the dim along which ranks of `tp` have
     a part each, and the number of groups of it. adaptive: whether gradients are
-    combined along dp_replicate by `adasum`. Raises OnwardError for a step
-    that ranks cannot share.
+    combined along dp_replicate by `adasum`. sequence: whether ranks along `tp` also have parts of
+    the positions. Raises OnwardError for a step that ranks cannot share.
     """
     if mesh.ranks == 1:
         return graph
@@ -59,15 +62,13 @@ def distribute(
             f"a step on {mesh} is cut into stages before it is differentiated, and nothing says "
             "which; fix: train a step first, which chooses them"
         )
-    if splits_sequences(mesh):
-        graph = data_parallel(context_parallel(graph, mesh), mesh, average)
-        number_in_order(graph)
-        return graph
     order = order_of_norms(graph) if shards or held else []
     if mesh.size(tensor.AXIS) > 1:
-        graph = cut_along(graph, mesh, cuts or {})
-        if mesh.batches == 1:
-            return graph
+        graph = cut_along(graph, mesh, cuts or {}, sequence and not splits_sequences(mesh))
+    if splits_sequences(mesh):
+        graph = context_parallel(graph, mesh, summed)
+    if not shares_steps(mesh):
+        return graph
     trained = {**graph.signature.updated, **graph.signature.accumulators}
     here = {name: shard for name, shard in (shards or {}).items() if name in trained}
     inputs = {value.name for value in graph.inputs}
@@ -82,7 +83,7 @@ def distribute(
         graph = zero(graph, mesh, here, average, summed, parts, order)
     else:
         graph = data_parallel(graph, mesh, average)
-    if mesh.size(tensor.AXIS) > 1:
+    if mesh.size(tensor.AXIS) > 1 or splits_sequences(mesh):
         number_in_order(graph)
     return graph
 
@@ -97,11 +98,14 @@ def shares_steps(mesh: Mesh) -> bool:
     return mesh.batches > 1 or splits_sequences(mesh)
 
 
-def cut_along(graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]) -> Graph:
-    """Returns the graph of this rank along `tp`. cuts: of parameters, as of `distribute`."""
+def cut_along(
+    graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]], sequence: bool = False
+) -> Graph:
+    """Returns the graph of this rank along `tp`. cuts: of parameters, as of `distribute`, and so
+    sequence."""
     inputs = {value.name for value in graph.inputs}
     here = {name: tensor.Sharding(*cut) for name, cut in cuts.items() if name in inputs}
-    return tensor.tensor_parallel(graph, mesh, cuts=here)[0]
+    return tensor.tensor_parallel(graph, mesh, cuts=here, sequence=sequence)[0]
 
 
 def require_shareable(graph: Graph, mesh: Mesh) -> None:

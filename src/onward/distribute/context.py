@@ -12,16 +12,16 @@ reads positions of a value that all ranks have. Keys and values are gathered, as
 2407.21783, section 3.3.2), or, where ranks divide the heads and fewer bytes are passed, positions
 are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
 
-A length T is written as `N * part`, so that ranks divide it; `length_parts` gives the sizes of
-parts for those of a batch.
+A length T is written as `N * part`, so that ranks divide it (`lengths.py`). A graph that
+`tensor_parallel` has made is taken as it is: exchanges along `tp` are then of a rank's positions.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 
-from onward.distribute.collectives import Collectives
+from onward.distribute.collectives import Collectives, number_in_order
+from onward.distribute.lengths import split_lengths
 from onward.distribute.mesh import Mesh
 from onward.distribute.tensor.conversions import Costs, DeviceRates
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, Sharding, split
@@ -30,7 +30,7 @@ from onward.distribute.tensor.ways import RankPlace, Shardings, Way
 from onward.distribute.tensor.write import write_rank
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
-from onward.graph.types import Dim, DType, Size, divide, symbol
+from onward.graph.types import Dim, DType, Size, divide
 
 AXIS = "cp"
 # A slow device with fast links, so that whatever can be is split: memory asks for it
@@ -40,85 +40,47 @@ _RATES = DeviceRates(
 )  # fmt: skip
 _SIZES = {"B": 8}
 _PART = 512  # positions of a rank, for the choice of ways
-_NAMED = re.compile(r"(.+)_cp(\d+)")
 _SUMS = ("labels", "loss")  # of `Signature.local_sums`: over what each rank has of the sequence
 
 
-def context_parallel(graph: Graph, mesh: Mesh) -> Graph:
+def context_parallel(graph: Graph, mesh: Mesh, summed: Collection[str] = ()) -> Graph:
     """Returns the graph of this rank of a mesh, whose gradients and sums are terms that
     `data_parallel` has to add up along `cp` (`Signature.local_gradients`, `local_sums`).
 
-    Inputs and outputs keep their names, and their shapes but for the symbols of lengths. Sums of an
-    accumulation window are those of one rank. Raises OnwardError for a step that reads no
-    sequences.
+    graph: of one rank, or what `tensor_parallel` has made of it. Inputs and outputs keep their
+    names, and their shapes but for the symbols of lengths. Sums of an accumulation window are those
+    of one rank, but for the parameters `summed`, whose gradients are added up in each micro-batch.
+    Raises OnwardError for a step that reads no sequences.
     """
     ranks = mesh.size(AXIS)
     if ranks == 1 or not graph.inputs_with(Role.BATCH):  # an update alone, by sums of each rank
         return graph
-    lengths = _lengths(graph)
-    named = {name: ranks * symbol(f"{name}_cp{ranks}") for name in lengths if isinstance(name, str)}
-    graph = graph.clone(named)
-    parts = {str(divide(size, ranks)): _PART for size in named.values()}
-    costs = Costs(_RATES, ranks, {**_SIZES, **parts})
-    solution = ContextSharding(graph, costs, parts, lengths).solution({})
+    made = split_lengths(graph, AXIS, ranks)
+    graph = made.graph
+    costs = Costs(_RATES, ranks, {**_SIZES, **dict.fromkeys(made.parts, _PART)})
+    solution = ContextSharding(graph, costs, made.parts, made.lengths, summed).solution({})
     solution.gathers_again = True
     if not any(way.shares_work for way in solution.ways.values()):
         raise OnwardError(
             f"a step on {mesh} cannot be distributed along cp: none of its calls works on a part "
             "of the positions; fix: another axis"
         )
-    made = Graph(graph.name)
-    place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(made, mesh), {})
-    return write_rank(graph, solution, made, place)
-
-
-def _lengths(graph: Graph) -> list[str | int]:
-    """The lengths of sequences, the second dim of each input of the batch: a symbol's name or a
-    number. Raises OnwardError where there is none."""
-    found: dict[str | int, None] = {}
-    for value in graph.inputs_with(Role.BATCH):
-        shape = type_of(value).shape
-        if len(shape) < 2:
-            continue
-        size = shape[1]
-        if isinstance(size, Dim):
-            found.update(dict.fromkeys(sorted(size.symbols)))
-        elif not type_of(value).is_floating and len(shape) == 2:
-            found[size] = None
-    if not found:
-        raise OnwardError(
-            "a mesh with cp splits sequences, and no input of the batch has a second dim of "
-            "positions; fix: another axis"
-        )
-    return list(found)
-
-
-def length_parts(names: Collection[str], sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of the ranks' parts of lengths. names: symbols of a graph, among which those that
-    `context_parallel` has made are meant. sizes: of the batch, by symbol. Raises OnwardError for a
-    length that the ranks do not divide."""
-    found: dict[str, int] = {}
-    for name in names:
-        match = None if name in sizes else _NAMED.fullmatch(name)
-        if match is None or match[1] not in sizes:
-            continue
-        length, ranks = sizes[match[1]], int(match[2])
-        if length % ranks:
-            raise OnwardError(
-                f"a length of {length} positions cannot be split over {ranks} ranks along cp; fix: "
-                f"pad batches to a multiple of {ranks} (pad_to_multiple_of={ranks} of a collator)"
-            )
-        found[name] = length // ranks
-    return found
+    own = Graph(graph.name)
+    place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(own, mesh), {})
+    own = write_rank(graph, solution, own, place)
+    number_in_order(own)  # also those that the graph had along `tp`
+    return own
 
 
 class ContextSharding(StepSharding):
     """The choice of ways where ranks have parts of the positions. parts: names of the symbols of
-    their sizes. lengths: of sequences, as symbols' names or numbers."""
+    their sizes. lengths: of sequences, as symbols' names or numbers. summed: as of
+    `context_parallel`."""
 
     def __init__(
-        self, graph: Graph, costs: Costs, parts: Collection[str], lengths: Collection[str | int]
-    ) -> None:
+        self, graph: Graph, costs: Costs, parts: Collection[str], lengths: Collection[str | int],
+        summed: Collection[str] = (),
+    ) -> None:  # fmt: skip
         super().__init__(graph, costs)
         self._of_batch = _computed_from_batch(graph)
         self._parts, self._ranks_along = frozenset(parts), costs.ranks
@@ -127,8 +89,10 @@ class ContextSharding(StepSharding):
         named = [*signature.local_gradients.values()]
         named += [out for key, out in signature.local_sums.items() if key in _SUMS]
         self._terms = {graph.outputs[name].producer() for name in named}
-        self._windows = set(signature.accumulated.values())
-        held = signature.accumulators.values()
+        of_terms = [name for name in signature.accumulators if name not in summed]
+        accumulated = signature.accumulated
+        self._windows = {accumulated[name] for name in of_terms if name in accumulated}
+        held = {signature.accumulators[name] for name in of_terms}
         self._sums_held = [v for v in graph.inputs if v.name in held]
         self._rounded = {
             maker for name in self._windows
@@ -186,4 +150,4 @@ def _computed_from_batch(graph: Graph) -> set[Value]:
     return found
 
 
-__all__ = ["AXIS", "ContextSharding", "context_parallel", "length_parts"]
+__all__ = ["AXIS", "ContextSharding", "context_parallel"]

@@ -86,6 +86,8 @@ def data_parallel(
         moved_up(graph, gradients)
         finished_first(graph, gradients)
         buckets = buckets_of(graph, gradients, most_bytes, shards or {})
+        if "loss" in sums:
+            _before_updates(graph, sums["loss"], buckets)
         _exchanged_in_buckets(exchange, graph, buckets, axes, by)
     if "loss" in sums:
         exchanged_at_once(exchange, graph, sums["loss"], axes, "the loss", by)
@@ -223,6 +225,7 @@ def _exchanged_in_buckets(
         return f"gradients {number} of {len(buckets)}: {bucket.record}"
 
     started: list[StartedCollective] = []
+    first: list[str] = []  # the axis of each
     arrived: dict[int, tuple[Value, ...]] = {}
     flying = ExchangesInFlight()
 
@@ -237,19 +240,21 @@ def _exchanged_in_buckets(
         if bucket.shard is not None:
             xs, op, axis = [_row(b, xs[0], bucket.shard)], "ReduceScatterStart", bucket.shard.axis
         started.append(exchange.start(b, op, xs, axis, what, reduction=_along(axis, by)))
+        first.append(axis)
         for i in [] if bucket.shard is None else flying.add(number - 1, bucket.nbytes):
             wait(i)
     b = builder(graph, nodes[end] if end < len(nodes) else None)
     for i in range(len(buckets)):
         if i not in arrived:
             wait(i)
-    for axis in axes[1:]:
+    for axis in axes:
         attrs = {"reduction": _along(axis, by)}
-        again = [
-            exchange.start(b, "AllReduceStart", arrived[i], axis, record(i + 1, bucket), **attrs)
+        again = {
+            i: exchange.start(b, "AllReduceStart", arrived[i], axis, record(i + 1, bucket), **attrs)
             for i, bucket in enumerate(buckets)
-        ]
-        arrived = {i: one.wait(b) for i, one in enumerate(again)}
+            if first[i] != axis
+        }
+        arrived |= {i: one.wait(b) for i, one in again.items()}
     for i, bucket in enumerate(buckets):
         for identity, value in zip(bucket.identities, arrived[i], strict=True):
             replaced(graph, identity, value)
@@ -263,6 +268,16 @@ def first_reader(graph: Graph, buckets: Sequence[Bucket]) -> int:
     end = next((i for i, node in enumerate(nodes) if made & set(node.inputs)), len(nodes))
     assert end > buckets[-1].after, "a gradient is read before all of them are final"
     return end
+
+
+def _before_updates(graph: Graph, loss: Node, buckets: Sequence[Bucket]) -> None:
+    """Moves the record of the loss ahead of what reads gradients: exchanges are numbered in the
+    order of the graph, and updates run last, whatever their place in it."""
+    nodes, end = list(graph), first_reader(graph, buckets)
+    maker = _maker(loss.inputs[0])
+    if loss in nodes[end + 1 :] and maker not in nodes[end:]:
+        graph.ir.remove([loss])
+        graph.ir.insert_before(nodes[end], [loss])
 
 
 def _row(b: Builder, x: Value, shard: Shard) -> Value:

@@ -43,8 +43,9 @@ class Graphs:
 
     def packed(self, outputs: Sequence[str]) -> Graph | None:
         """The forward on the rows that these outputs read; None where that is every row, and where
-        ranks share the layers, of which each would read other rows."""
-        if self._stages is not None:
+        ranks share the layers or the positions, so that each would read other rows."""
+        recipe = self.recipe
+        if self._stages is not None or (recipe is not None and recipe.splits_positions):
             return None
         key = tuple(outputs)
         if key not in self._packed:

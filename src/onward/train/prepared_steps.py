@@ -337,6 +337,7 @@ class PreparedSteps:
             cuts=self._parts.tensor_cuts(parameters),
             adasum=self._options.adasum,
             pipeline=self._pipeline(parameters),
+            sequence=self._options.sequence_parallel,
         )
 
 

@@ -95,7 +95,7 @@ class SavedRanks:
             kinds = [kind for kind, *_ in said]
             if mesh.coordinate("tp") and "dim" not in kinds:
                 continue  # ranks along tp have the same sum
-            if mesh.coordinate("dp_replicate") and "row" in kinds:
+            if "row" in kinds and (mesh.coordinate("dp_replicate") or mesh.coordinate("cp")):
                 continue  # rows are summed over all ranks in each micro-batch
             add_part(total, said, state[_SUMS][name].cpu().double())
             terms = 1 if "row" in kinds else mesh.batches
@@ -235,13 +235,14 @@ class RankStates:
     def _own_sum(self, name: str, saved: SavedRanks, is_mean: bool) -> torch.Tensor:
         """The sum that this rank goes on from: its part of the total on the ranks that come first
         along the axes of data, `cp`, and among those whose stages read the parameter; zeros on the
-        others. Of a mean, and of rows, ranks along the axes of data all have their part."""
+        others. Of a mean, ranks along the axes of data all have their part, and of rows those along
+        `cp` too."""
         parameter = self._parameters()[name]
         total = saved.total(name, parameter, is_mean)
         cut = self._cut(name)
         part = total if cut is None else part_of(cut, total)
-        is_total = is_mean or row_of(cut) is not None
-        axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_total else axes_of(cut))
+        axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_mean else axes_of(cut))
+        axes = axes if row_of(cut) is None else set[str]()
         is_first = not isinstance(cut, StageCut) or cut.place == cut.owner
         is_holder = is_first and not any(map(self._mesh.coordinate, axes))
         return part if is_holder else torch.zeros_like(part)

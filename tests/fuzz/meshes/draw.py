@@ -41,6 +41,39 @@ def _three_axes(dice: random.Random) -> tuple[Sizes, Case]:
     return {"dp_replicate": 2, "dp_shard": 2, "tp": dice.choice([2, 2, 3, 4])}, _cuts(dice)
 
 
+def _sequences(dice: random.Random) -> tuple[Sizes, Case]:
+    sizes = {"cp": dice.choice([2, 2, 3, 4])}
+    if dice.random() < 0.4:
+        sizes = {dice.choice(["dp_replicate", "dp_shard"]): 2, **sizes}
+    return sizes, {}
+
+
+def _sequences_and_weights(dice: random.Random) -> tuple[Sizes, Case]:
+    sizes = {"cp": dice.choice([2, 2, 3, 4]), "tp": dice.choice([2, 2, 3])}
+    if dice.random() < 0.3:
+        sizes = {"dp_replicate": 2, "cp": 2, "tp": 2}
+    return sizes, _cuts(dice)
+
+
+def _positions_between_weights(dice: random.Random) -> tuple[Sizes, Case]:
+    sizes, more = {"tp": dice.choice([2, 2, 3, 4])}, {"sequence": True, **_cuts(dice)}
+    if dice.random() < 0.5:
+        sizes = {dice.choice(["dp_replicate", "dp_shard"]): 2, **sizes}
+    if "dp_shard" in sizes:
+        more["zero"] = dice.choice([0, 1, 2, 3])
+    return sizes, more
+
+
+def _state_beside_others(dice: random.Random) -> tuple[Sizes, Case]:
+    """Rows of state where ranks have parts of sequences, of weights, or of both."""
+    inner = dice.choice([("cp",), ("cp",), ("tp",), ("cp", "tp"), ("cp", "tp")])
+    sizes = {"dp_shard": dice.choice([2, 2, 3]), **dict.fromkeys(inner, 2)}
+    if len(inner) == 1 and dice.random() < 0.3:
+        sizes = {"dp_replicate": 2, **sizes}
+    cuts = _cuts(dice) if "tp" in inner else {}
+    return sizes, {"zero": dice.choice([1, 2, 2, 3, 3]), **cuts}
+
+
 def _adaptive(dice: random.Random) -> tuple[Sizes, Case]:
     sizes = {"dp_replicate": dice.choice([2, 4, 8])}
     if dice.random() < 0.3:
@@ -61,6 +94,10 @@ MESHES: tuple[tuple[int, Callable[[random.Random], tuple[Sizes, Case]]], ...] = 
     (5, _tensor),
     (4, _replicas_of_tensor),
     (1, _three_axes),
+    (3, _sequences),
+    (4, _sequences_and_weights),
+    (5, _state_beside_others),
+    (4, _positions_between_weights),
     (3, _adaptive),
 )
 FAMILIES = ("gpt2", "gpt2", "bert", "t5", "llama")
@@ -78,13 +115,19 @@ def case_of(seed: int) -> Case:
     sizes, settings = draw(dice)
     shares = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
     window = dice.choice([1, 1, 1, 2, 3]) if shares <= 8 else 1
+    parts = sizes.get("tp" if settings.get("sequence") else "cp", 1)
+    longest = 7 if parts == 1 else 8 // parts  # positions of a rank
     case: Case = {
-        "seed": seed, "sizes": sizes, "zero": 0, "adasum": False, "cuts": "", **settings,
+        "seed": seed, "sizes": sizes, "zero": 0, "adasum": False, "cuts": "", "sequence": False,
+        **settings,
         "window": window,
         "rows": [[dice.choice(_ROWS) for _ in range(shares)] for _ in range(window)],
-        "lengths": [[dice.randint(3, 7) for _ in range(shares)] for _ in range(window)],
+        "lengths": [
+            [parts * dice.randint(min(3, longest), longest) for _ in range(shares)]
+            for _ in range(window)
+        ],
         "is_program": dice.random() < 0.45,
-        "is_packed": dice.random() < 0.4,
+        "is_packed": dice.random() < 0.4 and parts == 1,
         "average": dice.choice(["labels", "labels", "labels", "micro_batches"]),
         "max_grad_norm": dice.choice([None, None, 0.05, 0.5, 100.0]),
         "max_grad_value": None,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,11 @@ class World:
         if not self.reached:
             raise InvalidCase("nothing is trained")
         self.average = case["average"]
+        self.cuts: dict[str, tuple[int, int]] = {}
         if any(obstacle(forward) for _, forward in self.captures):
             self.average = "micro_batches"
-        self.cuts = self._cuts() if case["sizes"].get("tp", 1) > 1 else {}
+        if case["sizes"].get("tp", 1) > 1:
+            self.cuts = self._cuts()
 
     # ---- graphs
 
@@ -109,7 +112,7 @@ class World:
             skip_nonfinite=case["skip_nonfinite"], average=self.average, shards=updated,
             summed_parts=tuple(updated) if case["zero"] >= 2 and micro_batches > 1 else (),
             held=held, cuts=self.cuts if mesh.size("tp") > 1 else {},
-            adasum=case["adasum"] and mesh.ranks > 1,
+            adasum=case["adasum"] and mesh.ranks > 1, sequence=case["sequence"],
         )  # fmt: skip
 
     def _groups(self) -> list[UpdateGroup]:
@@ -142,7 +145,8 @@ class World:
 
     def shards(self, mesh: Mesh) -> dict[str, Shard]:
         """A part of every parameter that has an element for each rank, however small, of half of
-        the parameters, drawn by name; the others stay whole."""
+        the parameters, drawn by name; the others stay whole. Along `tp` it is a part of what a rank
+        has of the parameter."""
         ranks = mesh.size("dp_shard")
         if not self.case["zero"] or ranks == 1:
             return {}
@@ -150,8 +154,9 @@ class World:
         found: dict[str, Shard] = {}
         for name, p in self.parameters.items():
             dice = random.Random(f"{self.case['seed']} {name}")
-            shard = Shard("dp_shard", ranks, place, p.numel())
-            if dice.random() < 0.8 and shard.length * (ranks - 1) < p.numel():
+            own = p.numel() // (mesh.size("tp") if name in self.cuts else 1)
+            shard = Shard("dp_shard", ranks, place, own)
+            if dice.random() < 0.8 and shard.length * (ranks - 1) < own:
                 found[name] = shard
         return found
 
@@ -325,13 +330,14 @@ class World:
         owner = slots.get(name, name if name in self.parameters else "")
         if not owner or not whole.ndim:
             return whole
-        shards = self.shards(mesh)
-        is_cut = owner in shards and (name in slots or self.case["zero"] == 3)
-        if is_cut and (owner in self.reached or name == owner):
-            start, stop = shards[owner].within(whole.size)
-            return whole.reshape(-1)[start:stop]
         cut = self._tensor_cut(mesh, owner, whole.shape)
-        return whole if cut is None else cut.part(whole)
+        local = whole if cut is None else cut.part(whole)
+        shards = self.shards(mesh)
+        is_row = owner in shards and (name in slots or self.case["zero"] == 3)
+        if is_row and (owner in self.reached or name == owner):
+            start, stop = shards[owner].within(local.size)
+            return local.reshape(-1)[start:stop]
+        return local
 
     def _tensor_cut(self, mesh: Mesh, owner: str, shape: tuple[int, ...]) -> TensorCut | None:
         if owner not in self.cuts or shape != tuple(self.parameters[owner].shape):
@@ -359,39 +365,38 @@ class World:
         return made
 
     def _whole(self, name: str, owner: str, found: Sequence[Arrays], is_weight: bool) -> np.ndarray:
-        axis = self._axis_of(owner, found[0][name], is_weight)
+        arrays = [outputs[name] for outputs in found]
+        if owner and arrays[0].ndim:
+            mesh, shape = self.meshes[0], tuple(self.parameters[owner].shape)
+            cut = self._tensor_cut(mesh, owner, shape)
+            local = shape if cut is None else cut.part(np.empty(shape, bool)).shape
+            if owner in self.shards(mesh) and (self.case["zero"] == 3 or not is_weight):
+                arrays = self._joined_along("dp_shard", arrays, partial(_of_rows, shape=local))
+            if cut is not None and arrays[0].shape == local:
+                arrays = self._joined_along("tp", arrays, cut.joined)
+        for other in arrays[1:]:
+            np.testing.assert_array_equal(other, arrays[0], err_msg=f"{name} of two ranks")
+        return arrays[0]
+
+    def _joined_along(
+        self, axis: str, arrays: Sequence[np.ndarray], join: Callable[[list[np.ndarray]], Any]
+    ) -> list[np.ndarray]:
+        """What each rank has together with the others along an axis."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, mesh in enumerate(self.meshes):
             others = tuple(c for a, c in zip(mesh.axes, mesh.coordinates, strict=True) if a != axis)
-            groups.setdefault(others if axis else (), []).append(rank)
-        wholes = []
+            groups.setdefault(others, []).append(rank)
+        made = list(arrays)
         for ranks in groups.values():
-            parts = [found[rank][name] for rank in ranks]
-            if axis == "tp":
-                cut = TensorCut("tp", len(parts), 0, Sharding(*self.cuts[owner]))
-                wholes.append(cut.joined(parts))
-            elif axis:
-                row = np.concatenate([part.reshape(-1) for part in parts])
-                wholes.append(row.reshape(tuple(self.parameters[owner].shape)))
-            else:
-                wholes += parts
-        for other in wholes[1:]:
-            np.testing.assert_array_equal(other, wholes[0], err_msg=f"{name} of two ranks")
-        return wholes[0]
+            whole = join([arrays[rank] for rank in ranks])
+            for rank in ranks:
+                made[rank] = whole
+        return made
 
-    def _axis_of(self, owner: str, array: np.ndarray, is_weight: bool) -> str:
-        """The axis along which ranks have parts of this output; "" where each has all of it."""
-        if not owner or not array.ndim:
-            return ""
-        if owner in self.shards(self.meshes[0]) and (self.case["zero"] == 3 or not is_weight):
-            return "dp_shard"
-        shape = list(self.parameters[owner].shape)
-        if owner in self.cuts:
-            dim, ranks = self.cuts[owner][0], self.meshes[0].size("tp")
-            shape[dim] //= ranks
-            if list(array.shape) == shape:
-                return "tp"
-        return ""
+
+def _of_rows(parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor of this shape, whose elements ranks have as one row."""
+    return np.concatenate([part.reshape(-1) for part in parts]).reshape(shape)
 
 
 def carried(signature: Signature, outputs: Arrays) -> Arrays:

@@ -52,7 +52,8 @@ class Recipe:
     parameter, trained or not, the part that this rank has in the place of the whole. cuts: by
     parameter, the dim along which ranks have a part each, and the number of groups of it. adasum:
     whether the ranks of a replica of the data take the mean over its own labels, since replicas are
-    combined adaptively. pipeline: how ranks share the layers; None where they do not.
+    combined adaptively. pipeline: how ranks share the layers; None where they do not. sequence:
+    whether ranks with parts of weights also have parts of the positions between them.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -71,11 +72,17 @@ class Recipe:
     cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     adasum: bool = False
     pipeline: PipelineCut | None = None
+    sequence: bool = False
 
     @property
     def by_replica(self) -> bool:
         """Whether gradients are to be those of the mean over one replica's labels."""
         return self.joint and self.adasum
+
+    @property
+    def splits_positions(self) -> bool:
+        """Whether ranks with parts of weights have parts of the positions between them."""
+        return self.sequence and bool(self.cuts)
 
     @property
     def parameters(self) -> list[str]:

@@ -5,6 +5,7 @@ Out: the graph that this rank runs, and by name how each parameter is cut
 
 `sharding` has what ranks may have of a value, `ways` and the table `rules` how ops run on parts,
 `conversions` how one sharding becomes another, `solve` chooses, `write` writes what is chosen.
+`sequence` splits positions between the products whose weights are cut.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onward.distribute.collectives import Collectives
+from onward.distribute.lengths import split_lengths
 from onward.distribute.mesh import Mesh
 from onward.distribute.tensor import rules
 from onward.distribute.tensor.conversions import Costs, DeviceRates
 from onward.distribute.tensor.padding import paddable, padded, rows_padded
+from onward.distribute.tensor.sequence import SequenceSharding
 from onward.distribute.tensor.sharding import Sharding, TensorCut
 from onward.distribute.tensor.solve import StepSharding
 from onward.distribute.tensor.ways import RankPlace
@@ -35,6 +38,7 @@ def tensor_parallel(
     rates: DeviceRates | None = None,
     sizes: Mapping[str, int] | None = None,
     cuts: Mapping[str, Sharding] | None = None,
+    sequence: bool = False,
 ) -> tuple[Graph, dict[str, TensorCut]]:
     """Returns the graph of this rank of a mesh, and by parameter how it is cut along `tp`.
 
@@ -44,7 +48,8 @@ def tensor_parallel(
 
     rates: of the devices and of the links between them, by which the sharding is chosen. sizes: of
     a batch, by symbol, such as `{"B": 8, "T": 512}`. cuts: the shardings of all parameters that are
-    to be cut, in the place of a choice: an evaluation takes those of the step beside it. Raises
+    to be cut, in the place of a choice: an evaluation takes those of the step beside it. sequence:
+    whether ranks also have parts of the positions (`sequence.py`), which takes cuts. Raises
     OnwardError for a step with code that runs in PyTorch or an update outside of the graph, and for
     a cut that does not fit.
     """
@@ -62,7 +67,13 @@ def tensor_parallel(
             f"a step on {mesh} cannot be distributed: its optimizer updates outside of the graph, "
             "and would be given parts; fix: an optimizer with an update in it"
         )
-    search = StepSharding(graph, Costs(rates or DeviceRates(), ranks, dict(sizes or {})))
+    if sequence and graph.inputs_with(Role.BATCH):  # not an update alone, which has no positions
+        assert cuts is not None, "positions are split between weights that are cut"
+        lengths = split_lengths(graph, AXIS, ranks)
+        graph = lengths.graph
+        search: StepSharding = SequenceSharding(lengths, ranks)
+    else:
+        search = StepSharding(graph, Costs(rates or DeviceRates(), ranks, dict(sizes or {})))
     solution = search.solve() if cuts is None else search.solution(_given(graph, cuts, ranks))
     made = Graph(graph.name)
     place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(made, mesh), {})

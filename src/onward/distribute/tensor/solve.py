@@ -13,7 +13,7 @@ kinds of parameters decide nearly all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.distribute.tensor.conversions import Costs
@@ -21,6 +21,7 @@ from onward.distribute.tensor.sharding import MAX, PARTIAL, REPLICATED, ROWS, SU
 from onward.distribute.tensor.ways import Shardings, Way, ways_of
 from onward.graph.graph import Graph, Node, Role, Value, needed, role_of, type_of
 from onward.graph.ops import flops, moved, op_of
+from onward.graph.ops.collective import WAIT, start_of
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import Size, Type
 
@@ -42,19 +43,21 @@ class Solution:
     """The way of every node, and what has to be converted. inputs: the shardings of graph inputs
     that are cut. made: of every value. conversions: for a value and a sharding in which it is read,
     the one from which it is converted. gathers_again: whether backward gathers parts of a forward
-    value anew, so that no rank keeps the whole. seconds: the estimated time of a step."""
+    value anew, so that no rank keeps the whole, but for those that are gathered_once. seconds: the
+    estimated time of a step."""
 
     inputs: dict[Value, Sharding]
     ways: dict[Node, Way] = field(default_factory=dict)
     made: dict[Value, Sharding] = field(default_factory=dict)
     conversions: dict[tuple[Value, Sharding], Sharding] = field(default_factory=dict)
     gathers_again: bool = False
+    gathered_once: Collection[Value] = ()
     wanted: dict[str, Sharding] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class _Priced:
+class PricedWay:
     """A way with its cost: its work, and what its results owe more than its inputs did."""
 
     way: Way
@@ -93,7 +96,7 @@ class StepSharding:
         self._gradients = self._gradient_values()
         outputs = set(graph.outputs) - set(signature.results.values())
         self._counted = needed(graph, outputs)
-        self._priced: dict[tuple[int, Shardings], list[_Priced]] = {}
+        self._priced: dict[tuple[int, Shardings], list[PricedWay]] = {}
         self._converted: dict[tuple[Value, Sharding, Sharding], float] = {}
         self._readers: dict[Value, list[str]] = {}
         for name, value in graph.outputs.items():
@@ -190,12 +193,14 @@ class StepSharding:
     def _best(
         self, number: int, node: Node, given: Shardings, found: Solution,
         there: dict[Value, list[Sharding]], cuts: Mapping[Value, Sharding],
-    ) -> _Priced:  # fmt: skip
+    ) -> PricedWay:  # fmt: skip
         """The way of a node that costs least where it stands."""
         recorded = self.recorded(node, cuts)
+        if node.op_type == WAIT:  # of an exchange along another axis
+            recorded = _waited(node, found.ways[start_of(node)])
         if recorded is not None:
-            return _Priced(recorded, _wants(node, recorded), 0.0, 0.0)
-        best: tuple[float, _Priced] | None = None
+            return PricedWay(recorded, _wants(node, recorded), 0.0, 0.0)
+        best: tuple[float, PricedWay] | None = None
         for priced in self._offers(number, node, given):
             cost = priced.seconds + priced.owed
             for x, want in priced.wants:
@@ -208,7 +213,7 @@ class StepSharding:
         assert best is not None, "every call can be run whole"
         return best[1]
 
-    def _offers(self, number: int, node: Node, given: Shardings) -> list[_Priced]:
+    def _offers(self, number: int, node: Node, given: Shardings) -> list[PricedWay]:
         key = (number, given)
         if key not in self._priced:
             ways = ways_of(node, self._ranks, given)
@@ -217,7 +222,7 @@ class StepSharding:
             self._priced[key] = [self._with_price(node, way) for way in ways]
         return self._priced[key]
 
-    def _with_price(self, node: Node, way: Way) -> _Priced:
+    def _with_price(self, node: Node, way: Way) -> PricedWay:
         share = self._ranks if way.shares_work else 1
         seconds = 0.0
         if not op_of(node).view:
@@ -230,7 +235,7 @@ class StepSharding:
             seconds += self._costs.collective(sum(map(self._costs.nbytes, way.passed)), 1)
         wants = _wants(node, way)
         owed = sum(self._owed(y, s) for y, s in zip(node.outputs, way.outputs, strict=True))
-        return _Priced(way, wants, seconds, owed - sum(self._owed(x, s) for x, s in wants))
+        return PricedWay(way, wants, seconds, owed - sum(self._owed(x, s) for x, s in wants))
 
     def _owed(self, value: Value, sharding: Sharding) -> float:
         """Seconds until terms are added up."""
@@ -364,6 +369,13 @@ def _wants(node: Node, way: Way) -> tuple[tuple[Value, Sharding], ...]:
     return tuple((x, s) for x, s in pairs if x is not None and s is not None)
 
 
+def _waited(node: Node, start: Way) -> Way:
+    """The way of a wait, whose start runs in this way: results as they come, and inputs that it
+    lets go of as the start has read them."""
+    held = len(node.inputs) - len(start.outputs)
+    return Way((*start.outputs, *start.inputs[:held]), start.outputs)
+
+
 def _each(kind: ParameterKind, option: Sharding) -> dict[Value, Sharding]:
     return dict.fromkeys(kind.values, option)
 
@@ -412,4 +424,4 @@ def _pieces(nodes: Sequence[Node]) -> dict[int, set[int]]:
     return found
 
 
-__all__ = ["ParameterKind", "Solution", "StepSharding"]
+__all__ = ["ParameterKind", "PricedWay", "Solution", "StepSharding"]

@@ -17,6 +17,7 @@ from onward.graph.graph import (
     type_of,
     where,
 )
+from onward.graph.ops.collective import WAIT, held_inputs, start_of
 
 
 def write_rank(source: Graph, solution: Solution, graph: Graph, place: RankPlace) -> Graph:
@@ -75,20 +76,35 @@ class _RankGraph:
         graph, way = self._graph, self._solution.ways[node]
         self._is_backward = bool(node.meta.get("backward"))
         b = Builder(graph, None, where(node), bool(node.meta.get("backward")), precision_said(node))
-        inputs = [None if x is None or s is None else self._read(b, x, s)
-                  for x, s in zip(node.inputs, way.inputs, strict=True)]  # fmt: skip
-        if way.program is None and not way.shares_work:  # no size changes
-            outputs = self._copied(node, inputs)
+        if node.op_type == WAIT:
+            outputs = self._checked(node, way, self._waited(b, node))
         else:
-            program = way.program
-            made = same_op(b, node, inputs) if program is None else program(
-                b, node, inputs, self._place
-            )  # fmt: skip
-            outputs = self._checked(node, way, list(made))
+            outputs = self._written(b, node, way)
         for y, s, local in zip(node.outputs, way.outputs, outputs, strict=True):
             self._here[y, s, False] = local
             for want in self._early.get(y, ()):
                 self._start(b, y, s, want)
+
+    def _written(self, b: Builder, node: Node, way: Way) -> list[Value]:
+        """What the rank makes in the place of a node, by its way."""
+        inputs = [None if x is None or s is None else self._read(b, x, s)
+                  for x, s in zip(node.inputs, way.inputs, strict=True)]  # fmt: skip
+        if way.program is None and not way.shares_work:  # no size changes
+            return self._copied(node, inputs)
+        program = way.program
+        made = same_op(b, node, inputs) if program is None else program(
+            b, node, inputs, self._place
+        )  # fmt: skip
+        return self._checked(node, way, list(made))
+
+    def _waited(self, b: Builder, node: Node) -> list[Value]:
+        """The wait of an exchange along another axis, for what the rank has started."""
+        source = start_of(node)
+        shardings = self._solution.ways[source].outputs
+        begun = [self._here[y, s, False] for y, s in zip(source.outputs, shardings, strict=True)]
+        start = begun[0].producer()
+        assert start is not None, "an exchange that has no start"
+        return same_op(b, node, [*begun, *held_inputs(start)])
 
     def _copied(self, node: Node, inputs: list[Value | None]) -> list[Value]:
         """The node as it is, on what the rank has."""
@@ -136,6 +152,8 @@ class _RankGraph:
         """Whether backward gathers a value anew that forward has made in parts."""
         maker, made = value.producer(), self._solution.made[value]
         if not self._solution.gathers_again or not self._is_backward or maker is None:
+            return False
+        if value in self._solution.gathered_once:
             return False
         return made.dim is not None and want == REPLICATED and not maker.meta.get("backward")
 
