@@ -312,7 +312,10 @@ class Compiler:
         with self.journal.timed("updates"):
             graph = add_updates(made.graph, own)
         self.journal.note("updates", graph)
-        return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
+        return pipeline.exchanged_sums(
+            graph, self.mesh, cut.holders, made.messages, made.digest, recipe.parameters,
+            recipe.shards, recipe.summed_parts,
+        )  # fmt: skip
 
     def _link_rates(self) -> DeviceRates:
         rates = self.target.rates

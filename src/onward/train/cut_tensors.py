@@ -17,10 +17,10 @@ from onward.shards import Shard, StageCut
 
 @dataclass(frozen=True)
 class NestedCut:
-    """A part of a part. outer: a part of a tensor along a dim. inner: the elements of that, as one
-    row."""
+    """A part of a part. outer: a part of a tensor along a dim, or all of it on the ranks of its
+    stages, of which this is one. inner: the elements of that, as one row."""
 
-    outer: TensorCut
+    outer: TensorCut | StageCut
     inner: Shard
 
 
@@ -73,12 +73,12 @@ def joined(
         whole = part if cut.place == cut.owner else part.new_empty(tuple(shape))
         given = mesh.given_by(cut.owner, whole, cut.axis)
         return None if to_first and mesh.rank else given
-    if not part.dim():
-        return part
     if isinstance(cut, NestedCut):
         local = joined(cut.inner, part, shape_of(cut.outer, shape), mesh, False)
         assert local is not None, "every rank gets it"
         return joined(cut.outer, local, shape, mesh, to_first)
+    if not part.dim():
+        return part
     if isinstance(cut, Shard):
         row = mesh.gathered_row(part, cut, to_first)
         return None if row is None else row.view(tuple(shape))
@@ -136,6 +136,12 @@ def outer_of(cut: Cut | None) -> TensorCut | None:
     return found if isinstance(found, TensorCut) else None
 
 
+def stage_of(cut: Cut | None) -> StageCut | None:
+    """The stages that a cut is of, or is a part of."""
+    found = cut.outer if isinstance(cut, NestedCut) else cut
+    return found if isinstance(found, StageCut) else None
+
+
 def row_of(cut: Cut | None) -> Shard | None:
     """The elements of a row that a cut is, or ends in."""
     found = cut.inner if isinstance(cut, NestedCut) else cut
@@ -150,5 +156,5 @@ def _dim(cut: TensorCut) -> int:
 
 __all__ = [
     "ChosenCut", "Cut", "NestedCut", "add_part", "axes_of", "described", "joined", "outer_of",
-    "part_of", "row_of", "shape_of",
+    "part_of", "row_of", "shape_of", "stage_of",
 ]  # fmt: skip

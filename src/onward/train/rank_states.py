@@ -21,8 +21,15 @@ import torch
 from onward.distribute import DATA_AXES, Mesh, ranks_of
 from onward.errors import OnwardError
 from onward.mesh_sizes import SUMMED_AXES
-from onward.shards import StageCut
-from onward.train.cut_tensors import Cut, add_part, axes_of, described, part_of, row_of
+from onward.train.cut_tensors import (
+    Cut,
+    add_part,
+    axes_of,
+    described,
+    part_of,
+    row_of,
+    stage_of,
+)
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.state_part import State, unfit
@@ -242,14 +249,15 @@ class RankStates:
         part = total if cut is None else part_of(cut, total)
         is_total = is_mean or row_of(cut) is not None
         axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_total else axes_of(cut))
-        is_first = not isinstance(cut, StageCut) or cut.place == cut.owner
+        stage = stage_of(cut)
+        is_first = stage is None or stage.place == stage.owner
         is_holder = is_first and not any(map(self._mesh.coordinate, axes))
         return part if is_holder else torch.zeros_like(part)
 
     def _is_here(self, name: str) -> bool:
         """Says whether this rank sums a gradient: a stage may lack its parameter."""
-        cut = self._cut(name)
-        return not isinstance(cut, StageCut) or cut.is_here
+        stage = stage_of(self._cut(name))
+        return stage is None or stage.is_here
 
     def _parts(self, sums: State) -> dict[str, Any]:
         """Says which parts this rank has of the sums that are cut."""

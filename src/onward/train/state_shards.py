@@ -90,9 +90,10 @@ class StateShards:
     def cut_of(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose state this rank holds, of any kind; None: all."""
         outer, inner = self._chosen(parameter), self.of(parameter)
-        if isinstance(outer, TensorCut) and inner:
-            return NestedCut(outer, inner)
-        return outer or inner
+        if outer is None or inner is None:
+            return outer or inner
+        is_nothing = isinstance(outer, StageCut) and not outer.is_here
+        return outer if is_nothing else NestedCut(outer, inner)
 
     def of_weights(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter that this rank holds; None: all."""
@@ -122,7 +123,7 @@ class StateShards:
 
     def of_sums(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
-        return self.along_dim(parameter) if self._stage == 1 else self.cut_of(parameter)
+        return self._chosen(parameter) if self._stage == 1 else self.cut_of(parameter)
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of the part; the parameter itself where it is not cut."""

@@ -170,7 +170,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             check_batch(self.model_desc, batch.named())
             is_empty = not batch.batch_size and not self._ranks.is_one
             if is_empty:
-                batch = stand_in(batch)
+                batch = stand_in(batch, self._ranks.micro_batches)
             check_inputs(batch)
             self._follow_optimizer()
             self._optimizer.sync()

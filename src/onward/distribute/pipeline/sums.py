@@ -3,13 +3,15 @@ that several ranks hold."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from itertools import combinations
 
 import numpy as np
 
-from onward.distribute.data_parallel import OF_GRADIENTS, builder, replaced, taken
+from onward.distribute.data_parallel import builder, replaced, taken
 from onward.distribute.mesh import Mesh
+from onward.distribute.pipeline.numbers import number_between_messages
+from onward.distribute.pipeline.stage_records import recorded_for_stages, summed_over_samples
 from onward.distribute.pipeline.stages import Holders
 from onward.distribute.pipeline.write import AXIS
 from onward.distribute.zero import order_of_norms
@@ -17,6 +19,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of
 from onward.graph.names import user_name
 from onward.graph.types import DType
+from onward.shards import Shard
 
 
 def ranks_of_stages(stages: tuple[int, ...], ranks: int) -> list[int]:
@@ -30,30 +33,29 @@ def tied(holders: Holders, ranks: int) -> dict[str, tuple[int, ...]]:
 
 
 def exchanged_sums(
-    graph: Graph, mesh: Mesh, holders: Holders, messages: int = 0, digest: str = ""
-) -> Graph:
-    """Returns a copy of a rank's step, or of an update alone, in which what the update reads of
-    gradients, and the loss, are those of all stages.
+    graph: Graph, mesh: Mesh, holders: Holders, messages: int = 0, digest: str = "",
+    trained: Collection[str] | None = None, shards: Mapping[str, Shard] | None = None,
+    summed: Collection[str] = (),
+) -> Graph:  # fmt: skip
+    """Returns a copy of a rank's step in which what the update reads of gradients, and the loss,
+    are those of all samples and all stages.
 
     holders: by parameter, the stages that hold it. messages: the number of those in the step, whose
-    digest is part of the record of the loss's exchange.
+    digest is part of the record of the loss's exchange. trained: the parameters of all stages that
+    are trained; None: all. shards, summed: as of `zero`, of the axis `dp_shard`.
     """
+    shared = {
+        name: held for name, held in tied(holders, mesh.size(AXIS)).items()
+        if trained is None or name in trained
+    }  # fmt: skip
     order = order_of_norms(graph)
-    graph = graph.clone()
-    signature = graph.signature
-    gradients = {n: taken(graph, out) for n, out in signature.local_gradients.items()}
-    sums = {n: taken(graph, out) for n, out in signature.local_sums.items()}
-    graph.signature = replace(signature, local_gradients={}, local_sums={})
-    if "labels" in sums:  # every rank counts those of the whole batch
-        replaced(graph, sums["labels"], sums["labels"].inputs[0])
+    graph, records = recorded_for_stages(graph, shared)
+    graph = summed_over_samples(graph, mesh, shards or {}, summed, order)
+    gradients = {n: taken(graph, out) for n, out in records.gradients.items()}
+    sums = {n: taken(graph, out) for n, out in records.sums.items()}
     exchange = _Exchange(graph, mesh, messages)
-    shared = tied(holders, mesh.size(AXIS))
-    if gradients:
-        for name, stages in shared.items():
-            exchange.add_tied(name, gradients.get(name), stages)
-    for name, node in gradients.items():
-        if name not in shared:
-            replaced(graph, node, node.inputs[0])
+    for name, stages in shared.items():
+        exchange.add_tied(name, gradients.get(name), stages)
     if "norms" in sums:
         own = {n: min(ranks_of_stages(held, mesh.size(AXIS))) for n, held in shared.items()}
         here = mesh.coordinate(AXIS)
@@ -62,7 +64,8 @@ def exchanged_sums(
         exchange.finite(sums["finite"])
     if "loss" in sums:
         exchange.loss(sums["loss"], digest)
-    assert not set(sums) - {"labels", "loss", *OF_GRADIENTS}, f"{list(sums)} of a pipeline"
+    if mesh.ranks > mesh.size(AXIS):
+        number_between_messages(graph, AXIS)
     return graph
 
 
