@@ -76,7 +76,7 @@ _BESIDE_PP: dict[str, object] = {
     "adasum": False, "ema_decay": None, "optimizer_state": "fp32", "memory_budget": None,
     "fetch": (),
 }  # fmt: skip
-_NOT_BESIDE_PP = ("tp", "cp")  # axes
+_NOT_BESIDE_PP = ("cp",)  # axes
 
 
 def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ import sharded_steps as steps
 from onward.compile import Compiler
 from onward.differentiate import Recipe
 from onward.distribute import Mesh, lockstep, ranks_of, shard_of
+from onward.distribute.tensor import Sharding, TensorCut, chosen_cuts
 from onward.graph.graph import Graph, type_of
 from onward.graph.ops.collective import broken_halves
 from onward.kernels import host
@@ -39,16 +40,40 @@ def shares_of(size: int, number: int) -> list[int]:
     return [least - 1, *[least] * (number - 2), least + 1]
 
 
+def cuts_for(model: steps.Made, mesh: Mesh) -> dict[str, TensorCut]:
+    """The cuts along tp that are chosen for slow devices, and this rank's parts."""
+    if mesh.size("tp") == 1:
+        return {}
+    place = mesh.coordinate("tp")
+    found = chosen_on(model, mesh.size("tp")).items()
+    return {n: TensorCut("tp", mesh.size("tp"), place, Sharding(*cut)) for n, cut in found}
+
+
+@functools.cache
+def chosen_on(model: steps.Made, ranks: int) -> dict[str, tuple[int, int]]:
+    [first, *_] = meshes_of({"tp": ranks})
+    found = chosen_cuts(whole_step(model, "AdamW", False), first, steps.RATES, steps.SIZES)
+    assert len(found) > 4
+    return found
+
+
 def shards_for(model: steps.Made, mesh: Mesh, names: Sequence[str]) -> dict[str, Shard]:
-    """The parts of parameters that a rank updates."""
+    """The parts of parameters that a rank updates, of what it has along tp."""
     ranks, place = mesh.size("dp_shard"), mesh.coordinate("dp_shard")
-    whole = model.call.captured.parameters
-    found = {n: shard_of(whole[n].numel(), "dp_shard", ranks, place) for n in names}
-    return {n: shard for n, shard in found.items() if shard is not None}
+    whole, cuts = model.call.captured.parameters, cuts_for(model, mesh)
+    found: dict[str, Shard] = {}
+    for name in names:
+        numel = whole[name].numel() // (mesh.size("tp") if name in cuts else 1)
+        shard = shard_of(numel, "dp_shard", ranks, place)
+        if shard is not None:
+            found[name] = shard
+    return found
 
 
 def recipe_for(model: steps.Made, mesh: Mesh, recipe: Recipe, zero: int) -> Recipe:
     """The recipe of one rank."""
+    cuts = {n: (c.sharding.dim or 0, c.sharding.pieces) for n, c in cuts_for(model, mesh).items()}
+    recipe = replace(recipe, cuts=cuts)
     if not zero:
         return recipe
     shards = shards_for(model, mesh, recipe.parameters)
@@ -94,8 +119,7 @@ def run(
         for graph, window, made in zip(graphs, held, found, strict=True):
             window |= steps.carried(graph, made)
         seen += size
-    if zero:
-        found = [joined(whole, meshes, found, rank) for rank in range(len(meshes))]
+    found = [joined(model, whole, meshes, found, rank) for rank in range(len(meshes))]
     return [{n: y for n, y in each.items() if not n.startswith("sent.")} for each in found]
 
 
@@ -109,35 +133,51 @@ def parts_of(
     model: steps.Made, mesh: Mesh, graph: Graph, of: Mapping[str, str], full: Arrays
 ) -> Arrays:
     """The inputs of a rank's graph, of those of one rank alone."""
-    shards = shards_for(model, mesh, sorted(set(of.values()) & set(model.call.captured.parameters)))
+    whole, cuts = model.call.captured.parameters, cuts_for(model, mesh)
+    shards = shards_for(model, mesh, sorted(set(of.values()) & set(whole)))
     found: Arrays = {}
     for value in graph.inputs:
-        name = value.name or ""
-        x, shape = full[name], type_of(value).shape
-        if of.get(name) in shards and len(shape) == 1 and shape != x.shape:
-            shard = shards[of[name]]
-            x = x.reshape(-1)[shard.start : shard.stop]
+        name, shape = value.name or "", type_of(value).shape
+        x, owner = full[name], of.get(value.name or "", "")
+        if shape == x.shape:
+            found[name] = x
+            continue
+        if owner in cuts and x.shape == tuple(whole[owner].shape):
+            x = cuts[owner].part(x)
+        if owner in shards and len(shape) == 1 and shape != x.shape:
+            x = x.reshape(-1)[shards[owner].start : shards[owner].stop]
         found[name] = x
     return found
 
 
-def joined(whole: Graph, meshes: Sequence[Mesh], found: Sequence[Arrays], rank: int) -> Arrays:
+def beside(meshes: Sequence[Mesh], rank: int, axis: str) -> list[int]:
+    """The ranks that differ from one along an axis alone, in their order along it."""
+
+    def others(mesh: Mesh) -> list[int]:
+        pairs = zip(mesh.axes, mesh.coordinates, strict=True)
+        return [place for name, place in pairs if name != axis]
+
+    return [r for r, mesh in enumerate(meshes) if others(mesh) == others(meshes[rank])]
+
+
+def joined(
+    model: steps.Made, whole: Graph, meshes: Sequence[Mesh], found: Sequence[Arrays], rank: int
+) -> Arrays:
     """What a rank has made, with whole tensors in the place of its parts."""
-    mesh = meshes[rank]
-
-    def others(one: Mesh) -> list[int]:
-        pairs = zip(one.axes, one.coordinates, strict=True)
-        return [place for axis, place in pairs if axis != "dp_shard"]
-
-    group = [each for one, each in zip(meshes, found, strict=True) if others(one) == others(mesh)]
-    made: Arrays = {}
-    for name, y in found[rank].items():
+    of, cuts, made = steps.parameter_of(whole), cuts_for(model, meshes[rank]), dict(found[rank])
+    for name in found[rank]:
         value = whole.outputs.get(name)
-        if value is None or y.size == type_of(value).numel:
-            made[name] = y
+        shape = () if value is None else tuple(int(n) for n in type_of(value).shape)  # type: ignore[arg-type]
+        if value is None or found[rank][name].shape == shape:
             continue
-        row = np.concatenate([each[name] for each in group])
-        made[name] = row.reshape([int(n) for n in type_of(value).shape])  # type: ignore[arg-type]
+        cut = cuts.get(of.get(name, ""))
+        local = shape if cut is None or not shape else cut.part(np.zeros(shape)).shape
+        parts: list[np.ndarray] = []
+        for at in beside(meshes, rank, "tp") if local != shape else [rank]:
+            here = [found[r][name].reshape(-1) for r in beside(meshes, at, "dp_shard")]
+            row = here[0] if here[0].size == np.prod(local) else np.concatenate(here)
+            parts.append(row.reshape(local))
+        made[name] = cut.joined(parts) if cut is not None and len(parts) > 1 else parts[0]
     return made
 
 
@@ -153,4 +193,6 @@ def require_alike(found: Sequence[Arrays]) -> None:
             np.testing.assert_array_equal(y, first, err_msg=name)
 
 
-__all__ = ["graphs_of", "meshes_of", "require_alike", "run", "shares_of"]
+__all__ = [
+    "cuts_for", "graphs_of", "meshes_of", "recipe_for", "require_alike", "run", "shares_of",
+]  # fmt: skip

@@ -111,6 +111,8 @@ class Case:
             number = self._pipelines(ranks)
             zero = self.zero if number > 1 else 0
             sizes = {"dp_shard" if zero else "dp_replicate": number, "pp": ranks // number}
+            if self.tp and ranks > 2:
+                sizes = {"pp": ranks // 2, "tp": 2}
             return {**self.options, "mesh": sizes, "zero": zero}
         if self.tp:
             zero = self.zero if ranks > 2 else 0
@@ -214,6 +216,19 @@ CASES = {
         gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 pp window", pp=True
     ),
     "gpt2 pp window": Case(gpt2, WINDOW, pp=True),
+    "gpt2 pp tp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", tp=True, pp=True),
+    "bert pp tp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, "AdamW",
+        padding=True, tp=True, pp=True,
+    ),
+    "t5 pp tp": Case(
+        t5, {**CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW", padding=True,
+        tp=True, pp=True,
+    ),
+    "gpt2 odd pp tp": Case(odd, WINDOW, "AdamW", tp=True, pp=True),
+    "gpt2 pp tp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 pp", tp=True, pp=True
+    ),
     "gpt2 pp dp": Case(
         gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True, pipelines=2
     ),
@@ -245,10 +260,11 @@ GROUPS = {  # by what ranks share
     },
     "uneven rows": {n: case for n, case in CASES.items() if case.uneven and not case.pp},
     "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.uneven or c.pp)},
-    "weights": {n: case for n, case in CASES.items() if case.tp and not case.zero},
+    "weights": {n: case for n, case in CASES.items() if case.tp and not (case.zero or case.pp)},
     "weights and state": {n: case for n, case in CASES.items() if case.tp and case.zero},
     "sequences": {n: case for n, case in CASES.items() if case.cp},
-    "layers": {n: case for n, case in CASES.items() if case.pp and case.pipelines == 1},
+    "layers": {n: c for n, c in CASES.items() if c.pp and c.pipelines == 1 and not c.tp},
+    "layers and weights": {n: case for n, case in CASES.items() if case.pp and case.tp},
     "layers and the batch": {n: case for n, case in CASES.items() if case.pipelines > 1},
 }
 

@@ -26,6 +26,7 @@ from onward.train.cut_tensors import (
     add_part,
     axes_of,
     described,
+    is_elsewhere,
     part_of,
     row_of,
     stage_of,
@@ -256,8 +257,7 @@ class RankStates:
 
     def _is_here(self, name: str) -> bool:
         """Says whether this rank sums a gradient: a stage may lack its parameter."""
-        stage = stage_of(self._cut(name))
-        return stage is None or stage.is_here
+        return not is_elsewhere(self._cut(name))
 
     def _parts(self, sums: State) -> dict[str, Any]:
         """Says which parts this rank has of the sums that are cut."""

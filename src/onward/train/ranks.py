@@ -72,7 +72,7 @@ class Ranks:
             self.mesh = ProcessMesh(sizes, options.ranks_timeout)
         self._every = options.compare_ranks_every
         layers = self.mesh.size("pp")  # ranks that share them
-        # that a batch makes where ranks share the layers
+        # the parts in which a batch runs through the layers
         self.micro_batches = (options.pipeline_microbatches or layers) if layers > 1 else 1
         self._compared: int | None = None  # updates done when the weights were compared last
         self._lost = False

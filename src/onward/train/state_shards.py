@@ -15,7 +15,16 @@ from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.shards import Shard, StageCut, shard_of
-from onward.train.cut_tensors import ChosenCut, Cut, NestedCut, joined, part_of, shape_of
+from onward.train.cut_tensors import (
+    ChosenCut,
+    Cut,
+    is_elsewhere,
+    joined,
+    nested,
+    outer_of,
+    part_of,
+    shape_of,
+)
 from onward.train.state_form import StateForms
 
 AXIS = "dp_shard"
@@ -66,8 +75,7 @@ class StateShards:
 
     def along_dim(self, parameter: torch.Tensor) -> TensorCut | None:
         """The part of a parameter along a dim that this rank has; None: all of it."""
-        found = self._chosen(parameter)
-        return found if isinstance(found, TensorCut) else None
+        return outer_of(self._chosen(parameter))
 
     def _chosen(self, parameter: torch.Tensor) -> ChosenCut | None:
         return (self.tensor_cuts or {}).get(parameter)
@@ -89,11 +97,7 @@ class StateShards:
 
     def cut_of(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose state this rank holds, of any kind; None: all."""
-        outer, inner = self._chosen(parameter), self.of(parameter)
-        if outer is None or inner is None:
-            return outer or inner
-        is_nothing = isinstance(outer, StageCut) and not outer.is_here
-        return outer if is_nothing else NestedCut(outer, inner)
+        return nested(self._chosen(parameter), self.of(parameter))
 
     def of_weights(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter that this rank holds; None: all."""
@@ -111,11 +115,13 @@ class StateShards:
         """Tensors of the shapes and dtypes of what this rank holds of a parameter's state. types:
         of the state of a tensor."""
         cut = self.cut_of(parameter)
+        if is_elsewhere(cut):
+            return {n: _nothing(x) for n, x in types(parameter).items()}
         if not isinstance(cut, TensorCut | StageCut):
             return types(self.like(parameter))
         whole = types(parameter)
         if isinstance(cut, StageCut):
-            return whole if cut.is_here else {n: _nothing(x) for n, x in whole.items()}
+            return whole
         return {
             name: x if self.cut_of_state(parameter, x.shape) is None else _local(self, parameter, x)
             for name, x in whole.items()

@@ -455,9 +455,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
     def _cut_weights(self, batch: Batch) -> None:
         """Has this rank hold its part of the weights alone, where the options ask for it."""
-        steps = self._steps
-        choice = steps.stages if self._cuts.are_stages else steps.tensor_cuts
-        choose = partial(choice, self.model, self.loss_fn, batch, self._ranks.mesh)
+        mesh = self._ranks.mesh
+        choose = partial(self._steps.choices, self.model, self.loss_fn, batch, mesh)
         self._cuts.make(self._optimizer, choose)
 
     def _follow_optimizer(self) -> None:
