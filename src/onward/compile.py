@@ -218,7 +218,7 @@ class Compiler:
         one row (`held`), along a dim (`cuts`), of such a part as one row (both), or those of some
         layers (`stages`)."""
         if stages is not None:
-            return pipeline.evaluation_rank(forward, self.mesh, stages)
+            return pipeline.evaluation_rank(self._padded(forward, cuts), self.mesh, stages, cuts)
         graph = forward
         if cuts:
             graph = cut_along(self._padded(forward, cuts), self.mesh, cuts)
@@ -304,15 +304,18 @@ class Compiler:
             return self._differentiate(graph, wrt, wrt)
 
         require_shareable(forward, self.mesh)
-        start = summed(forward)
+        start = summed(self._padded(forward, recipe.cuts))
         made = pipeline.pipeline_rank(
-            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all
+            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all, recipe.cuts
         )
         own = recipe.only(pipeline.held_here(cut.holders, self.mesh))
         with self.journal.timed("updates"):
             graph = add_updates(made.graph, own)
         self.journal.note("updates", graph)
-        return pipeline.exchanged_sums(graph, self.mesh, cut.holders, made.messages, made.digest)
+        return pipeline.exchanged_sums(
+            graph, self.mesh, cut.holders, made.messages, made.digest, recipe.parameters,
+            recipe.shards, recipe.summed_parts, recipe.cuts,
+        )  # fmt: skip
 
     def _link_rates(self) -> DeviceRates:
         rates = self.target.rates

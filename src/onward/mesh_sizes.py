@@ -72,9 +72,10 @@ def check_positions(mesh: Mapping[str, int] | str | None) -> None:
 
 # options that a mesh with `pp` takes in one way alone so far
 _BESIDE_PP: dict[str, object] = {
-    "zero": 0, "adasum": False, "ema_decay": None, "optimizer_state": "fp32",
-    "memory_budget": None, "fetch": (),
+    "adasum": False, "ema_decay": None, "optimizer_state": "fp32", "memory_budget": None,
+    "fetch": (),
 }  # fmt: skip
+_NOT_BESIDE_PP = ("cp",)  # axes
 
 
 def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, object]) -> None:
@@ -83,11 +84,16 @@ def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, o
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
     if sizes.get("pp", 1) == 1:
         return
-    axis = next((axis for axis, size in sizes.items() if size > 1 and axis != "pp"), None)
+    axis = next((axis for axis in _NOT_BESIDE_PP if sizes.get(axis, 1) > 1), None)
     if axis is not None:
         raise OnwardError(
             f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
             "leave one of them out"
+        )
+    if options["zero"] == 3:
+        raise OnwardError(
+            "zero=3 cuts the weights that each rank along pp has of its stages, which is not there "
+            "yet; fix: zero=1 or 2, or more ranks along pp"
         )
     name = next((n for n, value in _BESIDE_PP.items() if options[n] != value), None)
     if options["gradient_accumulation_average"] == "micro_batches":

@@ -71,8 +71,9 @@ class Case:
     lengths. early: the step after which a window of two micro-batches ends with one. near: the case
     in fp32, where this one has less precision. zero: the stage of ZeRO. is_cut: whether the ranks
     are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
-    share sequences, of as many as there are. pp: whether all share the layers. uneven: whether all
-    ranks but one have no rows in some steps."""
+    share sequences, of as many as there are. pp: whether ranks share the layers, and pipelines: in
+    how many groups, each with a share of the batch, of four ranks. uneven: whether all ranks but
+    one have no rows in some steps."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Case:
     tp: bool = False
     cp: int = 0
     pp: bool = False
+    pipelines: int = 1
     uneven: bool = False
 
     @property
@@ -94,9 +96,10 @@ class Case:
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
         """The number of a rank's share of the batch, and the number of shares: ranks along `tp` and
-        `cp`, who are neighbours, have the same, and so have all along `pp`."""
+        `cp`, who are neighbours, have the same, and so have those along `pp`."""
         if self.pp:
-            return 0, 1
+            same = ranks // self._pipelines(ranks)
+            return rank // same, ranks // same
         same = min((2 if self.tp else 1) * max(self.cp, 1), ranks)
         return rank // same, ranks // same
 
@@ -105,7 +108,12 @@ class Case:
         if ranks == 1:
             return dict(self.options)
         if self.pp:
-            return {**self.options, "mesh": {"pp": ranks}}
+            number = self._pipelines(ranks)
+            zero = self.zero if number > 1 else 0
+            sizes = {"dp_shard" if zero else "dp_replicate": number, "pp": ranks // number}
+            if self.tp and ranks > 2:
+                sizes = {"pp": ranks // 2, "tp": 2}
+            return {**self.options, "mesh": sizes, "zero": zero}
         if self.cp and (self.tp or self.zero):
             return {**self.options, **self._of_sequences(ranks)}
         if self.tp:
@@ -125,6 +133,9 @@ class Case:
         axis = "dp_shard" if self.zero else "dp_replicate"
         sizes = {axis: ranks // (self.cp * tp), "cp": self.cp, "tp": tp}
         return {"mesh": sizes, "zero": self.zero}
+
+    def _pipelines(self, ranks: int) -> int:
+        return self.pipelines if ranks > 2 else 1
 
 
 WINDOW = {"gradient_accumulation_steps": 2}
@@ -236,7 +247,43 @@ CASES = {
         near="gpt2 pp", pp=True,
     ),
     "gpt2 pp fp16": Case(
-        gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 window", pp=True
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 pp window", pp=True
+    ),
+    "gpt2 pp window": Case(gpt2, WINDOW, pp=True),
+    "gpt2 pp tp": Case(gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", tp=True, pp=True),
+    "bert pp tp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, "AdamW",
+        padding=True, tp=True, pp=True,
+    ),
+    "t5 pp tp": Case(
+        t5, {**CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW", padding=True,
+        tp=True, pp=True,
+    ),
+    "gpt2 odd pp tp": Case(odd, WINDOW, "AdamW", tp=True, pp=True),
+    "gpt2 pp tp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 pp", tp=True, pp=True
+    ),
+    "gpt2 pp dp": Case(
+        gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True, pipelines=2
+    ),
+    "bert pp dp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, padding=True,
+        pp=True, pipelines=2, uneven=True,
+    ),
+    "t5 pp zero 2": Case(
+        t5, {**WINDOW, **CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW",
+        padding=True, zero=2, pp=True, pipelines=2,
+    ),
+    "llama pp zero": Case(
+        llama, {**CLIPPED, "pipeline_schedule": "Interleaved1F1B"}, "AdamW", zero=1, pp=True,
+        pipelines=2,
+    ),
+    "gpt2 pp zero bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED, "pipeline_microbatches": 3}, "AdamW",
+        near="gpt2 pp", zero=2, pp=True, pipelines=2,
+    ),
+    "gpt2 pp dp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, near="gpt2 pp window", pp=True, pipelines=2
     ),
 }  # fmt: skip
 
@@ -245,14 +292,16 @@ GROUPS = {  # by what ranks share
     "the batch": {
         n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
     },
-    "uneven rows": {n: case for n, case in CASES.items() if case.uneven},
-    "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.cp or c.uneven)},
-    "weights": {n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp)},
-    "weights and state": {n: case for n, case in CASES.items() if case.tp and case.zero},
+    "uneven rows": {n: case for n, case in CASES.items() if case.uneven and not case.pp},
+    "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.cp or c.uneven or c.pp)},
+    "weights": {n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp or c.pp)},
+    "weights and state": {n: c for n, c in CASES.items() if c.tp and c.zero and not c.cp},
     "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero)},
     "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
     "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},
-    "layers": {n: case for n, case in CASES.items() if case.pp},
+    "layers": {n: c for n, c in CASES.items() if c.pp and c.pipelines == 1 and not c.tp},
+    "layers and weights": {n: case for n, case in CASES.items() if case.pp and case.tp},
+    "layers and the batch": {n: case for n, case in CASES.items() if case.pipelines > 1},
 }
 
 

@@ -160,7 +160,7 @@ def test_weights_are_told_apart_by_what_they_hold() -> None:
     ("mesh", "said"),
     [
         ({"dp_replicate": 2}, "a mesh of processes needs torch.distributed; fix: start"),
-        ({"pp": 2, "tp": 2}, "a mesh with pp and tp shares a step in two ways, .*; fix: leave"),
+        ({"pp": 2, "cp": 2}, "a mesh with pp and cp shares a step in two ways, .*; fix: leave"),
         ({"data": 2}, "1 or more ranks along axes of dp_replicate, dp_shard"),
         ({"dp_replicate": 0}, "1 or more ranks"),
         (2, "the number of ranks by axis"),

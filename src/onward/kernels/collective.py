@@ -101,7 +101,8 @@ class RankGroups:
         if self.watch is None:
             return nullcontext()
         what, number, axis = (attrs[name] for name in ("record", "sequence", "axis"))
-        of = f"{number} of {self.exchanges}" if self.exchanges else str(number)
+        is_own = number <= self.exchanges  # those of pipelines have numbers of the mesh
+        of = f"{number} of {self.exchanges}" if is_own else str(number)
         return self.watch.waiting(f"is in exchange {of} along {axis}, of {what},")
 
 

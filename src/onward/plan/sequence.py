@@ -7,6 +7,7 @@ sends what to whom in a whole pipeline is in the record of a collective that all
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 from onward.graph.ops.collective import MESSAGES, STARTS
 from onward.plan.plan import Plan, PlannedLaunch
@@ -20,11 +21,14 @@ def collectives(plan: Plan) -> list[PlannedLaunch]:
     return [launch for launch in plan.launches if launch.op in STARTS]
 
 
-def sequence_text(plan: Plan) -> str:
-    """The sequence of a plan's collectives, one a line: op, types of elements, attributes."""
+def sequence_text(plan: Plan, axes: Collection[str] | None = None) -> str:
+    """The sequence of a plan's collectives, one a line: op, types of elements, attributes. axes: of
+    those alone that run along one of them; None: all."""
     lines: list[str] = []
     for launch in collectives(plan):
         if launch.op in MESSAGES or "partner" in launch.attrs:
+            continue
+        if axes is not None and launch.attrs["axis"] not in axes:
             continue
         said = ", ".join(f"{k}={launch.attrs[k]}" for k in _SAID if k in launch.attrs)
         kinds = ", ".join(t.dtype.name.lower() for t in launch.spec.outputs)
@@ -32,10 +36,10 @@ def sequence_text(plan: Plan) -> str:
     return "".join(lines)
 
 
-def sequence_hash(plan: Plan) -> str:
+def sequence_hash(plan: Plan, axes: Collection[str] | None = None) -> str:
     """SHA-256 of the sequence of a plan's collectives, in hex. Ranks whose plans have different
-    hashes would wait for one another for ever."""
-    return hashlib.sha256(sequence_text(plan).encode()).hexdigest()
+    hashes would wait for one another for ever. axes: as of `sequence_text`."""
+    return hashlib.sha256(sequence_text(plan, axes).encode()).hexdigest()
 
 
 __all__ = ["collectives", "sequence_hash", "sequence_text"]

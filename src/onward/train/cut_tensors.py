@@ -4,7 +4,7 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,21 +17,24 @@ from onward.shards import Shard, StageCut
 
 @dataclass(frozen=True)
 class NestedCut:
-    """A part of a part. outer: a part of a tensor along a dim. inner: the elements of that, as one
-    row."""
+    """A part of a part. outer: a part of a tensor along a dim, or all of it on the ranks of its
+    stages. inner: which part of that, such as the elements of one row."""
 
-    outer: TensorCut
-    inner: Shard
+    outer: TensorCut | StageCut
+    inner: Cut
 
 
-ChosenCut: TypeAlias = TensorCut | StageCut  # by ranks along tp and pp, for their first batch
-Cut: TypeAlias = Shard | NestedCut | ChosenCut
+# by ranks along tp and pp, for their first batch: of both, the outer part is that of stages
+ChosenCut: TypeAlias = TensorCut | StageCut | NestedCut
+Cut: TypeAlias = Shard | ChosenCut
 
 
 def shape_of(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of this rank's part of a parameter of this shape."""
+    if is_elsewhere(cut):
+        return (0,)
     if isinstance(cut, StageCut):
-        return tuple(shape) if cut.is_here else (0,)
+        return tuple(shape)
     if isinstance(cut, NestedCut):
         return shape_of(cut.inner, shape_of(cut.outer, shape))
     if isinstance(cut, Shard):
@@ -43,9 +46,9 @@ def shape_of(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
 def part_of(cut: Cut, whole: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter, or of a tensor of its state; all of a single number, but of
     stages."""
-    if isinstance(cut, StageCut):
-        return whole if cut.is_here else whole.reshape(-1)[:0]
-    if not whole.dim():
+    if is_elsewhere(cut):
+        return whole.reshape(-1)[:0]
+    if isinstance(cut, StageCut) or not whole.dim():
         return whole
     if isinstance(cut, NestedCut):
         return part_of(cut.inner, part_of(cut.outer, whole))
@@ -69,19 +72,25 @@ def joined(
     shape: of the whole. to_first: rank 0 alone gets it, and others None. All ranks of the mesh call
     it for the same tensors, in one order.
     """
-    if isinstance(cut, StageCut):
-        whole = part if cut.place == cut.owner else part.new_empty(tuple(shape))
-        given = mesh.given_by(cut.owner, whole, cut.axis)
+    stage = stage_of(cut)
+    if stage is not None and isinstance(cut, NestedCut) and stage.is_here:
+        local = joined(cut.inner, part, shape, mesh, False)
+        assert local is not None, "every rank gets it"
+        return joined(stage, local, shape, mesh, to_first)
+    if stage is not None:
+        whole = part if stage.place == stage.owner else part.new_empty(tuple(shape))
+        given = mesh.given_by(stage.owner, whole, stage.axis)
         return None if to_first and mesh.rank else given
-    if not part.dim():
-        return part
     if isinstance(cut, NestedCut):
         local = joined(cut.inner, part, shape_of(cut.outer, shape), mesh, False)
         assert local is not None, "every rank gets it"
         return joined(cut.outer, local, shape, mesh, to_first)
+    if not part.dim():
+        return part
     if isinstance(cut, Shard):
         row = mesh.gathered_row(part, cut, to_first)
         return None if row is None else row.view(tuple(shape))
+    assert isinstance(cut, TensorCut), "stages come first"
     parts = mesh.gathered_parts(part, cut.axis, to_first)
     if parts is None:
         return None
@@ -93,8 +102,10 @@ def joined(
 
 def described(cut: Cut) -> list[list[Any]]:
     """A cut as lists of names and numbers, for files; nothing where a rank has all of a tensor."""
+    if is_elsewhere(cut):
+        return [["row", 0, 0]]
     if isinstance(cut, StageCut):
-        return [] if cut.is_here else [["row", 0, 0]]
+        return []
     if isinstance(cut, NestedCut):
         return [*described(cut.outer), *described(cut.inner)]
     if isinstance(cut, Shard):
@@ -126,20 +137,64 @@ def add_part(whole: torch.Tensor, said: Sequence[Sequence[Any]], part: torch.Ten
 def axes_of(cut: Cut | None) -> set[str]:
     """The axes over which a tensor is cut."""
     if isinstance(cut, NestedCut):
-        return {cut.outer.axis, cut.inner.axis}
+        return {cut.outer.axis, *axes_of(cut.inner)}
     return set() if cut is None else {cut.axis}
 
 
 def outer_of(cut: Cut | None) -> TensorCut | None:
     """The part along a dim that a cut is, or is of."""
-    found = cut.outer if isinstance(cut, NestedCut) else cut
-    return found if isinstance(found, TensorCut) else None
+    return next((each for each in _levels(cut) if isinstance(each, TensorCut)), None)
+
+
+def stage_of(cut: Cut | None) -> StageCut | None:
+    """The stages that a cut is of, or is a part of."""
+    return next((each for each in _levels(cut) if isinstance(each, StageCut)), None)
+
+
+def is_elsewhere(cut: Cut | None) -> bool:
+    """Says whether ranks of other stages have all of a tensor."""
+    return any(isinstance(each, StageCut) and not each.is_here for each in _levels(cut))
 
 
 def row_of(cut: Cut | None) -> Shard | None:
     """The elements of a row that a cut is, or ends in."""
-    found = cut.inner if isinstance(cut, NestedCut) else cut
-    return found if isinstance(found, Shard) else None
+    return next((each for each in _levels(cut) if isinstance(each, Shard)), None)
+
+
+def chosen_of(cut: Cut | None) -> ChosenCut | None:
+    """A cut without the rows that it ends in."""
+    if cut is None or isinstance(cut, Shard):
+        return None
+    if not isinstance(cut, NestedCut):
+        return cut
+    inner = chosen_of(cut.inner)
+    return cut.outer if inner is None else NestedCut(cut.outer, inner)
+
+
+def without_dims(cut: Cut | None) -> Cut | None:
+    """A cut without its parts along dims."""
+    return nested(*(each for each in _levels(cut) if not isinstance(each, TensorCut)))
+
+
+def nested(*cuts: Cut | None) -> Cut | None:
+    """The part of a part of a part, the outermost first, of those that there are."""
+    found: Cut | None = None
+    for cut in reversed([each for whole in cuts for each in _levels(whole)]):
+        if found is None:
+            found = cut
+        else:
+            assert not isinstance(cut, Shard), "a row is the innermost part"
+            found = NestedCut(cut, found)
+    return found
+
+
+def _levels(cut: Cut | None) -> Iterator[TensorCut | StageCut | Shard]:
+    """The cuts that a cut is made of, the outermost first."""
+    while isinstance(cut, NestedCut):
+        yield cut.outer
+        cut = cut.inner
+    if cut is not None:
+        yield cut
 
 
 def _dim(cut: TensorCut) -> int:
@@ -149,6 +204,6 @@ def _dim(cut: TensorCut) -> int:
 
 
 __all__ = [
-    "ChosenCut", "Cut", "NestedCut", "add_part", "axes_of", "described", "joined", "outer_of",
-    "part_of", "row_of", "shape_of",
+    "ChosenCut", "Cut", "NestedCut", "add_part", "axes_of", "chosen_of", "described",
+    "is_elsewhere", "joined", "nested", "outer_of", "part_of", "row_of", "shape_of", "stage_of",
 ]  # fmt: skip

@@ -15,16 +15,18 @@ from onward.errors import OnwardError
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch, batch_of
 
-ROWS = 2  # of the stand-in: sizes of 1 have captures of their own
+ROWS = 2  # of the stand-in, at least: sizes of 1 have captures of their own
 
 
-def stand_in(batch: Batch) -> Batch:
-    """A batch of two rows of zeros, in the place of one without rows; masks of it hide nothing."""
+def stand_in(batch: Batch, micro_batches: int = 1) -> Batch:
+    """A batch of rows of zeros, in the place of one without rows; masks of it hide nothing. It has
+    two rows, or one for each of the micro-batches that ranks along `pp` make of it."""
+    rows = max(ROWS, micro_batches)
 
     def filled(leaf: object, number: int = 0) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.shape[0]:
             is_choice = leaf.dtype == torch.bool
-            return leaf.new_full((ROWS, *leaf.shape[1:]), is_choice or number)
+            return leaf.new_full((rows, *leaf.shape[1:]), is_choice or number)
         return leaf
 
     args, kwargs, target = batch.given

@@ -10,8 +10,7 @@ import torch
 
 from onward.execute import zeros
 from onward.graph.ops.optimizers import Optimizer as Record
-from onward.shards import StageCut
-from onward.train.cut_tensors import ChosenCut, part_of
+from onward.train.cut_tensors import ChosenCut, part_of, stage_of
 from onward.train.state_form import StateForms, converted, fits_blocks, shown, tensors_of
 from onward.train.state_shards import StateShards, whole_state
 
@@ -132,7 +131,7 @@ class OptimizerState:
         in blocks of their own, and become whole in the parameter's precision. to_first: rank 0
         alone gets those of which each rank has a part."""
         held, form = self.tensors.get(parameter, {}), self.form(parameter)
-        if isinstance(self.shards.of_state(parameter), StageCut):  # also on ranks that have nothing
+        if stage_of(self.shards.of_state(parameter)):  # also on ranks that have nothing
             held = {slot: self.tensor(parameter, slot) for slot in self.required(parameter)}
         parts = {name: held[name] for name in self.names(parameter) if name in held}
         if form and parts and self.shards.along_dim(parameter) is not None:
@@ -218,7 +217,8 @@ class OptimizerState:
         self.adopt(whole)
         for p, tensor in sums.items():
             cut = self.shards.of_sums(p)
-            if isinstance(cut, StageCut) and cut.place != cut.owner:
+            stage = stage_of(cut)
+            if stage is not None and stage.place != stage.owner:
                 continue  # a total, which one of the stages' ranks alone goes on from
             self.tensor(p, ACCUMULATOR).copy_(tensor if cut is None else part_of(cut, tensor))
 

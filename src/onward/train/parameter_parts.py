@@ -22,7 +22,17 @@ from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.shards import Shard, StageCut
 from onward.signals import signals_wait
-from onward.train.cut_tensors import ChosenCut, Cut, joined, outer_of, part_of, row_of, shape_of
+from onward.train.cut_tensors import (
+    ChosenCut,
+    Cut,
+    chosen_of,
+    joined,
+    outer_of,
+    part_of,
+    row_of,
+    shape_of,
+    stage_of,
+)
 
 CutOf: TypeAlias = Callable[[torch.Tensor], Cut | None]
 
@@ -167,13 +177,12 @@ class ParameterParts:
     def stages(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """The stages that hold each of these parameters, by the same names; none of those that
         every rank has."""
-        found = self._cuts(parameters).items()
-        return {n: cut.stages for n, cut in found if isinstance(cut, StageCut)}
+        found = {n: stage_of(cut) for n, cut in self._cuts(parameters).items()}
+        return {n: cut.stages for n, cut in found.items() if cut is not None}
 
     def chosen(self) -> dict[torch.Tensor, ChosenCut]:
         """The parts along a dim, and those of stages, by parameter, while they are cut."""
-        held = {p: part.cut for p, part in self._held.items() if part.is_cut}
-        found = {p: cut if isinstance(cut, StageCut) else outer_of(cut) for p, cut in held.items()}
+        found = {p: chosen_of(part.cut) for p, part in self._held.items() if part.is_cut}
         return {p: cut for p, cut in found.items() if cut is not None}
 
     def _cuts(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Cut]:

@@ -232,6 +232,18 @@ class PreparedSteps:
             request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
             return compiler.capture(request)
 
+    def choices(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        batch: Batch,
+        mesh: Mesh,
+        kinds: Collection[str],
+    ) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The choices of these kinds, "stages" or "tensor_cuts", in their order."""
+        made = {"stages": self.stages, "tensor_cuts": self.tensor_cuts}
+        return {kind: dict(made[kind](model, loss_fn, batch, mesh)) for kind in kinds}
+
     def tensor_cuts(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, mesh: Mesh
     ) -> dict[str, tuple[int, int]]:

@@ -21,8 +21,16 @@ import torch
 from onward.distribute import DATA_AXES, Mesh, ranks_of
 from onward.errors import OnwardError
 from onward.mesh_sizes import SUMMED_AXES
-from onward.shards import StageCut
-from onward.train.cut_tensors import Cut, add_part, axes_of, described, part_of, row_of
+from onward.train.cut_tensors import (
+    Cut,
+    add_part,
+    axes_of,
+    described,
+    is_elsewhere,
+    part_of,
+    row_of,
+    stage_of,
+)
 from onward.train.held_optimizer import HeldOptimizer
 from onward.train.optimizer_state import ACCUMULATOR
 from onward.train.state_part import State, unfit
@@ -243,14 +251,14 @@ class RankStates:
         part = total if cut is None else part_of(cut, total)
         axes = set(SUMMED_AXES) - (set(DATA_AXES) if is_mean else axes_of(cut))
         axes = axes if row_of(cut) is None else set[str]()
-        is_first = not isinstance(cut, StageCut) or cut.place == cut.owner
+        stage = stage_of(cut)
+        is_first = stage is None or stage.place == stage.owner
         is_holder = is_first and not any(map(self._mesh.coordinate, axes))
         return part if is_holder else torch.zeros_like(part)
 
     def _is_here(self, name: str) -> bool:
         """Says whether this rank sums a gradient: a stage may lack its parameter."""
-        cut = self._cut(name)
-        return not isinstance(cut, StageCut) or cut.is_here
+        return not is_elsewhere(self._cut(name))
 
     def _parts(self, sums: State) -> dict[str, Any]:
         """Says which parts this rank has of the sums that are cut."""

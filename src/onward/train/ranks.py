@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 
 from onward.checkpoint.tensor_file import tensor_chunks
-from onward.distribute import MeetingKind, Mesh, RanksApartError
+from onward.distribute import MeetingKind, Mesh, RanksApartError, ranks_of
 from onward.errors import CheckpointError, OnwardError
 from onward.execute import Executable, ProcessMesh
 from onward.explanation.nonfinite import NonfiniteOrigin
@@ -34,6 +34,7 @@ _ALIKE = (
     "the number of updates done", "the number of updates left out",
     "the number of the micro-batch in its window", "the number of samples before it",
     "the exchanges of the step", "the learning rate or another setting of the optimizer",
+    "the exchanges among the ranks of a stage",
 )  # fmt: skip
 
 
@@ -70,9 +71,15 @@ class Ranks:
             require_own_batch(options)
             self.mesh = ProcessMesh(sizes, options.ranks_timeout)
         self._every = options.compare_ranks_every
+        layers = self.mesh.size("pp")  # ranks that share them
+        # the parts in which a batch runs through the layers
+        self.micro_batches = (options.pipeline_microbatches or layers) if layers > 1 else 1
         self._compared: int | None = None  # updates done when the weights were compared last
         self._lost = False
-        self._hashes: MutableMapping[Executable, int] = WeakKeyDictionary()
+        self._hashes: MutableMapping[Executable, list[int]] = WeakKeyDictionary()
+        every = ranks_of(self.mesh.axes, self.mesh.sizes)
+        places = [mesh.coordinate("pp") for mesh in every]
+        self._first_of_stage = [places.index(place) for place in places]  # by rank
 
     @property
     def is_one(self) -> bool:
@@ -222,15 +229,16 @@ class Ranks:
     def meet_to_evaluate(self, executable: Executable, inputs: Mapping[str, Any]) -> None:
         """Waits until all ranks evaluate a batch. inputs: of it. Raises OnwardError where the
         exchanges of a rank are others, and where ranks along `tp` have other batches."""
-        found = [self._hash(executable), self.mesh.share, self._batch_digest(inputs)]
-        rows = self.mesh.gathered(MeetingKind.EVALUATION, found)
-        for rank, (other, *_) in enumerate(rows):
-            if other != found[0]:
+        own = [self.mesh.share, self._batch_digest(inputs)]
+        rows = self.mesh.gathered(MeetingKind.EVALUATION, [*own, *self._exchanges(executable)])
+        for rank, (_, _, other, among) in enumerate(rows):
+            first = self._first_of_stage[rank]
+            if other != rows[0][2] or among != rows[first][3]:
                 raise OnwardError(
                     f"the evaluation of rank {rank} exchanges other tensors than that of rank "
-                    f"{self.mesh.rank}; fix: batches of one kind on every rank"
+                    f"{first}; fix: batches of one kind on every rank"
                 )
-        self._require_one_batch([row[1:] for row in rows])
+        self._require_one_batch([row[:2] for row in rows])
 
     def cuts_of_first(self, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """How rank 0 has chosen to cut parameters: by path, the dim and its groups, or the stages.
@@ -304,23 +312,30 @@ class Ranks:
         self, position: Position, executable: Executable, inputs: Mapping[str, Any]
     ) -> list[int]:
         settings = _number(repr(sorted(inputs.items())).encode())
-        return [*position, self._hash(executable), settings]
+        shared, among = self._exchanges(executable)
+        return [*position, shared, settings, among]
 
-    def _hash(self, executable: Executable) -> int:
-        """The number that tells apart what a plan exchanges."""
+    def _exchanges(self, executable: Executable) -> list[int]:
+        """The numbers that tell apart what a plan exchanges: on all ranks, and among the ranks of
+        one stage, which is all of it too where ranks do not share the layers."""
         found = self._hashes.get(executable)
         if found is None:
-            found = self._hashes[executable] = _number(sequence_hash(executable.plan).encode())
+            axes = {"pp"} if self.mesh.size("pp") > 1 else None
+            texts = [sequence_hash(executable.plan, each) for each in (axes, None)]
+            found = self._hashes[executable] = [_number(text.encode()) for text in texts]
         return found
 
     def _require_alike(self, rows: Sequence[list[int]]) -> None:
         for rank, row in enumerate(rows):
-            for what, value, first in zip(_ALIKE, row, rows[0], strict=True):
-                if value != first:
+            stage = rows[self._first_of_stage[rank]]
+            others = [*rows[0][:-1], stage[-1]]
+            for what, value, other in zip(_ALIKE, row, others, strict=True):
+                if value != other:
+                    peer = 0 if what != _ALIKE[-1] else self._first_of_stage[rank]
                     raise OnwardError(
-                        f"{what} of rank {rank} is not that of rank 0, so that the ranks cannot go "
-                        "on together; fix: call the same methods on every rank, with the same "
-                        "schedule and batches of one kind"
+                        f"{what} of rank {rank} is not that of rank {peer}, so that the ranks "
+                        "cannot go on together; fix: call the same methods on every rank, with the "
+                        "same schedule and batches of one kind"
                     )
 
 

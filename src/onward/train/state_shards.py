@@ -16,7 +16,19 @@ from onward.distribute.tensor import TensorCut
 from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.shards import Shard, StageCut, shard_of
-from onward.train.cut_tensors import ChosenCut, Cut, NestedCut, joined, part_of, shape_of
+from onward.train.cut_tensors import (
+    ChosenCut,
+    Cut,
+    is_elsewhere,
+    joined,
+    nested,
+    outer_of,
+    part_of,
+    row_of,
+    shape_of,
+    stage_of,
+    without_dims,
+)
 from onward.train.state_form import StateForms
 
 AXIS = "dp_shard"
@@ -93,8 +105,7 @@ class StateShards:
 
     def along_dim(self, parameter: torch.Tensor) -> TensorCut | None:
         """The part of a parameter along a dim that this rank has; None: all of it."""
-        found = self._chosen(parameter)
-        return found if isinstance(found, TensorCut) else None
+        return outer_of(self._chosen(parameter))
 
     def _chosen(self, parameter: torch.Tensor) -> ChosenCut | None:
         return (self.tensor_cuts or {}).get(parameter)
@@ -117,18 +128,17 @@ class StateShards:
     def cut_of(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter, or of its gradient, that this rank has where it is cut as its
         state is, of any kind; None: all."""
-        outer, inner = self._chosen(parameter), self.of(parameter)
-        inner = None if inner is None else replace(inner, owner=None)
-        if isinstance(outer, TensorCut) and inner:
-            return NestedCut(outer, inner)
-        return outer or inner
+        row = self.of(parameter)
+        return nested(self._chosen(parameter), None if row is None else replace(row, owner=None))
 
     def of_state(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose state this rank holds, of any kind; None: all."""
         row = self.of(parameter)
         if row is None or row.owner is None:
             return self.cut_of(parameter)
-        return StageCut(AXIS, row.ranks, row.place, (row.owner,))
+        chosen = self._chosen(parameter)
+        owner = StageCut(AXIS, row.ranks, row.place, (row.owner,))
+        return nested(stage_of(chosen), owner, outer_of(chosen))
 
     def of_weights(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter that this rank holds; None: all."""
@@ -138,7 +148,7 @@ class StateShards:
         """The part of a tensor of a parameter's state that this rank holds. shape: of the whole,
         which is cut along a dim only where it is the parameter's; Adafactor's is not."""
         cut = self.of_state(parameter)
-        return None if isinstance(cut, TensorCut) and shape != parameter.shape else cut
+        return cut if shape == parameter.shape or row_of(cut) else without_dims(cut)
 
     def state_like(
         self, parameter: torch.Tensor, types: Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
@@ -146,19 +156,24 @@ class StateShards:
         """Tensors of the shapes and dtypes of what this rank holds of a parameter's state. types:
         of the state of a tensor."""
         cut = self.of_state(parameter)
-        if not isinstance(cut, TensorCut | StageCut):
-            return types(self.like(parameter))
+        if is_elsewhere(cut):
+            return {n: _of_shape((0,), x) for n, x in types(parameter).items()}
+        within = nested(outer_of(cut), row_of(cut))
+        if row_of(within) is not None:
+            return types(self.like_of(within, parameter))
         whole = types(parameter)
-        if isinstance(cut, StageCut):
-            return whole if cut.is_here else {n: _nothing(x) for n, x in whole.items()}
+        if within is None:
+            return whole
         return {
-            name: x if self.cut_of_state(parameter, x.shape) is None else _local(self, parameter, x)
+            name: _of_shape(shape_of(within, parameter.shape), x)
+            if outer_of(self.cut_of_state(parameter, x.shape))
+            else x
             for name, x in whole.items()
         }
 
     def of_sums(self, parameter: torch.Tensor) -> Cut | None:
         """The part of a parameter whose gradients this rank sums over a window; None: all."""
-        return self.along_dim(parameter) if self._stage == 1 else self.cut_of(parameter)
+        return self._chosen(parameter) if self._stage == 1 else self.cut_of(parameter)
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of the part; the parameter itself where it is not cut."""
@@ -185,14 +200,9 @@ class StateShards:
         return part if cut is None else joined(cut, part, like.shape, self._mesh, to_first)
 
 
-def _local(shards: StateShards, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """A tensor of the shape of this rank's part of a tensor of state."""
-    return torch.empty(shards.like(parameter).shape, dtype=whole.dtype, device="meta")
-
-
-def _nothing(whole: torch.Tensor) -> torch.Tensor:
-    """A tensor of no elements, in the place of one of another stage."""
-    return torch.empty((0,), dtype=whole.dtype, device="meta")
+def _of_shape(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape, of the dtype of another."""
+    return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
 def whole_state(record: Record, forms: StateForms) -> StateShards:

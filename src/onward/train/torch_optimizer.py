@@ -21,8 +21,7 @@ from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
-from onward.shards import StageCut
-from onward.train.cut_tensors import ChosenCut
+from onward.train.cut_tensors import ChosenCut, is_elsewhere
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import (
     check_parameters,
@@ -214,7 +213,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         """Has this rank hold its part of these parameters' state. An open window goes on with the
         sums of those that it has."""
         self.updates.state.cut_tensors(cuts)
-        elsewhere = (p for p, cut in cuts.items() if isinstance(cut, StageCut) and not cut.is_here)
+        elsewhere = (p for p, cut in cuts.items() if is_elsewhere(cut))
         self.updates.window -= {self.updates.names[p] for p in elsewhere if p in self.updates.names}
         self._shared.share()
 

@@ -170,7 +170,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             check_batch(self.model_desc, batch.named())
             is_empty = not batch.batch_size and not self._ranks.is_one
             if is_empty:
-                batch = stand_in(batch)
+                batch = stand_in(batch, self._ranks.micro_batches)
             check_inputs(batch)
             self._follow_optimizer()
             self._optimizer.sync()
@@ -458,9 +458,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
     def _cut_weights(self, batch: Batch) -> None:
         """Has this rank hold its part of the weights alone, where the options ask for it."""
-        steps = self._steps
-        choice = steps.stages if self._cuts.are_stages else steps.tensor_cuts
-        choose = partial(choice, self.model, self.loss_fn, batch, self._ranks.mesh)
+        mesh = self._ranks.mesh
+        choose = partial(self._steps.choices, self.model, self.loss_fn, batch, mesh)
         self._cuts.make(self._optimizer, choose)
 
     def _follow_optimizer(self) -> None:

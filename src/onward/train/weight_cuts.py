@@ -3,7 +3,7 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from onward.distribute.tensor import AXIS, Sharding, TensorCut
 from onward.errors import OnwardError
 from onward.options import TrainerOptions
 from onward.shards import StageCut
-from onward.train.cut_tensors import ChosenCut
+from onward.train.cut_tensors import ChosenCut, chosen_of, nested, outer_of, stage_of
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.parameter_parts import alone_in_memory, parts_of
 from onward.train.ranks import Ranks
@@ -23,6 +23,7 @@ from onward.train.torch_optimizer import TorchOptimizer
 TENSORS, STAGES = "tensor_cuts", "stages"  # in a Trainer's state_dict, where there are any
 # by path: the dim of a parameter and its groups; or the stages that read it
 Choice = dict[str, tuple[int, ...]]
+Choices = dict[str, Choice]  # by entry of the state
 
 
 class WeightCuts:
@@ -36,15 +37,15 @@ class WeightCuts:
     def __init__(self, model: torch.nn.Module, ranks: Ranks, options: TrainerOptions) -> None:
         self._model, self._ranks = model, ranks
         self.are_stages = ranks.mesh.size(pipeline.AXIS) > 1
-        self._axis = pipeline.AXIS if self.are_stages else AXIS
-        self._is_chosen = ranks.mesh.size(self._axis) > 1
-        self.are_asked_for = options.zero == 3 or self._is_chosen
+        axes = {STAGES: pipeline.AXIS, TENSORS: AXIS}
+        self._axes = {key: axis for key, axis in axes.items() if ranks.mesh.size(axis) > 1}
+        self.are_asked_for = options.zero == 3 or bool(self._axes)
         self.parts = parts_of(model, ranks.mesh, self.are_asked_for)
 
-    def make(self, held: HeldOptimizer[Any], choose: Callable[[], Choice]) -> None:
-        """Has this rank hold its parts alone, where the options ask for it. choose: makes the
-        choice for the batch at hand, with whole weights. Raises OnwardError for weights that cannot
-        be shared so."""
+    def make(self, held: HeldOptimizer[Any], choose: Callable[[Collection[str]], Choices]) -> None:
+        """Has this rank hold its parts alone, where the options ask for it. choose: makes choices,
+        by entry of the state, for the batch at hand, with whole weights. Raises OnwardError for
+        weights that cannot be shared so."""
         if not self.are_asked_for:
             return
         if not isinstance(held, TorchOptimizer):
@@ -55,11 +56,18 @@ class WeightCuts:
                 )
             return
         shards = held.updates.state.shards
-        if self._is_chosen and shards.tensor_cuts is None:
+        if self._axes and shards.tensor_cuts is None:
             cuts = self.parts.chosen()
+            if len(self._axes) > 1 and not held.updates.state.record.elementwise:
+                raise OnwardError(
+                    f"{held.updates.state.record.said} reads all of a parameter, of which ranks "
+                    "along tp have parts beside pp; fix: pp without tp, or an optimizer such as "
+                    "AdamW"
+                )
             if not self.parts.is_cut:
                 alone = alone_in_memory(self._model)
-                cuts = self._of(self._ranks.cuts_of_first(choose()))
+                made = choose(self._axes).items()
+                cuts = self._of({key: self._ranks.cuts_of_first(cut) for key, cut in made})
                 if self.are_stages:
                     self._require_stages(cuts, alone)
                 cuts = {p: cut for p, cut in cuts.items() if p in alone}
@@ -98,43 +106,53 @@ class WeightCuts:
                 return {}
             cuts = held.updates.state.shards.tensor_cuts or {}
             paths = paths_of(self._model)
-            found = {paths[p]: list(_numbers(cut)) for p, cut in cuts.items()}
-            return {self._key: {"ranks": self._size, "cuts": found}} if found else {}
+            made: dict[str, Any] = {}
+            for key in self._axes:
+                numbers = {paths[p]: _numbers(key, cut) for p, cut in cuts.items()}
+                found = {path: list(each) for path, each in numbers.items() if each is not None}
+                if found:
+                    made[key] = {"ranks": self._size(key), "cuts": found}
+            return made
 
         return StatePart(save, lambda state: None, lambda state: lambda: None)
 
     def take(self, state: Any, held: HeldOptimizer[Any]) -> None:
         """Makes the choice that a state has, before the state is restored, where there is none yet
         and as many ranks made it."""
-        if not self._is_chosen or not isinstance(held, TorchOptimizer):
+        if not self._axes or not isinstance(held, TorchOptimizer):
             return
         chosen = held.updates.state.shards.tensor_cuts is not None
         if chosen or not isinstance(state, Mapping):
             return
-        found: State = state.get(self._key) or {}
-        if found.get("ranks") == self._size:
-            choice = {name: tuple(numbers) for name, numbers in found["cuts"].items()}
-            held.cut_tensors(self._of(choice))
+        said: dict[str, State] = {key: state.get(key) or {} for key in self._axes}
+        if all(found.get("ranks") == self._size(key) for key, found in said.items()):
+            held.cut_tensors(
+                self._of(
+                    {
+                        key: {name: tuple(numbers) for name, numbers in found["cuts"].items()}
+                        for key, found in said.items()
+                    }
+                )
+            )
 
-    @property
-    def _key(self) -> str:
-        return STAGES if self.are_stages else TENSORS
+    def _size(self, key: str) -> int:
+        return self._ranks.mesh.size(self._axes[key])
 
-    @property
-    def _size(self) -> int:
-        return self._ranks.mesh.size(self._axis)
-
-    def _of(self, choice: Choice) -> dict[torch.Tensor, ChosenCut]:
-        parameters, mesh = dict(self._model.named_parameters()), self._ranks.mesh
-        size, place = self._size, mesh.coordinate(self._axis)
+    def _of(self, choices: Choices) -> dict[torch.Tensor, ChosenCut]:
+        """The parts by all choices, of which a part of the stages' is the inner one."""
         found: dict[torch.Tensor, ChosenCut] = {}
-        for name, numbers in choice.items():
-            p = parameters.get(name)
-            if p is not None and self.are_stages:
-                found[p] = StageCut(self._axis, size, place, numbers)
-            elif p is not None:
-                found[p] = TensorCut(self._axis, size, place, Sharding(numbers[0], numbers[1]))
+        for p, name in paths_of(self._model).items():
+            cuts = {key: choices[key].get(name) for key in self._axes}
+            made = chosen_of(nested(*(self._cut(k, n) for k, n in cuts.items() if n is not None)))
+            if made is not None:
+                found[p] = made
         return found
+
+    def _cut(self, key: str, numbers: tuple[int, ...]) -> ChosenCut:
+        size, place = self._size(key), self._ranks.mesh.coordinate(self._axes[key])
+        if key == STAGES:
+            return StageCut(self._axes[key], size, place, numbers)
+        return TensorCut(self._axes[key], size, place, Sharding(numbers[0], numbers[1]))
 
     def _require_stages(
         self, cuts: Mapping[torch.Tensor, ChosenCut], alone: set[torch.Tensor]
@@ -150,12 +168,15 @@ class WeightCuts:
             )
 
 
-def _numbers(cut: ChosenCut) -> tuple[int, ...]:
-    """A cut as it is kept in a state."""
-    if isinstance(cut, StageCut):
-        return cut.stages
-    assert cut.sharding.dim is not None, "a cut is along a dim"
-    return cut.sharding.dim, cut.sharding.pieces
+def _numbers(key: str, cut: ChosenCut) -> tuple[int, ...] | None:
+    """A cut as an entry of a state keeps it; None where it has none of that kind."""
+    stage, outer = stage_of(cut), outer_of(cut)
+    if key == STAGES:
+        return None if stage is None else stage.stages
+    if outer is None:
+        return None
+    assert outer.sharding.dim is not None, "a cut is along a dim"
+    return outer.sharding.dim, outer.sharding.pieces
 
 
 __all__ = ["STAGES", "TENSORS", "WeightCuts"]

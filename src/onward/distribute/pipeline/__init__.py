@@ -12,8 +12,9 @@ ranks exchange behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from onward.distribute import tensor
 from onward.distribute.mesh import Mesh
 from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, Action, Part, schedule
 from onward.distribute.pipeline.staged_forward import StagedForward, staged
@@ -47,14 +48,16 @@ def pipeline_rank(
     cut: PipelineCut,
     differentiate: Differentiate,
     join_divisors: JoinDivisors,
+    cuts: Mapping[str, tuple[int, int]] | None = None,
 ) -> RankProgram:
     """Writes forward and gradients of one rank along `pp`.
 
     forward: its loss is a sum, with a divisor (`Signature.divisor`). parameters: those to be
     trained. cut: the schedule, and the stages that hold each parameter. differentiate: returns
     a graph with the gradients with respect to these inputs, or zeros. join_divisors: makes one
-    divisor of those of all micro-batches. Raises OnwardError for a forward that does not fit the
-    stages, and for a stage that trains nothing.
+    divisor of those of all micro-batches. cuts: by parameter, the dim along which ranks of `tp`
+    have a part each, and the number of groups of it. Raises OnwardError for a forward that does not
+    fit the stages, and for a stage that trains nothing.
     """
     ranks = mesh.size(AXIS)
     table = schedule(cut.schedule, ranks, cut.micro_batches, cut.stages_per_rank)
@@ -66,12 +69,16 @@ def pipeline_rank(
         )
     found = staged(forward, cut.holders)
     inputs = [name for parameter in parameters for name in found.inputs_of(parameter)]
-    return write_rank(found, differentiate(found.graph, inputs), mesh, table, join_divisors)
+    graph = _cut_along_tp(differentiate(found.graph, inputs), found, mesh, cuts or {})
+    return write_rank(found, graph, mesh, table, join_divisors)
 
 
-def evaluation_rank(forward: Graph, mesh: Mesh, cut: PipelineCut) -> Graph:
+def evaluation_rank(
+    forward: Graph, mesh: Mesh, cut: PipelineCut, cuts: Mapping[str, tuple[int, int]] | None = None
+) -> Graph:
     """Writes the forward of one rank along `pp`, whose loss every rank has in the end; the batch is
-    one. Raises OnwardError for a forward that does not fit the stages."""
+    one. cuts: as of `pipeline_rank`. Raises OnwardError for a forward that does not fit the
+    stages."""
     if forward.signature.loss is None:
         raise OnwardError(
             "an evaluation along pp gives the loss alone, and this batch has none; fix: give labels"
@@ -80,8 +87,20 @@ def evaluation_rank(forward: Graph, mesh: Mesh, cut: PipelineCut) -> Graph:
     stages = range(ranks * cut.stages_per_rank)
     table = [[Action(Part.FORWARD, s, 0) for s in stages if s % ranks == r] for r in range(ranks)]
     found = staged(forward, cut.holders)
-    made = write_rank(found, found.graph, mesh, table)
+    made = write_rank(found, _cut_along_tp(found.graph, found, mesh, cuts or {}), mesh, table)
     return exchanged_loss(made.graph, mesh, made.messages, made.digest)
+
+
+def _cut_along_tp(
+    graph: Graph, found: StagedForward, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]
+) -> Graph:
+    """What this rank along `tp` runs of all stages: each stage reads its own input of a weight, cut
+    like the weight."""
+    given = {
+        name: tensor.Sharding(*cuts[held]) for (held, _), name in found.inputs.items()
+        if held in cuts
+    }  # fmt: skip
+    return tensor.tensor_parallel(graph, mesh, cuts=given)[0]
 
 
 def held_here(holders: Holders, mesh: Mesh) -> set[str]:

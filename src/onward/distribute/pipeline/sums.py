@@ -3,13 +3,17 @@ that several ranks hold."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from itertools import combinations
 
 import numpy as np
 
-from onward.distribute.data_parallel import OF_GRADIENTS, builder, replaced, taken
+from onward.distribute import tensor
+from onward.distribute.collectives import Collectives
+from onward.distribute.data_parallel import builder, replaced, taken
 from onward.distribute.mesh import Mesh
+from onward.distribute.pipeline.numbers import number_between_messages
+from onward.distribute.pipeline.stage_records import recorded_for_stages, summed_over_samples
 from onward.distribute.pipeline.stages import Holders
 from onward.distribute.pipeline.write import AXIS
 from onward.distribute.zero import order_of_norms
@@ -17,6 +21,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, type_of
 from onward.graph.names import user_name
 from onward.graph.types import DType
+from onward.shards import Shard
 
 
 def ranks_of_stages(stages: tuple[int, ...], ranks: int) -> list[int]:
@@ -30,40 +35,40 @@ def tied(holders: Holders, ranks: int) -> dict[str, tuple[int, ...]]:
 
 
 def exchanged_sums(
-    graph: Graph, mesh: Mesh, holders: Holders, messages: int = 0, digest: str = ""
-) -> Graph:
-    """Returns a copy of a rank's step, or of an update alone, in which what the update reads of
-    gradients, and the loss, are those of all stages.
+    graph: Graph, mesh: Mesh, holders: Holders, messages: int = 0, digest: str = "",
+    trained: Collection[str] | None = None, shards: Mapping[str, Shard] | None = None,
+    summed: Collection[str] = (), cuts: Collection[str] = (),
+) -> Graph:  # fmt: skip
+    """Returns a copy of a rank's step in which what the update reads of gradients, and the loss,
+    are those of all samples and all stages.
 
     holders: by parameter, the stages that hold it. messages: the number of those in the step, whose
-    digest is part of the record of the loss's exchange.
+    digest is part of the record of the loss's exchange. trained: the parameters of all stages that
+    are trained; None: all. shards, summed: as of `zero`, of the axis `dp_shard`. cuts: parameters
+    of which ranks along `tp` have a part each.
     """
+    shared = {
+        name: held for name, held in tied(holders, mesh.size(AXIS)).items()
+        if trained is None or name in trained
+    }  # fmt: skip
     order = order_of_norms(graph)
-    graph = graph.clone()
-    signature = graph.signature
-    gradients = {n: taken(graph, out) for n, out in signature.local_gradients.items()}
-    sums = {n: taken(graph, out) for n, out in signature.local_sums.items()}
-    graph.signature = replace(signature, local_gradients={}, local_sums={})
-    if "labels" in sums:  # every rank counts those of the whole batch
-        replaced(graph, sums["labels"], sums["labels"].inputs[0])
+    graph, records = recorded_for_stages(graph, shared)
+    graph = summed_over_samples(graph, mesh, shards or {}, summed, order)
+    gradients = {n: taken(graph, out) for n, out in records.gradients.items()}
+    sums = {n: taken(graph, out) for n, out in records.sums.items()}
     exchange = _Exchange(graph, mesh, messages)
-    shared = tied(holders, mesh.size(AXIS))
-    if gradients:
-        for name, stages in shared.items():
-            exchange.add_tied(name, gradients.get(name), stages)
-    for name, node in gradients.items():
-        if name not in shared:
-            replaced(graph, node, node.inputs[0])
+    for name, stages in shared.items():
+        exchange.add_tied(name, gradients.get(name), stages)
     if "norms" in sums:
         own = {n: min(ranks_of_stages(held, mesh.size(AXIS))) for n, held in shared.items()}
-        here = mesh.coordinate(AXIS)
-        exchange.norms(sums["norms"], [own.get(name, here) == here for name in order])
+        here, is_first = mesh.coordinate(AXIS), not mesh.coordinate(tensor.AXIS)
+        is_mine = [own.get(name, here) == here and (is_first or name in cuts) for name in order]
+        exchange.norms(sums["norms"], is_mine)
     if "finite" in sums:
         exchange.finite(sums["finite"])
     if "loss" in sums:
         exchange.loss(sums["loss"], digest)
-    assert not set(sums) - {"labels", "loss", *OF_GRADIENTS}, f"{list(sums)} of a pipeline"
-    return graph
+    return _numbered(graph, mesh)
 
 
 def exchanged_loss(graph: Graph, mesh: Mesh, messages: int, digest: str) -> Graph:
@@ -76,6 +81,13 @@ def exchanged_loss(graph: Graph, mesh: Mesh, messages: int, digest: str) -> Grap
     loss = graph.outputs[name]
     total = exchange.total_loss(builder(graph, None), loss, digest)
     graph.outputs.update({n: total for n, value in graph.outputs.items() if value is loss})
+    return _numbered(graph, mesh)
+
+
+def _numbered(graph: Graph, mesh: Mesh) -> Graph:
+    """Leaves room between numbers where ranks of a stage exchange more among themselves."""
+    if mesh.ranks > mesh.size(AXIS):
+        number_between_messages(graph, AXIS)
     return graph
 
 
@@ -83,7 +95,7 @@ class _Exchange:
     """Writes exchanges behind the messages of a step, numbered alike on all ranks."""
 
     def __init__(self, graph: Graph, mesh: Mesh, number: int) -> None:
-        self.graph, self.number = graph, number
+        self.graph, self.mesh, self.number = graph, mesh, number
         self.rank, self.ranks = mesh.coordinate(AXIS), mesh.size(AXIS)
 
     def _run(self, b: Builder, op: str, x: Value, record: str, **attrs: object) -> Value:
@@ -94,6 +106,11 @@ class _Exchange:
         held = [x] if op == "ExchangeStart" else []
         given = {name: said[name] for name in ("axis", "sequence", "record")}
         return b.one("CollectiveWait", [y, *held], given)
+
+    def _along_tp(self, b: Builder, x: Value, record: str, by: str) -> Value:
+        """Reduces what ranks along `tp` have each of their parts; nothing without that axis."""
+        exchange = Collectives(self.graph, self.mesh)
+        return exchange.run(b, "AllReduceStart", [x], tensor.AXIS, record, reduction=by)[0]
 
     def add_tied(self, name: str, identity: Node | None, stages: tuple[int, ...]) -> None:
         """Adds the gradients of a weight on all ranks that hold it, that of the last stage first,
@@ -124,7 +141,7 @@ class _Exchange:
         assert norms is not None
         wide = b.cast(norms, DType.DOUBLE)
         squares = b.Where(b.const(np.array(is_mine)), b.Mul(wide, wide), 0.0)
-        own = b.reduce_sum(squares, [0], keepdims=True)
+        own = self._along_tp(b, b.reduce_sum(squares, [0], keepdims=True), "norms of parts", "sum")
         self.number += 1
         total = self._run(b, "AllReduceStart", own, "norms of all stages", reduction="sum")
         replaced(self.graph, identity, b.cast(b.Sqrt(total), type_of(norms).dtype))
@@ -134,6 +151,7 @@ class _Exchange:
         b, finite = builder(self.graph, identity), identity.inputs[0]
         assert finite is not None
         broken = b.cast(b.Not(finite), DType.INT32)
+        broken = self._along_tp(b, broken, "gradients of parts that are not finite", "max")
         self.number += 1
         record = "gradients of a stage that are not finite"
         found = self._run(b, "AllReduceStart", broken, record, reduction="max")

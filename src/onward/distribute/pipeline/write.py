@@ -230,9 +230,13 @@ class _RankWriter:
                 self._arrive(b, message)
         m = action.micro
         nodes = self.found.nodes(action.stage, *_PARTS[action.part])
+        due = self._due_gradients(action, set(nodes))
         for node in nodes:
             self._copy(node, m, number)
-        self._add_gradients(b, action, set(nodes))
+            for name in due.pop(node, ()):
+                self._add_gradient(b, name, m)
+        for name in (name for names in due.values() for name in names):
+            self._add_gradient(b, name, m)
         for message in mine:
             self._receive_before(b, message.number)
             x = self._at(message.value, m)
@@ -295,9 +299,10 @@ class _RankWriter:
 
     # ---- gradients and loss
 
-    def _add_gradients(self, b: Builder, action: Action, nodes: set[Node]) -> None:
-        """Adds the gradients that this action has made to those of the micro-batches before, in
-        f32 where they are of fewer bytes."""
+    def _due_gradients(self, action: Action, nodes: set[Node]) -> dict[Node | None, list[str]]:
+        """The inputs whose gradients this action makes, by the node that makes them, behind which
+        they are added: what comes earliest can be exchanged with other ranks first."""
+        found: dict[Node | None, list[str]] = {}
         for (_, stage), name in self.staged.inputs.items():
             value = self.found.gradients.get(name)
             if stage != action.stage or value is None:
@@ -305,10 +310,16 @@ class _RankWriter:
             maker = value.producer()
             whole = action_of(Part.WEIGHT, stage, action.micro, set(self.actions))
             if maker in nodes or (maker not in self.found.stage and action == whole):
-                x = self._at(_unrounded(value, self.found), action.micro)
-                wide = b.cast(x, type_of(x).accumulated.dtype) if self.micros > 1 else x
-                held = self.totals.get(name)
-                self.totals[name] = wide if held is None else b.Add(held, wide)
+                found.setdefault(maker, []).append(name)
+        return found
+
+    def _add_gradient(self, b: Builder, name: str, m: int) -> None:
+        """Adds the gradient of a micro-batch to that of those before, in f32 where they are of
+        fewer bytes."""
+        x = self._at(_unrounded(self.found.gradients[name], self.found), m)
+        wide = b.cast(x, type_of(x).accumulated.dtype) if self.micros > 1 else x
+        held = self.totals.get(name)
+        self.totals[name] = wide if held is None else b.Add(held, wide)
 
     def _end(self) -> None:
         b = Builder(self.graph, module="pipeline", backward=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from onward.distribute.tensor.conversions import Finish, from_whole, start_conversion
 from onward.distribute.tensor.sharding import REPLICATED, Sharding
 from onward.distribute.tensor.solve import Solution
 from onward.distribute.tensor.ways import RankPlace, Way, same_op
-from onward.graph.build import Builder
+from onward.graph.build import Builder, handed_on
 from onward.graph.graph import (
     Graph,
     Node,
@@ -32,7 +35,9 @@ class _RankGraph:
     """The graph of one rank under construction.
 
     here: what the rank has of a value of the source, by sharding, and whether backward has gathered
-    it again. started: exchanges that end where their result is read.
+    it again. started: exchanges that end where their result is read. Nodes keep the stage of a
+    pipeline that they have; an exchange is on the stage that makes its operand, so that its halves
+    are on one.
     """
 
     def __init__(self, source: Graph, solution: Solution, graph: Graph, place: RankPlace) -> None:
@@ -41,6 +46,7 @@ class _RankGraph:
         self._here: dict[tuple[Value, Sharding, bool], Value] = {}
         self._started: dict[tuple[Value, Sharding], Finish] = {}
         self._is_backward = False
+        self._shared: dict[object, dict[Any, Any]] = {}  # of `RankPlace`, by stage
         self._early: dict[Value, list[Sharding]] = {}
         for (value, want), have in solution.conversions.items():
             if have == solution.made[value] != REPLICATED and value.producer() is not None:
@@ -73,9 +79,9 @@ class _RankGraph:
         return graph
 
     def _write_node(self, node: Node) -> None:
-        graph, way = self._graph, self._solution.ways[node]
+        way = self._solution.ways[node]
         self._is_backward = bool(node.meta.get("backward"))
-        b = Builder(graph, None, where(node), bool(node.meta.get("backward")), precision_said(node))
+        b = self._builder(node)
         if node.op_type == WAIT:
             outputs = self._checked(node, way, self._waited(b, node))
         else:
@@ -92,9 +98,9 @@ class _RankGraph:
         if way.program is None and not way.shares_work:  # no size changes
             return self._copied(node, inputs)
         program = way.program
-        made = same_op(b, node, inputs) if program is None else program(
-            b, node, inputs, self._place
-        )  # fmt: skip
+        shared = self._shared.setdefault(node.meta.get("stage"), {})
+        place = replace(self._place, shared=shared)
+        made = same_op(b, node, inputs) if program is None else program(b, node, inputs, place)
         return self._checked(node, way, list(made))
 
     def _waited(self, b: Builder, node: Node) -> list[Value]:
@@ -135,6 +141,7 @@ class _RankGraph:
         key = (value, want, again)
         if key in self._here:
             return self._here[key]
+        b = self._on_own_stage(b, value)
         if again:
             self._here[key] = self._started_conversion(b, value, want, placed=1)(b)
             return self._here[key]
@@ -142,11 +149,25 @@ class _RankGraph:
             have = self._solution.conversions[value, want]
             if have == REPLICATED:
                 whole = self._read(b, value, have)
-                self._here[key] = from_whole(b, whole, want, self._place)
-                return self._here[key]
+                made = from_whole(b, whole, want, self._place)
+                if value.producer() is not None or "stage" not in b.marks:
+                    self._here[key] = made  # each stage has its own part of an input
+                return made
             self._start(b, value, have, want)
         self._here[key] = self._started[value, want](b)
         return self._here[key]
+
+    def _builder(self, node: Node) -> Builder:
+        """A Builder that appends nodes with the module, half, precision and marks of a node."""
+        is_backward = bool(node.meta.get("backward"))
+        said, marks = precision_said(node), handed_on(node)
+        return Builder(self._graph, None, where(node), is_backward, said, marks)
+
+    def _on_own_stage(self, b: Builder, value: Value) -> Builder:
+        """A Builder for the conversion of a value: on the stage of the node that makes it."""
+        maker = value.producer()
+        stage = None if maker is None else maker.meta.get("stage")
+        return b if maker is None or b.marks.get("stage") == stage else self._builder(maker)
 
     def _is_gathered_again(self, value: Value, want: Sharding) -> bool:
         """Whether backward gathers a value anew that forward has made in parts."""
