@@ -98,8 +98,7 @@ class _RankGraph:
         if way.program is None and not way.shares_work:  # no size changes
             return self._copied(node, inputs)
         program = way.program
-        shared = self._shared.setdefault(node.meta.get("stage"), {})
-        place = replace(self._place, shared=shared)
+        place = self._placed(b)
         made = same_op(b, node, inputs) if program is None else program(b, node, inputs, place)
         return self._checked(node, way, list(made))
 
@@ -149,7 +148,7 @@ class _RankGraph:
             have = self._solution.conversions[value, want]
             if have == REPLICATED:
                 whole = self._read(b, value, have)
-                made = from_whole(b, whole, want, self._place)
+                made = from_whole(b, whole, want, self._placed(b))
                 if value.producer() is not None or "stage" not in b.marks:
                     self._here[key] = made  # each stage has its own part of an input
                 return made
@@ -197,7 +196,11 @@ class _RankGraph:
         said = value.name if maker is None else f"{maker.op_type} of {where(maker) or 'the step'}"
         record = f"{said}: {have} to {want}"
         x = self._read(b, value, have)
-        return start_conversion(b, x, type_of(value), have, want, self._place, record, placed)
+        return start_conversion(b, x, type_of(value), have, want, self._placed(b), record, placed)
+
+    def _placed(self, b: Builder) -> RankPlace:
+        """The rank's place, with what calls and conversions on the Builder's stage share."""
+        return replace(self._place, shared=self._shared.setdefault(b.marks.get("stage"), {}))
 
 
 __all__ = ["write_rank"]
