@@ -64,7 +64,7 @@ def test_an_id_that_no_table_has_ends_the_step_of_all(found: list[dict[str, Any]
 
 @pytest.mark.slow
 def test_numbers_of_no_row_are_refused_by_all_ranks_along_tp(found: list[dict[str, Any]]) -> None:
-    """As on one process, which names the number and the limit."""
+    """Each rank says what one process says, with the number and the limit."""
     assert found[0]["no such rows"] == found[1]["no such rows"]
     assert len(found[0]["no such rows"]) == 12
     for each in found[0]["no such rows"]:

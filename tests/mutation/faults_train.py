@@ -74,7 +74,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "update: the averaged weights start at zero", "train/averaged_weights.py",
-        "else p.detach().clone() for p in now", "else torch.zeros_like(p) for p in now",
+        "return Average(self._own(parameter).clone(),",
+        "return Average(torch.zeros_like(self._own(parameter)),",
         ("train/test_averaged_weights.py",),
     ),
     Fault(

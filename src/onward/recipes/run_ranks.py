@@ -47,7 +47,7 @@ class RunRanks:
         self.has_parts = has_parts
 
     def of(self, config: FinetuneConfig) -> RunRanks:
-        """Gives the processes of this run their places along the axes of the mesh that the options write out."""
+        """The processes of this run in their places along the axes that the options write out."""
         sizes = sizes_of(config.mesh)
         if sizes is None:
             return self
