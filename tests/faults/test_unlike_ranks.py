@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import unlike_ranks_program
-from unlike_ranks_program import RANKS, UNLIKE, batch, gpt2
+from unlike_ranks_program import NAN_CASES, RANKS, UNLIKE, batch, gpt2
 
 SAID = {
     "options": "the option max_grad_norm on rank 1 (2.0) is not that of rank 0 (1.0); fix: ",
@@ -64,7 +64,7 @@ def test_an_id_that_no_table_has_ends_the_step_of_all(found: list[dict[str, Any]
 
 @pytest.mark.slow
 def test_numbers_of_no_row_are_refused_by_all_ranks_along_tp(found: list[dict[str, Any]]) -> None:
-    """As on one process, which names the number and the limit."""
+    """Each rank says what one process says, with the number and the limit."""
     assert found[0]["no such rows"] == found[1]["no such rows"]
     assert len(found[0]["no such rows"]) == 12
     for each in found[0]["no such rows"]:
@@ -75,12 +75,12 @@ def test_numbers_of_no_row_are_refused_by_all_ranks_along_tp(found: list[dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("case", NAN_CASES, ids=str)
 def test_nan_on_one_rank_is_skipped_by_all_and_named(
-    found: list[dict[str, Any]], zero: int
+    found: list[dict[str, Any]], case: tuple[int, str]
 ) -> None:
     for each in found:
-        seen = each["NaN"][zero]
+        seen = each["NaN"][NAN_CASES.index(case)]
         assert seen["skipped"] and seen["same"] and seen["goes on"]
         assert seen["said"].endswith(
             "update 2 is skipped: on rank 1 the batch 'inputs_embeds' holds NaN"

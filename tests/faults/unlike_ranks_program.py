@@ -16,6 +16,7 @@ from rank_processes import run_ranks
 from torch import distributed, nn
 
 RANKS, WIDTH = 2, 16
+NAN_CASES = ((0, "SGD"), (1, "SGD"), (1, "LAMB"), (3, "LAMB"))  # the stage, and the optimizer
 
 
 def trainer_of(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
@@ -171,8 +172,11 @@ def no_such_rows(rank: int) -> list[dict[str, Any]]:
     return found
 
 
-def not_a_number(rank: int, zero: int) -> dict[str, Any]:
-    """A step in which a number of rank 1 is NaN, between steps that are finite."""
+def not_a_number(rank: int, zero: int, name: str = "SGD") -> dict[str, Any]:
+    """A step in which a number of rank 1 is NaN, between steps that are finite. name: of the
+    optimizer."""
+    import onward
+
     said: list[str] = []
 
     class Lines(logging.Handler):
@@ -181,11 +185,12 @@ def not_a_number(rank: int, zero: int) -> dict[str, Any]:
 
     handler = Lines(logging.WARNING)
     logging.getLogger("onward").addHandler(handler)
-    trainer = trainer_of(gpt2(), zero=zero)
+    trainer = trainer_of(gpt2(), getattr(onward.optim, name)(lr=0.05), zero=zero)
     labels = torch.arange(16).reshape(2, 8)
 
     def state() -> list[torch.Tensor]:
-        return [p.detach().clone() for p in trainer.model.parameters()]
+        held = map(trainer._weights.stored, trainer.model.parameters())
+        return [p.detach().clone() for p in held]
 
     def step(x: torch.Tensor) -> Any:
         return trainer.train_step(inputs_embeds=x, labels=labels)
@@ -226,7 +231,7 @@ def main(folder: Path, rank: int) -> None:
         for each in UNLIKE[:-1]
     }
     made["more keys"] = more_keys(rank)
-    made["NaN"] = [not_a_number(rank, zero) for zero in (0, 1)]
+    made["NaN"] = [not_a_number(rank, *case) for case in NAN_CASES]
     made["no such rows"] = no_such_rows(rank)
     made["wrong id"] = wrong_id(rank)
     last = UNLIKE[-1]  # which does not go back

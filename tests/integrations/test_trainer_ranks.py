@@ -114,13 +114,18 @@ def test_a_mesh_that_weighs_micro_batches_itself_is_refused(tmp_path: Path) -> N
         options_of_ranks(TrainerOptions(mesh={"pp": 2}), 2)
 
 
+def rows_of(count: int) -> Any:
+    """A dataset of numbers."""
+    return list(range(count))
+
+
 def test_batches_that_one_process_makes_cannot_be_shared() -> None:
     mesh = mesh_of(TrainerOptions(mesh={"dp_replicate": 2, "tp": 2}), 3)
     assert (mesh.share, mesh.batches) == (1, 2)
     with pytest.raises(OnwardError, match=r"not chosen by their number, .*; fix: a dataset w"):
-        share_batches(DataLoader(list(range(4))), mesh)
+        share_batches(DataLoader(rows_of(4)), mesh)
     alone = mesh_of(TrainerOptions(mesh={"dp_replicate": 4}), 3)
-    loader = DataLoader(list(range(4)))
+    loader = DataLoader(rows_of(4))
     assert share_batches(loader, alone) is loader
 
 
@@ -140,7 +145,7 @@ def test_processes_take_the_batches_of_their_share(mesh: dict[str, int], places:
     batches = [list(range(start, min(start + 4, 26))) for start in range(0, 26, 4)]
     for rank, place in enumerate(places):
         loader = prepare_data_loader(
-            DataLoader(list(range(26)), batch_size=4), num_processes=4, process_index=rank,
+            DataLoader(rows_of(26), batch_size=4), num_processes=4, process_index=rank,
             put_on_device=False,
         )  # fmt: skip
         shared = share_batches(loader, mesh_of(TrainerOptions(mesh=mesh), rank))

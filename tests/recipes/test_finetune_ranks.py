@@ -81,7 +81,7 @@ def test_two_processes_are_one_with_twice_the_batch(
         assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{STEPS}"]
 
     for name, told in (
-        ("other batch", "--per_device_train_batch_size times --gradient_accumulation_steps 8 th"),
+        ("other batch", "--per_device_train_batch_size make 8 sequences an update there, 12 here"),
         ("texts", "rank 1 has read another text or tokenizer than rank 0"),
         ("compare", "eager PyTorch trains in one process, and 2 are started, in --compare"),
         ("unknown", "unknown option --meshes"),
@@ -279,7 +279,7 @@ def test_runs_are_the_same_where_their_updates_have_the_same_rows() -> None:
     for other in same:
         assert differences(one, other) == differences(other, one) == []
     told = differences(one, recorded(per_device_train_batch_size=8, mesh="dp_replicate=4"))
-    assert len(told) == 1 and told[0].endswith("16 there, 32 here, over all processes")
+    assert len(told) == 1 and told[0].endswith("make 16 sequences an update there, 32 here")
     eager = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "engine": "torch"}
     assert len(differences(one, recorded(**eager))) == 3, "eager masks follow micro-batches"
     before = {name: x for name, x in one["options"].items() if not name.startswith("pipeline")}

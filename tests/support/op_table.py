@@ -40,7 +40,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
                 "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
                 "BitwiseNot", "Floor", "Ceil", "Round", "Sign", "ArgMax", "NonZero",
-                "OneHot", "AllFinite", "RandomUniform", "Rows",
+                "OneHot", "AllFinite", "InRange", "RandomUniform", "Rows",
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),

@@ -241,7 +241,6 @@ def parts(rank: int, ranks: int) -> dict[str, str]:
     said["second"] = refusal(lambda: onward.Trainer(model, optimizer, options=options))
     del trainer
     said["step"] = refusal(optimizer.step)
-    said["lamb"] = refusal(lambda: trainer_of(replace(case, optimizer="LAMB"), ranks))
     return said
 
 

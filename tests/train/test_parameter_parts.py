@@ -97,7 +97,7 @@ def test_what_is_cut_and_what_stays_whole() -> None:
     assert set(model.state_dict()) == {*named, "tied", "table"}
 
 
-@pytest.mark.parametrize("way", ["in parts", "gathered", "cut within"])
+@pytest.mark.parametrize("way", ["in parts", "gathered", "cut within", "restored, cut within"])
 def test_averages_of_parts(way: str) -> None:
     """A rank averages its part. The state is whole, and is cut again where it is restored; and the
     model has its own numbers back whatever happened while it had the averages."""
@@ -122,14 +122,19 @@ def test_averages_of_parts(way: str) -> None:
     if way != "in parts":
         parts.gather()
         assert parts.cut_of(model.weight) is None
+    if "restored" in way:
+        averages.part().restore(state)
+        assert averages._averages[model.weight].cut is None
     with averages.swapped_in():
-        if way == "cut within":
+        if "cut within" in way:
             parts.cut(model, lambda p: shard_of(p.numel(), "dp_shard", 2, 0))
         shown = parts.stored(model.weight).detach().reshape(-1)
         torch.testing.assert_close(shown, want[: shown.numel()])
         assert shown.numel() == (2 * size if way == "gathered" else size)
     assert torch.equal(parts.stored(model.weight).detach().reshape(-1)[:size], own)
     torch.testing.assert_close(model.bias.detach(), first["bias"] + 1.0)
+    if way != "gathered":
+        assert torch.allclose(averages._averages[model.weight].tensor, want[:size])
 
     parts.cut(model, lambda p: shard_of(p.numel(), "dp_shard", 2, 0))
     again = AveragedWeights(model, 0.75, parts)

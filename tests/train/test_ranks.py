@@ -16,8 +16,11 @@ import torch
 from ranks_cases import CASES, GROUPS, STEPS, Tensors, apart, rows, trainer_of
 
 import onward
+from onward.distribute import Mesh, ranks_of
 from onward.errors import OnwardError
 from onward.train import ranks
+from onward.train.optim import to_torch
+from onward.train.torch_optimizer import TorchOptimizer
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -84,7 +87,6 @@ EXPECTED = {
     "step": "each rank has a part of the optimizer's state (zero)",
     "half": "optimizer.state of 'transformer.wte.weight': ",
     "alone": ", while rank 0 gathers the optimizer's state, so that",
-    "lamb": "zero=1 has each rank update a part of a parameter, and onward.optim.LAMB reads all",
     "weights": "the value of transformer.wpe.weight on rank 1 is not that of rank 0; fix: load",
     "rate": "the learning rate or another setting of the optimizer of rank 1 is not that of rank 0",
     "method": "rank 1 ends its accumulation window early, while rank 0 ",
@@ -183,6 +185,47 @@ def test_a_mesh_that_cannot_be(mesh: Any, said: str) -> None:
 def test_what_sequences_in_parts_do_not_go_with(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OnwardError, match=said):
         onward.TrainerOptions(**options)
+
+
+def held(description: Any, mesh: Mesh, zero: int = 1) -> tuple[TorchOptimizer, list[int | None]]:
+    """The optimizer of a model under ZeRO, and the owner of each parameter of it that is cut."""
+    model = tiny.gpt2(0.0, layers=3, width=64)
+    optimizer = TorchOptimizer(model, to_torch(description, model), mesh=mesh, zero=zero)
+    shards = optimizer.updates.state.shards
+    found = {p: shards.of(p) for p in model.parameters()}
+    return optimizer, [shard.owner for shard in found.values() if shard is not None]
+
+
+def test_owners_of_whole_parameters_are_balanced_and_the_same_on_every_rank() -> None:
+    meshes = ranks_of(("dp_shard",), (3,))
+    owners = [held(onward.optim.LAMB(), mesh)[1] for mesh in meshes]
+    assert owners[0] == owners[1] == owners[2] and set(owners[0]) == {0, 1, 2}
+    for rank, mesh in enumerate(meshes):
+        optimizer, _ = held(onward.optim.LAMB(), mesh)
+        shards = optimizer.updates.state.shards
+        cut = [p for p in optimizer.model.parameters() if shards.of(p) is not None]
+        sizes = [optimizer.updates.state.fresh(p, "exp_avg").numel() for p in cut]
+        whole = [p.numel() for p, owner in zip(cut, owners[0], strict=True) if owner == rank]
+        assert [n for n in sizes if n] == whole, "all of its own, nothing of others"
+        share = sum(p.numel() for p in cut) / 3
+        assert abs(sum(sizes) - share) <= max(p.numel() for p in cut) / 2
+    assert set(held(onward.optim.AdamW(), meshes[0])[1]) == {None}
+    assert None in held(onward.optim.MuonWithAdamW(), meshes[0])[1], "tables are AdamW's"
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_owners_are_refused_where_another_axis_cuts_weights(axis: str) -> None:
+    mesh = ranks_of(("dp_shard", axis), (2, 2))[0]
+    with pytest.raises(OnwardError, match=f"LAMB, and ranks along {axis} have .*; fix: zero=0, "):
+        held(onward.optim.LAMB(), mesh)
+
+
+def test_a_parameter_in_parts_gets_no_owner_later() -> None:
+    optimizer, _ = held(onward.optim.MuonWithAdamW(), ranks_of(("dp_shard",), (2,))[0])
+    for group in optimizer.torch.param_groups:
+        group["use_muon"] = True
+    with pytest.raises(OnwardError, match="lies in parts by zero=1; fix: decide before the Train"):
+        optimizer.sync()
 
 
 def test_a_mesh_of_one_rank_needs_no_processes() -> None:

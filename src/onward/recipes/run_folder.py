@@ -65,16 +65,12 @@ FREE_OPTIONS = frozenset(
     {
         "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "save_strategy",
         "save_steps", "save_total_limit", "memory_budget", "allow_pickle", "train_file",
-        "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir",
+        "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir", "zero",
+        "pipeline_schedule", "pipeline_microbatches",
     }
 )  # fmt: skip
-# Options that share the rows of an update out, whose numbers stay the same.
-_SHARING = frozenset(
-    {
-        "mesh", "zero", "pipeline_schedule", "pipeline_microbatches",
-        "per_device_train_batch_size", "gradient_accumulation_steps",
-    }
-)  # fmt: skip
+# Options that share the rows of an update out, whose number alone tells runs apart.
+_SHARING = ("per_device_train_batch_size", "gradient_accumulation_steps", "mesh")
 _CONTENTS = (
     ("blocks_sha256", "another tokenizer in --model_name_or_path or --tokenizer_name"),
     ("model_config_sha256", "another config.json in --model_name_or_path"),
@@ -97,15 +93,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What makes two runs different ones, by the content of their `run_config.json`, in words."""
     defaults = asdict(FinetuneConfig())
     there, here = {**defaults, **before["options"]}, {**defaults, **now["options"]}
-    free = FREE_OPTIONS | (_SHARING if here["engine"] == "onward" else set())
+    shares = here["engine"] == "onward"  # the masks of eager PyTorch follow micro-batches
+    free = FREE_OPTIONS | {*(_SHARING if shares else ())}
     found: list[str] = []
     for name, value in here.items():
         if name not in free and there[name] != value:
             switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")
             found.append(f"{switch} {_shown(there[name])} there, {_shown(value)} here")
-    if free >= _SHARING and (rows := _rows(there)) != _rows(here):
-        words = "--per_device_train_batch_size times --gradient_accumulation_steps"
-        found.append(f"{words} {rows} there, {_rows(here)} here, over all processes")
+    if shares and (rows := _rows(there)) != _rows(here):
+        words = " and ".join(f"--{name}" for name in _SHARING if there[name] != here[name])
+        found.append(f"{words} make {rows} sequences an update there, {_rows(here)} here")
     if before["options"].get("corpus_bytes") == now["options"].get("corpus_bytes"):
         for number, name in enumerate(("train_file", "validation_file")):
             texts = [[t["sha256"] for t in each["texts"][number:][:1]] for each in (before, now)]

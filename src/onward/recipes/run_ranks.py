@@ -47,7 +47,7 @@ class RunRanks:
         self.has_parts = has_parts
 
     def of(self, config: FinetuneConfig) -> RunRanks:
-        """These processes along the axes of the mesh that is written out in the options."""
+        """The processes of this run in their places along the axes that the options write out."""
         sizes = sizes_of(config.mesh)
         if sizes is None:
             return self

@@ -37,9 +37,7 @@ from onward.train.arguments import (
     names_to_fetch,
 )
 from onward.train.averaged_weights import AveragedWeights
-from onward.train.checkpointing import (
-    Stateful,
-)
+from onward.train.checkpointing import Stateful
 from onward.train.empty_shares import stand_in, without_labels
 from onward.train.exclusive import exclusive, lock_of
 from onward.train.input_spec import check_batch, check_input_spec
@@ -392,9 +390,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     def ema_weights(self) -> Generator[None]:
         """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
         evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
-        does it itself without the option, and while an update or a load is half made. Where ranks
-        have parts of the weights, all of them enter it, and `eval_step` reads the averaged parts;
-        call `gather` first for a model that shows averaged weights."""
+        does it without the option and while an update or a load is half made. Where ranks have
+        parts of the weights, all enter it, `eval_step` reads averages, and `gather` comes first."""
         with self._lock:
             self._check_not_torn()
             with self._average.swapped_in():
@@ -403,8 +400,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
     @exclusive
     def ema_state_dict(self) -> dict[str, Any]:
         """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
-        that it has now; whole on each rank, all of which call it where they have parts. Raises
-        OnwardError without the option `ema_decay`, and while an update or a load is half made."""
+        that it has now; all ranks with parts of weights call it. Raises OnwardError without the
+        option `ema_decay`, and while an update or a load is half made."""
         self._check_not_torn()
         return self._average.state_dict()
 
