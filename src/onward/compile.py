@@ -235,8 +235,11 @@ class Compiler:
         wide = {n: parameters[n].with_shape((k, *parameters[n].shape[1:])) for n, k in rows.items()}
         parameters = {**parameters, **wide}
         with self.journal.timed("updates"):
-            graph = update_alone(parameters, self.joint(recipe))
-            graph = self._distribute(graph, recipe)
+            if recipe.pipeline is None:
+                graph = update_alone(parameters, self.joint(recipe))
+                graph = self._distribute(graph, recipe)
+            else:
+                graph = self._update_of_stages(parameters, self.joint(recipe), recipe.pipeline)
         return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
@@ -312,9 +315,27 @@ class Compiler:
         with self.journal.timed("updates"):
             graph = add_updates(made.graph, own)
         self.journal.note("updates", graph)
+        return self._exchanged(graph, recipe, cut, made.messages, made.digest)
+
+    def _update_of_stages(
+        self, parameters: Mapping[str, Type], recipe: Recipe, cut: PipelineCut
+    ) -> Graph:
+        """The update alone of one rank of a pipeline, by the sums that it has of its stages."""
+        own = recipe.only(pipeline.held_here(cut.holders, self.mesh))
+        ranks, cuts = self.mesh.size(tensor.AXIS), recipe.cuts
+        here = {
+            n: tensor.Sharding(*cuts[n]).local(parameters[n], ranks) if n in cuts else parameters[n]
+            for n in own.parameters
+        }
+        return self._exchanged(update_alone(here, own), recipe, cut)
+
+    def _exchanged(
+        self, graph: Graph, recipe: Recipe, cut: PipelineCut, messages: int = 0, digest: str = ""
+    ) -> Graph:
+        """The graph of one rank of a pipeline with what it exchanges behind the messages."""
         return pipeline.exchanged_sums(
-            graph, self.mesh, cut.holders, made.messages, made.digest, recipe.parameters,
-            recipe.shards, recipe.summed_parts, recipe.cuts,
+            graph, self.mesh, cut.holders, messages, digest, recipe.parameters, recipe.shards,
+            recipe.summed_parts, recipe.cuts,
         )  # fmt: skip
 
     def _link_rates(self) -> DeviceRates:

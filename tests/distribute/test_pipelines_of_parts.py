@@ -88,6 +88,32 @@ def test_exchanges_along_tp_are_inside_an_action() -> None:
     assert told[0] == told[2] and told[1] == told[3]  # ranks along tp
 
 
+def test_a_number_that_is_not_finite_in_one_part() -> None:
+    """The window's sum of one rank's part of a weight is infinite; no rank makes the update."""
+    model = steps.made("gpt2", layers=2)
+    cut, meshes = pipes.cut_of(model, 2, "GPipe", 2), meshed.meshes_of(SIZES)
+    recipe = pipes.recipe_for(model, cut, accumulate=True, max_grad_norm=None)
+    graphs = [
+        prune(g, g.signature.requested((), True)) for g in meshed.graphs_of(model, meshes, recipe)
+    ]
+    whole = meshed.whole_step(model, "AdamW", True)
+    of, data = steps.parameter_of(whole), steps.batch("gpt2", 96, 4)
+    name = "param.transformer.h.0.mlp.c_fc.weight"
+    assert name in meshed.cuts_for(model, meshes[0])
+    for size, want in ((1.0, True), (np.inf, False)):
+        given: list[pipes.Arrays] = []
+        for mesh, graph in zip(meshes, graphs, strict=True):
+            full = pipes.split(model, steps.feeds(whole, model, data), 4, 2)
+            given.append(meshed.parts_of(model, mesh, graph, of, full))
+            held = graph.signature.accumulators.get(name)
+            if held is not None and mesh.coordinate("tp"):
+                given[-1][held] = given[-1][held].copy()
+                given[-1][held][0, 0] = size
+        assert sum(name in graph.signature.accumulators for graph in graphs) == 2
+        for outputs in lockstep(meshes, graphs, given):
+            assert bool(outputs["finite"]) is want
+
+
 def test_a_vocabulary_that_ranks_do_not_divide() -> None:
     model = steps.made("gpt2", layers=2, vocabulary=97)
     meshes = meshed.meshes_of(SIZES)

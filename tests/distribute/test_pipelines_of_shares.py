@@ -3,7 +3,9 @@ whole batch, dropout on, moments whole or in parts; by the lockstep evaluator.""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import meshed_pipelines as meshed
@@ -11,9 +13,11 @@ import numpy as np
 import pipelined_steps as pipes
 import pytest
 import sharded_steps as steps
+import torch
 from onnx_ir import AttrInt64
 
 from onward import shards
+from onward.compile import Compiler
 from onward.distribute import Collectives, Mesh, lockstep
 from onward.distribute.data_parallel import BUCKET
 from onward.distribute.pipeline import numbers
@@ -22,8 +26,11 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.ops.collective import MESSAGES, STARTS, sequence_of
 from onward.graph.types import parse_type
+from onward.kernels import host
 from onward.plan import Plan, make_plan, sequence_hash
+from onward.prepare.batch import batch_of
 from onward.rewrite import prune, specialize
+from onward.train.empty_shares import stand_in
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 WHOLE = ("GPipe", "1F1B", "InterleavedZeroBubble")  # with one stage a rank
@@ -259,6 +266,53 @@ def test_a_number_that_is_not_finite_in_one_pipeline() -> None:
             given.append(feeds)
         for outputs in lockstep(meshes, graphs, given):
             assert bool(outputs["finite"]) is want
+
+
+@pytest.mark.parametrize(
+    ("sizes", "zero"), [({"pp": 2}, 0), (REPLICAS, 0), (SHARDS, 1), ({"tp": 2, "pp": 2}, 0)]
+)
+def test_a_window_that_ends_early(sizes: dict[str, int], zero: int) -> None:
+    """The update by the sums that all ranks have: a tied weight's are of two stages."""
+    model = steps.made("gpt2", layers=2)
+    cut, meshes = pipes.cut_of(model, 2, "1F1B", 2), meshed.meshes_of(sizes)
+    recipe = replace(steps.recipe_of(model, accumulate=True), pipeline=cut)
+    types = {v.name or "": type_of(v) for v in model.call.forward.inputs_with(Role.PARAM)}
+    alone = replace(recipe, pipeline=None)
+    whole = Compiler(host()).update(types, alone)
+    of, accumulators = steps.parameter_of(whole), whole.signature.accumulators
+    full = steps.feeds(whole, model, steps.batch("gpt2", 96, 4))
+    full[whole.signature.window_scale or ""] = np.array(0.25)
+    draw, total = np.random.default_rng(1), dict(full)
+    terms: dict[tuple[int, int], pipes.Arrays] = {}
+    for share, place in itertools.product(range(meshes[0].batches), range(2)):
+        own = terms[share, place] = dict(full)
+        for name, held in accumulators.items():
+            if place in cut.holders[name]:
+                own[held] = draw.integers(-9, 9, full[held].shape).astype(np.float32)
+                total[held] = total[held] + own[held]
+    graphs, given = list[Graph](), list[pipes.Arrays]()
+    for mesh in meshes:
+        graph = Compiler(host(), mesh=mesh).update(
+            types, meshed.recipe_for(model, mesh, recipe, zero)
+        )
+        graphs.append(prune(graph, graph.signature.requested((), True)))
+        own = terms[mesh.share, mesh.coordinate("pp")]
+        given.append(meshed.parts_of(model, mesh, graphs[-1], of, own))
+    made = lockstep(meshes, graphs, given)
+    found = [meshed.joined(model, whole, meshes, made, rank) for rank in range(len(meshes))]
+    one = prune(whole, whole.signature.requested((), True))
+    [want] = lockstep([Mesh()], [one], [{v.name or "": total[v.name or ""] for v in one.inputs}])
+    assert want["finite"] and want["grad_norm"] > 1
+    lacking = {n for n in want if not n.startswith("output.")} - set().union(*found)
+    assert not lacking
+    for outputs in found:
+        steps.compare([outputs], {n: want[n] for n in outputs}, 1e-5)
+    meshed.require_alike(found)
+
+
+def test_a_pipeline_without_rows_has_one_for_each_micro_batch() -> None:
+    batch = batch_of((torch.zeros(0, 4),), {}, ())
+    assert [stand_in(batch, n).tensors[0].shape[0] for n in (1, 2, 3)] == [2, 2, 3]
 
 
 def test_too_many_exchanges_of_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:

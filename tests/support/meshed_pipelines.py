@@ -194,5 +194,6 @@ def require_alike(found: Sequence[Arrays]) -> None:
 
 
 __all__ = [
-    "cuts_for", "graphs_of", "meshes_of", "recipe_for", "require_alike", "run", "shares_of",
+    "cuts_for", "graphs_of", "joined", "meshes_of", "parts_of", "recipe_for", "require_alike",
+    "run", "shares_of", "whole_step",
 ]  # fmt: skip

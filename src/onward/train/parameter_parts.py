@@ -180,6 +180,11 @@ class ParameterParts:
         found = {n: stage_of(cut) for n, cut in self._cuts(parameters).items()}
         return {n: cut.stages for n, cut in found.items() if cut is not None}
 
+    @property
+    def are_of_stages(self) -> bool:
+        """Whether ranks have the parameters of their stages alone at present."""
+        return any(part.is_cut and stage_of(part.cut) is not None for part in self._held.values())
+
     def chosen(self) -> dict[torch.Tensor, ChosenCut]:
         """The parts along a dim, and those of stages, by parameter, while they are cut."""
         found = {p: chosen_of(part.cut) for p, part in self._held.items() if part.is_cut}

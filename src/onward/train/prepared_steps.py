@@ -302,10 +302,9 @@ class PreparedSteps:
         by_labels: whether the window counts labels."""
         if self._optimizer.follow():
             self._states.clear()
-        names = self._updates.window
-        parameters = {
-            parameter_name(path): p for p, path in self._updates.names.items() if path in names
-        }
+        names = self._updates.names
+        window = set(names.values()) if self._parts.are_of_stages else self._updates.window
+        parameters = {parameter_name(path): p for p, path in names.items() if path in window}
         trained = frozenset(path for path, p in parameters.items() if p.requires_grad)
         key = trained, self._updates.version, by_labels
         if self._alone is None or self._alone[0] != key:
@@ -318,7 +317,8 @@ class PreparedSteps:
             types = {name: to_type(parameters[name]) for name in recipe.parameters}
             graph = compiler.update(types, recipe)
             plan = compiler.plan(graph, graph.signature.requested((), update=True), {})
-            owned = {n: self._parts.stored(p) for n, p in parameters.items()}
+            here = {value.name for value in graph.inputs}  # all but those of other stages
+            owned = {n: self._parts.stored(p) for n, p in parameters.items() if n in here}
             owned |= self._updates.owned(plan.signature)
             made = compiler.bind(plan, self._session.memory, owned)
             self._alone = key, made

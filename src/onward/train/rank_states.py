@@ -231,8 +231,8 @@ class RankStates:
         if isinstance(held, TorchOptimizer) and held.updates.state.shards.await_sums:
             raise unfit(
                 f"it was saved within an accumulation window, on {before}, and {here} with zero=2 "
-                "or 3 has still to choose its cuts along tp, by which the sums would be cut; fix: "
-                "save between updates, or zero=1"
+                "or 3 has still to choose its cuts along tp or its stages, by which the sums would "
+                "be cut; fix: save between updates, or zero=1"
             )
         if not saved.is_known:
             raise unfit(

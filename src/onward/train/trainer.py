@@ -271,7 +271,6 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         window = self._window
         if window.is_first:
             return None
-        self._cuts.require_full_windows()
         self._follow_optimizer()
         self._optimizer.sync()
         executable, lr = self._steps.update_alone(window.by_labels), self._lr()

@@ -90,14 +90,6 @@ class WeightCuts:
                 "its stages; fix: print(trainer.plan), or a Trainer without mesh"
             )
 
-    def require_full_windows(self) -> None:
-        """Raises OnwardError where a window would end early whose sums stages have."""
-        if self.are_stages:
-            raise OnwardError(
-                "update() ends a window early, which ranks along pp cannot do yet; fix: as many "
-                "micro-batches as gradient_accumulation_steps, such as by drop_last=True"
-            )
-
     def part(self, held: HeldOptimizer[Any]) -> StatePart:
         """The entry of the choice in a state, by which another run makes the same."""
 
