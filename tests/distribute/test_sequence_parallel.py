@@ -13,7 +13,9 @@ import sharded_steps as steps
 from fuzz.meshes.judge import judged
 from test_grids import grid_case, meshes
 
-from onward.distribute import Mesh
+from onward import TrainerOptions
+from onward.distribute import Mesh, length_parts
+from onward.errors import OnwardError
 from onward.graph.graph import Graph, type_of
 from onward.graph.ops.collective import STARTS
 from onward.graph.types import Type
@@ -105,6 +107,41 @@ def test_exchanges_of_a_layer(kind: str) -> None:
         ("ReduceScatterStart", False): 2, ("AllGatherStart", False): 2,
         ("ReduceScatterStart", True): 2, ("AllGatherStart", True): 4,
     }  # fmt: skip
+
+
+def test_lengths_that_are_numbers() -> None:
+    """A graph that holds for one length exchanges what one for all lengths does."""
+    model = steps.made("gpt2", heads=8)
+    graph = steps.step_of(model, steps.recipe_of(model))
+    first = meshes({"tp": 2})[:1]
+    (whole,), (part,) = (
+        steps.ranks_graphs(each, first, rewritten=False, sequence=True)[0]
+        for each in (graph, graph.clone({"T": 8}))
+    )
+    assert of_activations(whole) == of_activations(part)
+    with pytest.raises(OnwardError, match="a length of 9 positions cannot be split over 2 ranks"):
+        steps.ranks_graphs(graph.clone({"T": 9}), first, sequence=True)
+
+
+def test_a_length_that_ranks_do_not_divide() -> None:
+    said = r"over 2 ranks along tp; fix: pad batches to .*, or sequence_parallel=False"
+    with pytest.raises(OnwardError, match=said):
+        length_parts(["T_tp2"], {"T": 9})
+    assert length_parts(["T_tp2", "T_cp4"], {"T": 8}) == {"T_tp2": 4, "T_cp4": 2}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (None, "splits positions along tp, of which mesh has one rank; fix: mesh="),
+        ({"dp_replicate": 2}, "splits positions along tp, of which mesh has one rank"),
+        ({"cp": 2, "tp": 2}, "a mesh with cp would split positions in two ways, which is not"),
+    ],
+)
+def test_meshes_without_it(mesh: Any, said: str) -> None:
+    with pytest.raises(OnwardError, match=said):
+        TrainerOptions(mesh=mesh, sequence_parallel=True)
+    assert TrainerOptions(mesh="auto", sequence_parallel=True).sequence_parallel
 
 
 def kept(own: Graph, width: int = 32) -> Counter[str]:

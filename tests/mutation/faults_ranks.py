@@ -36,7 +36,7 @@ GRIDS = ("distribute/test_grids.py",)
 FOUR = ("distribute/test_grids.py::test_four_ranks",)
 ROWS = ("distribute/test_grids.py::test_state_in_rows",)
 ON_PARTS = ("distribute/test_exchanges_on_parts.py",)
-POSITIONS = ("distribute/test_sequence_parallel.py",)
+POSITIONS = ("distribute/test_sequence_parallel.py::test_exchanges_of_a_layer",)
 
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(

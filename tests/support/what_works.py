@@ -78,6 +78,11 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
         ('`mesh={"tp": 2}`', "tests/train/test_parameter_parts.py::test_weights_in_parts"),
         ('`mesh={"tp": 2}`', _OF_PARTS), (_SHARDS, None), (_SHARDS, None),
     ),
+    "sequence parallelism": (
+        ("`sequence_parallel=True`",
+         "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),
+        ("not tested", None), ("not tested", None), ("not tested", None),
+    ),
     "context parallelism": (
         ('`mesh={"cp": 2}`',
          "tests/train/test_ranks.py::test_ranks_are_one_process_with_the_whole_batch"),

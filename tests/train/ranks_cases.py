@@ -73,7 +73,8 @@ class Case:
     are along dp_shard too. tp: whether pairs of ranks share weights. cp: the number of ranks that
     share sequences, of as many as there are. pp: whether ranks share the layers, and pipelines: in
     how many groups, each with a share of the batch, of four ranks. uneven: whether all ranks but
-    one have no rows in some steps."""
+    one have no rows in some steps. positions: whether pairs of ranks also share the positions
+    between the weights."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Case:
     pp: bool = False
     pipelines: int = 1
     uneven: bool = False
+    positions: bool = False
 
     @property
     def has_parts(self) -> bool:
@@ -119,7 +121,8 @@ class Case:
         if self.tp:
             zero = self.zero if ranks > 2 else 0
             sizes = {"dp_shard" if zero else "dp_replicate": ranks // 2, "tp": 2}
-            return {**self.options, "mesh": sizes, "zero": zero}
+            split = {"sequence_parallel": True} if self.positions else {}
+            return {**self.options, **split, "mesh": sizes, "zero": zero}
         if self.cp:
             same = min(self.cp, ranks)
             return {**self.options, "mesh": {"dp_replicate": ranks // same, "cp": same}}
@@ -226,6 +229,18 @@ CASES = {
     "gpt2 cp zero 3 bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 zero 3", zero=3, cp=2
     ),
+    "gpt2 tp positions": Case(gpt2, CLIPPED, "AdamW", tp=True, positions=True),
+    "bert tp positions": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01}, padding=True, early=8, tp=True, positions=True
+    ),
+    "llama tp positions bf16": Case(
+        llama, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="llama tp", tp=True,
+        positions=True,
+    ),
+    "t5 tp zero 2 positions": Case(
+        t5, {**WINDOW, "memory_budget": 0.5}, "AdamW", padding=True, early=2, zero=2, tp=True,
+        positions=True,
+    ),
     "gpt2 odd tp": Case(odd, CLIPPED, "AdamW", tp=True),
     "gpt2 tp zero": Case(gpt2, CLIPPED, "AdamW", zero=1, tp=True),
     "odd tp zero 2": Case(odd, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, tp=True),
@@ -294,8 +309,13 @@ GROUPS = {  # by what ranks share
     },
     "uneven rows": {n: case for n, case in CASES.items() if case.uneven and not case.pp},
     "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.cp or c.uneven or c.pp)},
-    "weights": {n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp or c.pp)},
-    "weights and state": {n: c for n, c in CASES.items() if c.tp and c.zero and not c.cp},
+    "weights": {
+        n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp or c.pp or c.positions)
+    },
+    "weights and state": {
+        n: c for n, c in CASES.items() if c.tp and c.zero and not (c.cp or c.positions)
+    },
+    "positions between weights": {n: case for n, case in CASES.items() if case.positions},
     "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero)},
     "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
     "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},

@@ -29,8 +29,16 @@ class SplitLengths:
 
     def is_length(self, size: Size, ranks: int) -> bool:
         """Whether a dim has the size of a length, of which each rank has a part."""
-        part = divide(size, ranks) if isinstance(size, Dim) else None
+        if isinstance(size, int):
+            return size in self.lengths and size % ranks == 0
+        part = divide(size, ranks)
         return part is not None and str(part) in self.parts
+
+    def require_parts(self, axis: str, ranks: int) -> None:
+        """Raises OnwardError for a length that is a number which the ranks do not divide."""
+        for length in self.lengths:
+            if isinstance(length, int) and length % ranks:
+                raise _undivided(length, axis, ranks)
 
 
 def split_lengths(graph: Graph, axis: str, ranks: int) -> SplitLengths:
@@ -72,13 +80,17 @@ def length_parts(names: Collection[str], sizes: Mapping[str, int]) -> dict[str, 
             continue
         length, axis, ranks = sizes[match[1]], match[2], int(match[3])
         if length % ranks:
-            raise OnwardError(
-                f"a length of {length} positions cannot be split over {ranks} ranks along {axis}; "
-                f"fix: pad batches to a multiple of {ranks} (pad_to_multiple_of={ranks} of a "
-                f"collator){_OTHERWISE[axis]}"
-            )
+            raise _undivided(length, axis, ranks)
         found[name] = length // ranks
     return found
+
+
+def _undivided(length: int, axis: str, ranks: int) -> OnwardError:
+    return OnwardError(
+        f"a length of {length} positions cannot be split over {ranks} ranks along {axis}; fix: pad "
+        f"batches to a multiple of {ranks} (pad_to_multiple_of={ranks} of a collator)"
+        f"{_OTHERWISE[axis]}"
+    )
 
 
 __all__ = ["SplitLengths", "length_parts", "split_lengths"]

@@ -70,6 +70,7 @@ def tensor_parallel(
     if sequence and graph.inputs_with(Role.BATCH):  # not an update alone, which has no positions
         assert cuts is not None, "positions are split between weights that are cut"
         lengths = split_lengths(graph, AXIS, ranks)
+        lengths.require_parts(AXIS, ranks)
         graph = lengths.graph
         search: StepSharding = SequenceSharding(lengths, ranks)
     else:
