@@ -7,6 +7,7 @@ import os
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ ENGINES = {
     "onward": "a Trainer, `mesh` along dp_replicate",
     "ddp-zero": "the first with torch's ZeroRedundancyOptimizer around the fused AdamW",
     "fsdp2": "`fully_shard` of each block and of the whole, fused AdamW: weights are cut too",
+    "deepspeed-1": "DeepSpeed, ZeRO stage 1, fused AdamW, where it is installed",
+    "deepspeed-2": "DeepSpeed, ZeRO stage 2: gradients are cut too",
+    "deepspeed-3": "DeepSpeed, ZeRO stage 3: weights are cut too",
     "onward-zero": "a Trainer, `mesh` along dp_shard, `zero=1`",
     "onward-zero2": "a Trainer, `mesh` along dp_shard, `zero=2`: sums of gradients are cut too",
     "onward-zero3": "a Trainer, `mesh` along dp_shard, `zero=3`: weights are cut too",
@@ -39,6 +43,10 @@ def run(options: argparse.Namespace, write: Writer) -> tuple[dict[str, Any], Pat
     report |= {"length": 16 if quick else 128, "engines": {}, "agree": True}
     request = {key: report[key] for key in ("ranks", "size", "rows", "length")}
     request |= {"threads": threads, "warmup": 3, "steps": options.steps or (2 if quick else 6)}
+    if find_spec("deepspeed") is None:
+        left = [name for name in options.engines if name.startswith("deepspeed")]
+        options.engines = [name for name in options.engines if name not in left]
+        report["left_out"] = left
     path = Path()
     for engine in (name for name in options.engines if name in MODES):
         asked = {**request, "engine": engine}
@@ -62,7 +70,7 @@ def run(options: argparse.Namespace, write: Writer) -> tuple[dict[str, Any], Pat
 def _answers(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The answers of all ranks, which run at the same time."""
     ranks = request["ranks"]
-    environment = {"OMP_NUM_THREADS": str(request["threads"])}
+    environment = {"OMP_NUM_THREADS": str(request["threads"]), "DS_ACCELERATOR": "cpu"}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
         asked = [{**request, "folder": folder, "rank": rank} for rank in range(ranks)]
         said = pool.map(lambda one: ask("suite.rank_engines", one, environment, 300.0), asked)
@@ -135,6 +143,7 @@ def table(report: dict[str, Any]) -> str:
         "of the ranks; no dropout, AdamW, fp32.", "",
         *(f"- {name}: {ENGINES[name]}" for name in report["engines"]), "",
         *markdown([*head, "loss apart"], rows), "",
+        *(["DeepSpeed is not installed here, and left out."] if report.get("left_out") else []),
         "memory: the highest resident set of steady steps less that after steps of a tiny model; "
         "runtime: what those steps have left of modules and of compiling.",
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,36 @@ def _mode(axis: str, zero: int = 0) -> Callable[[nn.Module], Step]:
     return lambda model: _onward(model, mesh=_mesh(axis), zero=zero)
 
 
+def _deepspeed(stage: int) -> Callable[[nn.Module], Step]:
+    """DeepSpeed's ZeRO of a stage around the fused AdamW, fp32, on its accelerator of CPUs."""
+
+    def made(model: nn.Module) -> Step:
+        deepspeed = import_module("deepspeed")
+        # its exchanges in shared memory would be compiled first; all engines here have Gloo's
+        compiled = deepspeed.ops.__compatible_ops__
+        compiled.update(dict.fromkeys(compiled, False))
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,  # what a rank has; losses are means by rank
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0,
+        }
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=_adamw(model.parameters()), config=settings,
+            dist_init_required=False,
+        )  # fmt: skip
+
+        def step(batch: Batch) -> torch.Tensor:
+            loss = engine(**batch).loss
+            engine.backward(loss)
+            engine.step()
+            return loss.detach()
+
+        return step
+
+    return made
+
+
 # Onward's: axis of the mesh, stage of ZeRO
 MODES: dict[str, tuple[str, int]] = {
     "onward": ("dp_replicate", 0),
@@ -101,6 +132,7 @@ ENGINES: dict[str, Callable[[nn.Module], Step]] = {
     "ddp": _ddp,
     "ddp-zero": _zero_optimizer,
     "fsdp2": _fsdp2,
+    **{f"deepspeed-{stage}": _deepspeed(stage) for stage in (1, 2, 3)},
     **{name: _mode(*mode) for name, mode in MODES.items()},
 }
 

@@ -6,6 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
+
+from onward.cli import main
 from onward.explanation import StepExplanation
 from onward.explanation.facts import KINDS, NOT_COUNTED, LargestBatch, StepMemory
 from onward.recipes.explain_options import ExplainConfig
@@ -32,3 +35,19 @@ def test_fields_are_those_of_an_explanation() -> None:
     for name, field in named:
         assert name in StepExplanation.__dataclass_fields__
         assert field in kinds[name].__dataclass_fields__
+
+
+def test_the_table_of_meshes_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = re.search(r"^```\n\$ onward (explain .*)\n([^`]*)^```$", TEXT, re.MULTILINE)
+    assert shown
+    assert main(shown[1].split()) == 0
+    said, number = capsys.readouterr().out, re.compile(r"\d[\d,]*\.?\d*")
+    assert re.sub(r" +", " ", number.sub("N", said)) == re.sub(
+        r" +", " ", number.sub("N", shown[2])
+    )
+    # workspaces of kernels depend on threads and on the processor, by less than a few MiB
+    pairs = zip(number.findall(said), number.findall(shown[2]), strict=True)
+    for found, want in ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs):
+        assert found == pytest.approx(want, rel=0.03, abs=1.0 if want > 5 else 0.05)
