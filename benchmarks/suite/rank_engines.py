@@ -95,7 +95,7 @@ def _deepspeed(stage: int) -> Callable[[nn.Module], Step]:
 
     def made(model: nn.Module) -> Step:
         deepspeed = import_module("deepspeed")
-        # its exchanges in shared memory would be compiled first; all engines here have Gloo's
+        # DeepSpeed would compile exchanges in shared memory first; all engines here have Gloo's
         compiled = deepspeed.ops.__compatible_ops__
         compiled.update(dict.fromkeys(compiled, False))
         settings = {

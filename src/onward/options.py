@@ -361,10 +361,7 @@ class TrainerOptions:
         "part of the weights (ZeRO stage 1); `2`: the sums of a window's gradients too; `3`: the "
         "weights too, which are gathered for each use",
         "1",
-        {
-            "zero": "cut the optimizer's state over the processes along dp_shard: stage 1, 2 or 3 "
-            "of ZeRO, 3 the weights too; 0: no"
-        },
+        {"zero": "cut state along dp_shard: stage 1, 2 or 3 of ZeRO, 3 the weights too; 0: no"},
     )
     """The stage of ZeRO (arXiv 1910.02054): 1 keeps on each rank along the axis `dp_shard` of the
     `mesh` the optimizer's state of its part of every large parameter, and updates that part; 2 also
