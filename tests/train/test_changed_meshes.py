@@ -19,6 +19,7 @@ from ranks_cases import apart
     [
         ("gpt2 within a window", ["one process", "dp 2", "zero 2 of 2", "cp 2", "pp 2"]),
         ("t5 between updates", ["one process", "zero 3 of 2", "tp 2"]),
+        ("gpt2 within a window", ["one process", "cp 2 x tp 2", "zero 2 x cp 2"]),
     ],
 )
 def test_a_run_goes_on_from_any_mesh_to_any_other(
