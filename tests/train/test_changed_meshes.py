@@ -17,9 +17,10 @@ from ranks_cases import apart
 @pytest.mark.parametrize(
     ("run_name", "names"),
     [
+        ("gpt2 within a window", ["one process", "dp 2", "zero 2 of 2", "cp 2", "pp 2"]),
         (
             "gpt2 within a window",
-            ["one process", "dp 2", "zero 2 of 2", "cp 2", "pp 2", "zero 2 x pp 2"],
+            ["one process", "cp 2 x tp 2", "zero 2 x cp 2", "zero 2 x pp 2"],
         ),
         ("t5 between updates", ["one process", "zero 3 of 2", "tp 2", "dp 2 x pp 2"]),
     ],
