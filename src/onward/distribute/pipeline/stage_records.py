@@ -42,7 +42,7 @@ def recorded_for_stages(graph: Graph, shared: Collection[str]) -> tuple[Graph, S
     graph, records = graph.clone(), StageRecords()
     signature = graph.signature
     for name in shared:
-        if name in signature.local_gradients:
+        if name in signature.local_gradients or name in signature.accumulators:
             value, keeps = _of_window(graph, name)
             records.gradients[name] = _recorded(graph, f"stages.gradient.{name}", value, keeps)
     for name in _OF_STAGES:
@@ -70,8 +70,13 @@ def summed_over_samples(
 
 def _of_window(graph: Graph, name: str) -> tuple[Value, Node | None]:
     """The gradient of a window whose first record is that of a micro-batch, else what the record
-    has; and the node that rounds it for the accumulator, which stays ahead of the second record."""
+    has; and the node that rounds it for the accumulator, which stays ahead of the second record. An
+    update alone has no record of what is summed over samples before: its sum is the gradient."""
     signature = graph.signature
+    if name not in signature.local_gradients:
+        held = graph.find_input(signature.accumulators[name])
+        [reader, *others] = held.consumers()
+        return (reader.outputs[0] if reader.op_type == "Cast" and not others else held), None
     value = graph.outputs[signature.local_gradients[name]]
     if name not in signature.accumulated:
         return value, None
@@ -90,9 +95,8 @@ def _recorded(graph: Graph, output: str, value: Value, keeps: Node | None = None
     """Puts an Identity behind a value, for its readers but `keeps`, and for results; returns the
     output that names it."""
     uses, maker = list(value.uses()), value.producer()
-    assert maker is not None, f"{output} of an input"
     nodes = list(graph)
-    at = nodes.index(maker) + 1
+    at = 0 if maker is None else nodes.index(maker) + 1
     made = builder(graph, nodes[at] if at < len(nodes) else None).Identity(value)
     for use in uses:
         if use.node is not keeps:
