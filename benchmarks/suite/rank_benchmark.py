@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from suite import twin_bert
 from suite.progress import say
 from suite.question import QuestionError, ask
 from suite.rank_engines import MODES
@@ -27,6 +28,7 @@ ENGINES = {
     "onward-zero": "a Trainer, `mesh` along dp_shard, `zero=1`",
     "onward-zero2": "a Trainer, `mesh` along dp_shard, `zero=2`: sums of gradients are cut too",
     "onward-zero3": "a Trainer, `mesh` along dp_shard, `zero=3`: weights are cut too",
+    "onward-deepspeed-1": "DeepSpeed, ZeRO stage 1, around the model of `onward.accelerate`",
     "onward-tp": "a Trainer, `mesh` along tp: each rank has the batch of all, and parts of weights",
 }
 SIZE = {"n_layer": 6, "n_embd": 768, "n_head": 12, "vocab_size": 8000, "n_positions": 256}
@@ -34,24 +36,37 @@ QUICK = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_position
 LEVEL = 1e-4  # relative distance of losses, which are all of fp32 and without dropout
 
 
-def run(options: argparse.Namespace, write: Writer) -> tuple[dict[str, Any], Path]:
+# by model: its name, sizes whole and quick, rows of a rank, length whole and quick
+MODELS: dict[str, tuple[str, dict[str, int], dict[str, int], int, int, int]] = {
+    "gpt2": ("GPT-2", SIZE, QUICK, 2, 128, 16),
+    "twin bert": ("TwinBERT", twin_bert.LARGE, twin_bert.TINY, 16, 64, 8),
+}
+
+
+def run(
+    options: argparse.Namespace, write: Writer, model: str = "gpt2"
+) -> tuple[dict[str, Any], Path]:
     """The report: for each engine the seconds of every step, memory by rank, losses, bytes."""
     ranks, quick = options.ranks, options.quick
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     report = started(f"Training on {ranks} ranks over Gloo", threads=threads)
-    report |= {"ranks": ranks, "size": QUICK if quick else SIZE, "rows": 2}
-    report |= {"length": 16 if quick else 128, "engines": {}, "agree": True}
-    request = {key: report[key] for key in ("ranks", "size", "rows", "length")}
+    _, whole, small, rows, length, short = MODELS[model]
+    report |= {"model": model, "ranks": ranks, "size": small if quick else whole, "rows": rows}
+    report |= {"length": short if quick else length, "engines": {}, "agree": True}
+    request = {key: report[key] for key in ("model", "ranks", "size", "rows", "length")}
     request |= {"threads": threads, "warmup": 3, "steps": options.steps or (2 if quick else 6)}
     if find_spec("deepspeed") is None:
-        left = [name for name in options.engines if name.startswith("deepspeed")]
+        left = [name for name in options.engines if "deepspeed" in name]
         options.engines = [name for name in options.engines if name not in left]
         report["left_out"] = left
     path = Path()
     for engine in (name for name in options.engines if name in MODES):
         asked = {**request, "engine": engine}
         held = report["engines"].setdefault(engine, {"rounds": []})
-        held["predicted"] = ask("suite.rank_prediction", asked, {}, 300.0)
+        try:
+            held["predicted"] = ask("suite.rank_prediction", asked, {}, 300.0)
+        except (QuestionError, TimeoutError) as error:
+            say(f"{engine} is not predicted: {one_line(str(error))}")
     for turn in range(options.rounds):
         for engine in options.engines:
             held = report["engines"].setdefault(engine, {"rounds": []})
@@ -73,8 +88,14 @@ def _answers(request: dict[str, Any]) -> list[dict[str, Any]]:
     environment = {"OMP_NUM_THREADS": str(request["threads"]), "DS_ACCELERATOR": "cpu"}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
         asked = [{**request, "folder": folder, "rank": rank} for rank in range(ranks)]
-        said = pool.map(lambda one: ask("suite.rank_engines", one, environment, 300.0), asked)
-        return list(said)
+        # DeepSpeed reads what a launcher tells its processes
+        told = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+
+        def answered(one: dict[str, Any]) -> Any:
+            own = {"RANK": str(one["rank"]), "LOCAL_RANK": str(one["rank"])}
+            return ask("suite.rank_engines", one, {**environment, **told, **own}, 300.0)
+
+        return list(pool.map(answered, asked))
 
 
 def _milliseconds(held: dict[str, Any]) -> float:
@@ -139,7 +160,8 @@ def table(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     lines = [
         *heading(report), "",
-        f"GPT-2 {report['size']}, {report['rows']} sequences of {report['length']} tokens on each "
+        f"{MODELS[report['model']][0]} {report['size']}, {report['rows']} samples of "
+        f"{report['length']} tokens on each "
         "of the ranks; no dropout, AdamW, fp32.", "",
         *(f"- {name}: {ENGINES[name]}" for name in report["engines"]), "",
         *markdown([*head, "loss apart"], rows), "",

@@ -21,6 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import onward
 from suite.memory import Memory
 from suite.question import answer
+from suite.twin_bert import TINY as TINY_TWINS
+from suite.twin_bert import twin_batch, twin_bert
 
 Batch = Mapping[str, torch.Tensor]
 Step = Callable[[Batch], torch.Tensor]
@@ -35,9 +37,21 @@ def gpt2(size: Mapping[str, int]) -> nn.Module:
     return GPT2LMHeadModel(config).train()
 
 
+def _loss(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output.loss
+
+
+def gpt2_batch(
+    size: Mapping[str, int], rows: int, length: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Random tokens, each of which is a label."""
+    ids = torch.randint(size["vocab_size"], (rows, length), generator=generator)
+    return {"input_ids": ids, "labels": ids}
+
+
 def _by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     def step(batch: Batch) -> torch.Tensor:
-        loss = model(**batch).loss
+        loss = _loss(model(**batch))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -110,7 +124,7 @@ def _deepspeed(stage: int) -> Callable[[nn.Module], Step]:
         )  # fmt: skip
 
         def step(batch: Batch) -> torch.Tensor:
-            loss = engine(**batch).loss
+            loss = _loss(engine(**batch))
             engine.backward(loss)
             engine.step()
             return loss.detach()
@@ -133,7 +147,15 @@ ENGINES: dict[str, Callable[[nn.Module], Step]] = {
     "ddp-zero": _zero_optimizer,
     "fsdp2": _fsdp2,
     **{f"deepspeed-{stage}": _deepspeed(stage) for stage in (1, 2, 3)},
+    "onward-deepspeed-1": lambda model: _deepspeed(1)(onward.accelerate(model)),
     **{name: _mode(*mode) for name, mode in MODES.items()},
+}
+
+
+# by model: how it is made, batches of it, sizes of a tiny one
+MODELS: dict[str, tuple[Any, Any, Mapping[str, int]]] = {
+    "gpt2": (gpt2, gpt2_batch, TINY),
+    "twin bert": (twin_bert, twin_batch, TINY_TWINS),
 }
 
 
@@ -154,26 +176,28 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     is_one_batch = request["engine"] == "onward-tp"
 
-    def batch(vocabulary: int, length: int) -> Batch:
-        ids = torch.randint(vocabulary, (rows * ranks, length), generator=generator)
-        own = ids if is_one_batch else ids[rank * rows : (rank + 1) * rows].contiguous()
-        return {"input_ids": own, "labels": own}
+    make, batch_of, tiny = MODELS[request["model"]]
+
+    def batch(size: Mapping[str, int], length: int) -> Batch:
+        whole = batch_of(size, rows * ranks, length, generator)
+        own = slice(rank * rows, (rank + 1) * rows)
+        return whole if is_one_batch else {n: x[own].contiguous() for n, x in whole.items()}
 
     def trained(model: nn.Module, size: Mapping[str, int], steps: int, length: int) -> Step:
         step = ENGINES[request["engine"]](model)
-        losses.extend(step(batch(size["vocab_size"], length)) for _ in range(steps))
+        losses.extend(step(batch(size, length)) for _ in range(steps))
         return step
 
     losses: list[torch.Tensor] = []
-    trained(gpt2(TINY), TINY, 2, 8)
+    trained(make(tiny), tiny, 2, 8)
     losses.clear()
     before = memory.now()
-    step = trained(gpt2(request["size"]), request["size"], request["warmup"], request["length"])
+    step = trained(make(request["size"]), request["size"], request["warmup"], request["length"])
     memory.reset_peak()
     distributed.barrier()
     carried_before, seconds = carried(), list[float]()
     for _ in range(request["steps"]):
-        given = batch(request["size"]["vocab_size"], request["length"])
+        given = batch(request["size"], request["length"])
         distributed.barrier()
         began = time.perf_counter()
         losses.append(step(given))

@@ -9,7 +9,7 @@ import torch
 
 import onward
 from suite.question import answer
-from suite.rank_engines import MODES, RATE, gpt2
+from suite.rank_engines import MODELS, MODES, RATE
 
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,10 +17,10 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
     axis, zero = MODES[request["engine"]]
     options = {"mesh": "auto", "zero": zero} if zero else {}
-    model, length = gpt2(request["size"]), request["length"]
-    trainer = onward.Trainer(model, onward.optim.AdamW(lr=RATE), options=options)
-    ids = torch.randint(request["size"]["vocab_size"], (request["rows"], length))
-    batch = {"input_ids": ids, "labels": ids}
+    make, batch_of, _ = MODELS[request["model"]]
+    trainer = onward.Trainer(make(request["size"]), onward.optim.AdamW(lr=RATE), options=options)
+    sizes = (request["size"], request["rows"], request["length"])
+    batch = batch_of(*sizes, torch.Generator().manual_seed(1))
     found = trainer.explain_mesh(batch, mesh=f"{axis}={request['ranks']}").chosen
     return {"memory": dict(found.memory), "bytes": found.nbytes, "sent": found.sent()}
 

@@ -12,7 +12,16 @@ question: Any = import_module("suite.question")
 
 # one wide layer: 80 MiB of weights in few launches
 SIZE = {"n_layer": 1, "n_embd": 1024, "n_head": 8, "vocab_size": 8000, "n_positions": 64}
-REQUEST = {"ranks": 2, "size": SIZE, "rows": 2, "length": 32, "threads": 1, "warmup": 2, "steps": 2}
+REQUEST = {
+    "model": "gpt2",
+    "ranks": 2,
+    "size": SIZE,
+    "rows": 2,
+    "length": 32,
+    "threads": 1,
+    "warmup": 2,
+    "steps": 2,
+}
 
 
 @pytest.mark.slow

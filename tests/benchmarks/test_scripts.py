@@ -397,6 +397,17 @@ def test_busy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_twin_bert(tmp_path: Path) -> None:
+    words = ["--rounds", "1", "--steps", "2", "--engines", "ddp-zero,onward-zero"]
+    report = run(tmp_path, "twin_bert", "--quick", *words).report("twin_bert")
+    assert report["agree"] and report["model"] == "twin bert"
+    plain, onward = (report["engines"][name]["rounds"][0] for name in ("ddp-zero", "onward-zero"))
+    for ours, theirs in zip(onward[0]["losses"], plain[0]["losses"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert report["engines"]["onward-zero"]["predicted"]["bytes"] > 0
+
+
+@pytest.mark.slow
 def test_distributed(tmp_path: Path) -> None:
     done = run(tmp_path, "distributed", "--quick", "--rounds", "1", "--engines", "ddp,onward-zero")
     report = done.report("distributed-2")
