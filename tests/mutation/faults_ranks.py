@@ -32,7 +32,6 @@ CHOSEN = ("meshes/test_mesh_choice.py",)
 CANDIDATES = ("meshes/test_mesh_candidates.py",)
 AUTO = ("meshes/test_auto_mesh.py",)
 FSDP = ("integrations/test_fsdp.py",)
-GRIDS = ("distribute/test_grids.py",)
 FOUR = ("distribute/test_grids.py::test_four_ranks",)
 ROWS = ("distribute/test_grids.py::test_state_in_rows",)
 ON_PARTS = ("distribute/test_exchanges_on_parts.py",)
@@ -494,10 +493,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: heads along cp are those of the first rank along tp",
         "distribute/tensor/rules/attention.py",
         "first_head=before + heads * place.at)", "first_head=heads * place.at)", FOUR,
-    ),
-    Fault(
-        "ranks: numbers of exchanges along tp are used again along cp", "distribute/context.py",
-        "    number_in_order(own)  # also those", "    # also those", (*FOUR, *GRIDS),
     ),
     Fault(
         "ranks: parts of gradients are not summed along cp", "distribute/data_parallel.py",
