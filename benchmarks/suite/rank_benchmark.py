@@ -88,7 +88,7 @@ def _answers(request: dict[str, Any]) -> list[dict[str, Any]]:
     environment = {"OMP_NUM_THREADS": str(request["threads"]), "DS_ACCELERATOR": "cpu"}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
         asked = [{**request, "folder": folder, "rank": rank} for rank in range(ranks)]
-        # DeepSpeed reads what a launcher tells its processes
+        # a launcher tells its processes so, and DeepSpeed reads it
         told = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
 
         def answered(one: dict[str, Any]) -> Any:
