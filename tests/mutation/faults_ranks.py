@@ -32,8 +32,10 @@ CHOSEN = ("meshes/test_mesh_choice.py",)
 CANDIDATES = ("meshes/test_mesh_candidates.py",)
 AUTO = ("meshes/test_auto_mesh.py",)
 
-FINETUNE = ("recipes/test_finetune_ranks.py",)
-FINETUNES = (f"{FINETUNE[0]}::test_ranks_with_one_share_read_the_same_rows",)
+_FINETUNE = "recipes/test_finetune_ranks.py::"
+FINETUNE = (f"{_FINETUNE}test_ranks_along_other_axes_have_the_rows_of_their_share",)
+UPDATES = (f"{_FINETUNE}test_runs_are_the_same_where_their_updates_have_the_same_rows",)
+FINETUNES = (f"{_FINETUNE}test_ranks_with_one_share_read_the_same_rows",)
 SHARED = ("integrations/test_trainer_ranks.py::test_processes_take_the_batches_of_their_share",)
 ITEMS = ("integrations/test_trainer_ranks.py::test_numbers_of_items_count_each_batch_once",)
 HF_PARTS = (
@@ -471,7 +473,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "recipes/run_folder.py",
         '    return rows * shares_of(options["mesh"])\n',
         "    return rows\n",
-        FINETUNE,
+        UPDATES,
     ),
     Fault(
         "finetune: a rank saves its own times",
