@@ -6,8 +6,10 @@ from __future__ import annotations
 from fault import Fault
 
 ZERO = "distribute/test_zero.py"
-FINETUNE = ("recipes/test_finetune_ranks.py",)
-FINETUNES = (f"{FINETUNE[0]}::test_ranks_with_one_share_read_the_same_rows",)
+_FINETUNE = "recipes/test_finetune_ranks.py::"
+FINETUNE = (f"{_FINETUNE}test_ranks_along_other_axes_have_the_rows_of_their_share",)
+UPDATES = (f"{_FINETUNE}test_runs_are_the_same_where_their_updates_have_the_same_rows",)
+FINETUNES = (f"{_FINETUNE}test_ranks_with_one_share_read_the_same_rows",)
 SHARED = ("integrations/test_trainer_ranks.py::test_processes_take_the_batches_of_their_share",)
 ITEMS = ("integrations/test_trainer_ranks.py::test_numbers_of_items_count_each_batch_once",)
 HF_PARTS = (
@@ -48,7 +50,7 @@ ENTRANCE_FAULTS: tuple[Fault, ...] = (
         "recipes/run_folder.py",
         '    return rows * shares_of(options["mesh"])\n',
         "    return rows\n",
-        FINETUNE,
+        UPDATES,
     ),
     Fault(
         "finetune: a rank saves its own times",
