@@ -121,10 +121,14 @@ BAD: dict[str, tuple[str, list[Any], tuple[int, ...], dict[str, Any], str]] = {
         "ScatterND", [TABLE, [[1], [-5]], TABLE[:2]], (4, 3), {"reduction": "add"},
         "index -5 is out of range",
     ),
+    "a number": ("InRange", [[-4, 4], 4], (2,), {"what": "index", "wraps": 1}, "index 4 is out"),
+    "a label": (
+        "InRange", [[-2, -100], 4], (2,), {"what": "label", "ignored": -100}, "label -2 is out"
+    ),
     "places set": ("ScatterND", [TABLE, [[4, 0]], TABLE[0, :1]], (4, 3), {}, r"dims of \[4, 3\]"),
 }  # fmt: skip
 
-SEVERAL_DIMS = ("a place", "a place before", "places set")  # of BAD
+OF_ATEN = ("a place", "a place before", "places set", "a number", "a label")  # of BAD
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -137,7 +141,7 @@ def test_bad_input_is_flagged_and_the_launch_goes_on(name: str) -> None:
             continue
         if kernel.name == "native.add_rows" and attrs.get("reduction") != "add":
             continue
-        if kernel.name.startswith("aten.") and name not in SEVERAL_DIMS:
+        if kernel.name.startswith("aten.") and name not in OF_ATEN:
             continue  # on the CPU torch's operator refuses a row itself
         args = KernelArguments(attrs, tensors, [torch.zeros(shape)], [])
         with torch.no_grad():

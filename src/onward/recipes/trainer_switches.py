@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from onward.errors import OnwardError
+from onward.memory_amounts import memory_amount
 from onward.mesh_sizes import AUTO, AXES, DATA_AXES, auto_sizes
 from onward.options import TrainerOptions
 from onward.recipes.options import FinetuneConfig, InputError
@@ -97,9 +98,16 @@ def with_mesh(config: FinetuneConfig, ranks: int) -> FinetuneConfig:
 
 
 def _check_options(config: FinetuneConfig) -> None:
-    """Raises InputError for what the Trainer's own options refuse."""
+    """Raises InputError for what the Trainer refuses beside the mesh; values that are wrong by
+    themselves are left to `check_options`."""
+    fits = memory_amount(config.memory_budget) is not None
     try:
-        trainer_options(config)
+        trainer_options(
+            replace(
+                config, gradient_accumulation_steps=1, max_grad_norm=None, seed=0,
+                memory_budget=config.memory_budget if fits else None,
+            )
+        )  # fmt: skip
     except InputError:
         raise
     except OnwardError as error:
