@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +35,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer([text], 320, 64)
     tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)  # a session's fixture comes before the one that does so for each test
     GPT2LMHeadModel(
         GPT2Config(
             vocab_size=len(tokenizer),

@@ -163,8 +163,9 @@ def assert_same_run(found: Path, want: Path) -> None:
     assert len(runs[0]) == len(runs[1]) == STEPS // 2
     for mine, theirs in zip(*(map(json.loads, lines) for lines in runs), strict=True):
         assert (mine["step"], mine["epoch"]) == (theirs["step"], theirs["epoch"])
-        for key in ("loss", "grad_norm", "learning_rate"):
-            assert math.isclose(mine[key], theirs[key], rel_tol=1e-6), (key, mine, theirs)
+        # weights may be 1e-6 apart, and a gradient changes faster than its weights
+        for key, near in (("loss", 1e-6), ("grad_norm", 5e-6), ("learning_rate", 1e-6)):
+            assert math.isclose(mine[key], theirs[key], rel_tol=near), (key, mine, theirs)
     losses = [json.loads((f / "eval_results.json").read_text())["eval_loss"] for f in (found, want)]
     assert math.isclose(*losses, rel_tol=1e-6)
     weights = [load_file(f / "model.safetensors") for f in (found, want)]
