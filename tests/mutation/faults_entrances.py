@@ -48,8 +48,8 @@ ENTRANCE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "finetune: an update's rows are those of one process",
         "recipes/run_folder.py",
-        '    return rows * shares_of(options["mesh"])\n',
-        "    return rows\n",
+        "return size * times * shares_of(mesh)",
+        "return size * times",
         UPDATES,
     ),
     Fault(

@@ -286,5 +286,9 @@ def test_runs_are_the_same_where_their_updates_have_the_same_rows() -> None:
     assert len(told) == 1 and told[0].endswith("make 16 sequences an update there, 32 here")
     eager = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "engine": "torch"}
     assert len(differences(one, recorded(**eager))) == 3, "eager masks follow micro-batches"
+    for name, odd in (("mesh", 5), ("mesh", "tp"), ("gradient_accumulation_steps", [2])):
+        damaged = {**one, "options": {**one["options"], name: odd}}
+        assert len(differences(damaged, one)) == 1, "a record that no run has written"
+    assert len(differences(one, {**one, "options": {**one["options"], "later": 1}})) == 1
     before = {name: x for name, x in one["options"].items() if not name.startswith("pipeline")}
     assert differences({**one, "options": before}, one) == [], "of a version without the switches"

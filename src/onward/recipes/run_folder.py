@@ -93,16 +93,19 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What makes two runs different ones, by the content of their `run_config.json`, in words."""
     defaults = asdict(FinetuneConfig())
     there, here = {**defaults, **before["options"]}, {**defaults, **now["options"]}
-    shares = here["engine"] == "onward"  # the masks of eager PyTorch follow micro-batches
+    rows, own = _rows(there), _rows(here)
+    # the masks of eager PyTorch follow micro-batches
+    shares = here["engine"] == "onward" and rows is not None and own is not None
     free = FREE_OPTIONS | {*(_SHARING if shares else ())}
     found: list[str] = []
     for name, value in here.items():
-        if name not in free and there[name] != value:
+        old = there.get(name)
+        if name not in free and old != value:
             switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")
-            found.append(f"{switch} {_shown(there[name])} there, {_shown(value)} here")
-    if shares and (rows := _rows(there)) != _rows(here):
+            found.append(f"{switch} {_shown(old)} there, {_shown(value)} here")
+    if shares and rows != own:
         words = " and ".join(f"--{name}" for name in _SHARING if there[name] != here[name])
-        found.append(f"{words} make {rows} sequences an update there, {_rows(here)} here")
+        found.append(f"{words} make {rows} sequences an update there, {own} here")
     if before["options"].get("corpus_bytes") == now["options"].get("corpus_bytes"):
         for number, name in enumerate(("train_file", "validation_file")):
             texts = [[t["sha256"] for t in each["texts"][number:][:1]] for each in (before, now)]
@@ -115,10 +118,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _rows(options: Mapping[str, Any]) -> int:
-    """The sequences of an update."""
-    rows = options["per_device_train_batch_size"] * options["gradient_accumulation_steps"]
-    return rows * shares_of(options["mesh"])
+def _rows(options: Mapping[str, Any]) -> int | None:
+    """The sequences of an update; None where the options are none that a run has."""
+    size, times, mesh = (options[name] for name in _SHARING)
+    if type(size) is not int or type(times) is not int or not isinstance(mesh, str | None):
+        return None
+    try:
+        return size * times * shares_of(mesh)
+    except InputError:
+        return None
 
 
 def _shown(value: Any) -> str:
