@@ -16,7 +16,7 @@ import pytest
 from fuzz.files import judge as judging
 from fuzz.files.json_trees import changed_text, text_of, tree_of
 from fuzz.files.judge import Format, Judge
-from fuzz.files.run import SHARES, Worker, campaign, options
+from fuzz.files.run import SHARES, FileWorker, campaign, options
 from fuzz.files.tensor_files import changed_file, reference
 from fuzz.files.wire import Field, bytes_of, changed_message, fields_of
 
@@ -200,7 +200,7 @@ def test_what_is_planted_is_found(name: str, verdicts: dict[str, str]) -> None:
 
 
 def test_a_worker_that_dies_is_a_finding(tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "x", (sys.executable, "-c", "import os; os.abort()"))
+    worker = FileWorker(tmp_path / "x", (sys.executable, "-c", "import os; os.abort()"))
     verdict = worker.judge("weights", 0)
     worker.close()
     assert verdict["finding"] and verdict["signature"] == "crash: exit -6"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 Verdict = dict[str, Any]
@@ -27,40 +28,41 @@ def serve(verdict_of: Callable[[int], Verdict]) -> None:
         out.flush()
 
 
-class Worker:
-    """A process that judges seeds, started again where one ends it."""
+class Process:
+    """A process that answers lines by lines, started again where one of them ends it."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
+    def __init__(self, command: Sequence[str], errors: Path = Path(os.devnull)) -> None:
+        """errors: the file for what it says besides."""
+        self.command, self._errors = command, errors
         self.process: subprocess.Popen[str] | None = None
 
-    def judge(self, seed: int) -> dict[str, Any]:
-        if self.process is None:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True,
-                start_new_session=True,  # Ctrl-C is for the one who writes the report
+    def _start(self) -> subprocess.Popen[str]:
+        with self._errors.open("w", encoding="utf-8") as errors:
+            return subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                text=True, start_new_session=True,  # Ctrl-C is for the one who writes the report
             )  # fmt: skip
-        process = self.process
+
+    def ask(self, line: str, patience: float) -> dict[str, Any] | int:
+        """What the process answers, or the code with which it has ended, by itself or since the
+        seconds of patience were over."""
+        process = self.process = self.process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(PATIENCE, process.kill)
+        timer = threading.Timer(patience, process.kill)
         timer.start()
         try:
-            process.stdin.write(f"{seed}\n")
+            process.stdin.write(f"{line}\n")
             process.stdin.flush()
-            line = process.stdout.readline()
+            answer = process.stdout.readline()
         except BrokenPipeError:
-            line = ""
+            answer = ""
         finally:
             timer.cancel()
-        if line:
-            return json.loads(line)
+        if answer:
+            return json.loads(answer)
         code = process.wait()
         self.close()
-        return {
-            "seed": seed, "kind": "crash", "finding": True, "signature": f"crash: exit {code}",
-            "detail": f"the process ended with {code}", "variant": {}, "at": 0, "seconds": 0.0,
-        }  # fmt: skip
+        return code
 
     def close(self) -> None:
         if self.process is not None:
@@ -70,6 +72,19 @@ class Worker:
             self.process.stdout.close()
             self.process.wait()
             self.process = None
+
+
+class Worker(Process):
+    """A process that judges seeds."""
+
+    def judge(self, seed: int) -> Verdict:
+        found = self.ask(str(seed), PATIENCE)
+        if not isinstance(found, int):
+            return found
+        return {
+            "seed": seed, "kind": "crash", "finding": True, "signature": f"crash: exit {found}",
+            "detail": f"the process ended with {found}", "variant": {}, "at": 0, "seconds": 0.0,
+        }  # fmt: skip
 
 
 def by_workers(

@@ -3,7 +3,8 @@ results.
 
 The model is eager, accelerated before or behind `fully_shard`, or an onward.Module. It is sharded
 as a whole, each block by itself too, or two blocks together. Steps have dropout off, clipping, a
-micro-batch whose gradients wait, two forwards before a backward, and an evaluation.
+micro-batch whose gradients wait, two forwards before a backward, one without a backward, and an
+evaluation.
 """
 
 from __future__ import annotations
@@ -115,12 +116,14 @@ def train(kind: str, way: str, folder: Path, rank: int) -> None:
         elif step == 2:
             (loss_of(one) + loss_of(two)).backward()
         else:
+            if step == 3:
+                loss_of(two)  # no backward follows
             loss_of(one).backward()
         norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         numbers.append(norm.full_tensor().detach())
         optimizer.step()
         optimizer.zero_grad()
-        with torch.no_grad():
+        with torch.inference_mode() if step % 2 else torch.no_grad():
             model.eval()
             loss_of(two)
             model.train()

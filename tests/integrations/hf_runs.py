@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,20 @@ def assert_same_weights(ours: torch.nn.Module, eager: torch.nn.Module, **close: 
         )
 
 
+def assert_close_tensors(
+    found: Mapping[str, torch.Tensor],
+    want: Mapping[str, torch.Tensor],
+    at: str,
+    near: Mapping[str, Any] = CLOSE,
+) -> None:
+    """Asserts that two runs have left tensors of the same names and about the same numbers."""
+    assert found.keys() == want.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(
+            tensor, want[name], **near, msg=lambda m, n=name: f"{at}, {n}: {m}"
+        )
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the lines that transformers prints."""
@@ -162,6 +176,6 @@ def quiet() -> Iterator[None]:
 
 
 __all__ = [
-    "CLOSE", "arguments", "assert_same_run", "assert_same_weights", "causal_lm", "classification",
-    "classifier", "history", "language", "quiet", "right",
+    "CLOSE", "arguments", "assert_close_tensors", "assert_same_run", "assert_same_weights",
+    "causal_lm", "classification", "classifier", "history", "language", "quiet", "right",
 ]  # fmt: skip

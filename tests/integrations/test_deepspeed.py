@@ -7,9 +7,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 from deepspeed_program import RANKS, RUNS, run
-from hf_runs import CLOSE
+from hf_runs import assert_close_tensors
 
 
 @pytest.mark.slow
@@ -24,8 +23,4 @@ def test_zero(tmp_path: Path) -> None:
         for rank in range(RANKS):
             at = f"{kind} {stage}, rank {rank}"
             found, want = results[kind, stage, rank], results["eager", stage, rank]
-            assert found.keys() == want.keys()
-            for name, tensor in found.items():
-                torch.testing.assert_close(
-                    tensor, want[name], **CLOSE, msg=lambda m, n=f"{at}, {name}": f"{n}: {m}"
-                )
+            assert_close_tensors(found, want, at)

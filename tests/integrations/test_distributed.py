@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ddp_program import KINDS, RANKS, run
-from hf_runs import CLOSE
+from hf_runs import assert_close_tensors
 
 
 @pytest.mark.slow
@@ -22,8 +22,4 @@ def test_ddp_over_gloo(tmp_path: Path) -> None:
         for rank in range(RANKS):
             at = f"{kind} {options}, rank {rank}"
             found, want = results[kind, options, rank], results["eager", options, rank]
-            assert found.keys() == want.keys()
-            for name, tensor in found.items():
-                torch.testing.assert_close(
-                    tensor, want[name], **CLOSE, msg=lambda m, n=f"{at}, {name}": f"{n}: {m}"
-                )
+            assert_close_tensors(found, want, at)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fsdp_program import KINDS, RANKS, run
-from hf_runs import CLOSE
+from hf_runs import CLOSE, assert_close_tensors
 
 LOOSE: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-3}  # bf16
 
@@ -25,9 +25,5 @@ def test_fully_shard_over_gloo(tmp_path: Path) -> None:
         for rank in range(RANKS):
             at = f"{kind} {way}, rank {rank}"
             found, want = results[kind, way, rank], results["eager", way, rank]
-            assert found.keys() == want.keys()
             near: dict[str, Any] = LOOSE if way == "autocast" else CLOSE
-            for name, tensor in found.items():
-                torch.testing.assert_close(
-                    tensor, want[name], **near, msg=lambda m, n=f"{at}, {name}": f"{n}: {m}"
-                )
+            assert_close_tensors(found, want, at, near)

@@ -23,6 +23,7 @@ from onward.rewrite import prune
 from onward.shards import PipelineCut
 
 Arrays = dict[str, np.ndarray]
+WHOLE = ("GPipe", "1F1B", "InterleavedZeroBubble")  # with one stage a rank
 
 
 def cut_of(
@@ -119,6 +120,20 @@ def compare(found: Sequence[Arrays], want: Arrays, most: float = 1e-5) -> None:
     for outputs in found:
         assert outputs.keys() <= want.keys() and "loss" in outputs
         steps.compare([outputs], {n: want[n] for n in outputs}, most)
+
+
+def whole_schedules(ranks: int, micro_batches: int) -> tuple[str, ...]:
+    """The schedules with one stage a rank that take this number of micro-batches."""
+    fits = micro_batches % ranks == 0 or micro_batches < ranks
+    return WHOLE if fits else WHOLE[:2]
+
+
+def require_same_bits(first: Sequence[Arrays], found: Sequence[Arrays], name: str) -> None:
+    """Asserts that all ranks have made what they have made by another schedule. name: of this
+    one."""
+    for mine, others in zip(first, found, strict=True):
+        for output, y in mine.items():
+            np.testing.assert_array_equal(others[output], y, err_msg=f"{output} by {name}")
 
 
 def recipe_for(model: steps.Made, cut: PipelineCut, **more: Any) -> Recipe:

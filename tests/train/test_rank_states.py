@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bare_optimizers import bare_optimizer
 
 import onward
 from onward import shards
@@ -67,15 +68,6 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LEAST", 4)
 
 
-def uncut(setup: Setup, mesh: Mesh) -> TorchOptimizer:
-    """The optimizer of one rank, before its cuts along tp are chosen."""
-    model = torch.nn.Module()
-    for name, shape in SHAPES.items():
-        model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    return TorchOptimizer(model, optimizer, mesh=mesh, zero=setup.zero)
-
-
 def cut(held: TorchOptimizer, setup: Setup, mesh: Mesh) -> None:
     at, model = mesh.coordinate("tp"), held.model
     held.cut_tensors(
@@ -85,7 +77,7 @@ def cut(held: TorchOptimizer, setup: Setup, mesh: Mesh) -> None:
 
 def held_by(setup: Setup, mesh: Mesh) -> TorchOptimizer:
     """The optimizer of one rank."""
-    held = uncut(setup, mesh)
+    held = bare_optimizer(SHAPES, mesh, setup.zero)
     if mesh.size("tp") > 1:
         cut(held, setup, mesh)
     return held
@@ -215,7 +207,7 @@ def test_sums_that_come_before_the_cuts_are_chosen() -> None:
     for setup in (each for each in SETUPS if "tp" in each.sizes):
         total = {name: np.zeros(np.prod(shape) + 1) for name, shape in SHAPES.items()}
         for mesh in setup.meshes:
-            held = uncut(setup, mesh)
+            held = bare_optimizer(SHAPES, mesh, setup.zero)
             states = RankStates(mesh, held)
             if setup.zero > 1:
                 with pytest.raises(OnwardError, match="has still to choose its cuts along tp"):
@@ -240,7 +232,7 @@ def test_sums_that_come_before_the_cuts_are_chosen() -> None:
 @pytest.mark.parametrize("setup", [each for each in SETUPS if "tp" in each.sizes])
 def test_moments_that_come_before_the_cuts_are_chosen(setup: Setup) -> None:
     for mesh in setup.meshes:
-        held = uncut(setup, mesh)
+        held = bare_optimizer(SHAPES, mesh, setup.zero)
         parameters = dict(held.model.named_parameters())
         whole = {n: torch.arange(1.0, 1 + p.numel()).view(p.shape) for n, p in parameters.items()}
         slots = {n: {"exp_avg": x, "exp_avg_sq": 2 * x} for n, x in whole.items()}

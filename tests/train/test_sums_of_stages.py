@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bare_optimizers import bare_optimizer
 
 from onward import shards
 from onward.distribute import Mesh, ranks_of
@@ -57,17 +58,9 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LEAST", 4)
 
 
-def uncut(setup: Setup, mesh: Mesh) -> TorchOptimizer:
-    model = torch.nn.Module()
-    for name, shape in SHAPES.items():
-        model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    return TorchOptimizer(model, optimizer, mesh=mesh, zero=setup.zero)
-
-
 def held_by(setup: Setup, mesh: Mesh) -> TorchOptimizer:
     """The optimizer of one rank, with its stages and its parts along tp."""
-    held, cuts = uncut(setup, mesh), dict[torch.Tensor, Any]()
+    held, cuts = bare_optimizer(SHAPES, mesh, setup.zero), dict[torch.Tensor, Any]()
     for name, stages in STAGES.items():
         stage = StageCut("pp", 2, mesh.coordinate("pp"), stages) if "pp" in setup.sizes else None
         way = setup.cuts.get(name)
@@ -162,7 +155,7 @@ def test_sums_that_come_before_the_stages_are_chosen(setup: Setup) -> None:
     state, [drawn] = saved_by(SETUPS[0]), gradients(SETUPS[0])
     found: list[Mapping[str, Any]] = []
     for mesh in setup.meshes:
-        held = uncut(setup, mesh)
+        held = bare_optimizer(SHAPES, mesh, setup.zero)
         if setup.zero > 1:
             with pytest.raises(OnwardError, match="choose its cuts along tp or its stages"):
                 RankStates(mesh, held).own_of(state)

@@ -7,14 +7,12 @@ python tests/fuzz/files/run.py --format weights --seed 17 --count 1 --show
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,8 +22,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from fuzz.workers import Process
+
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "support")]
 PATIENCE = 300.0  # seconds for one case, however busy the machine is
 LONGEST = 20.0  # seconds of processor time for one case, after which its worker is ended
 # cases of each format in one round, as many as take about equal times
@@ -89,54 +91,23 @@ def serve(root: Path) -> None:
         out.flush()
 
 
-class Worker:
-    """A process that judges cases, started again where one ends it."""
+class FileWorker(Process):
+    """A process that judges cases."""
 
     def __init__(self, root: Path, command: Sequence[str] = ()) -> None:
-        self.root = root
         own = (sys.executable, str(HERE / "run.py"), "--serve", str(root))
-        self.command = tuple(command) or own
-        self.process: subprocess.Popen[str] | None = None
+        self.said = root.with_suffix(".txt")
+        super().__init__(tuple(command) or own, self.said)
 
     def judge(self, name: str, seed: int) -> dict[str, Any]:
-        said = self.root.with_suffix(".txt")
-        if self.process is None:
-            with said.open("w") as errors:
-                self.process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                    start_new_session=True,  # Ctrl-C is for the one who writes the report
-                )  # fmt: skip
-        process = self.process
-        assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(PATIENCE, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(f"{name} {seed}\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-        if line:
-            return json.loads(line)
-        code = process.wait()
-        self.close()
-        what = f"more than {LONGEST:.0f} s" if code == -signal.SIGPROF else f"exit {code}"
+        found = self.ask(f"{name} {seed}", PATIENCE)
+        if not isinstance(found, int):
+            return found
+        what = f"more than {LONGEST:.0f} s" if found == -signal.SIGPROF else f"exit {found}"
         return {
             "format": name, "seed": seed, "kind": "crash", "signature": f"crash: {what}",
-            "detail": f"{what}: {said.read_text()[-2000:]}", "seconds": 0.0, "finding": True,
+            "detail": f"{what}: {self.said.read_text()[-2000:]}", "seconds": 0.0, "finding": True,
         }  # fmt: skip
-
-    def close(self) -> None:
-        if self.process is not None:
-            assert self.process.stdin is not None and self.process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # what a dead process was not told
-                self.process.stdin.close()
-            self.process.stdout.close()
-            self.process.wait()
-            self.process = None
 
 
 def cases(names: list[str], first: int, count: int) -> Iterator[tuple[str, int]]:
@@ -160,7 +131,7 @@ def campaign(said: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
     told: set[str] = set()
 
     def work(number: int) -> None:
-        worker = Worker(root / str(number))
+        worker = FileWorker(root / str(number))
         while time.monotonic() < end:
             with lock:
                 case = next(left, None)
