@@ -90,7 +90,8 @@ PIPELINE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "pipeline: exchanges are numbered in the order of the graph",
         "distribute/pipeline/numbers.py",
-        "        before[later].add(earlier)\n", "        pass\n", SHARES,
+        "chained(nodes, sorted(numbered, key=sequence_of))", "chained(nodes, [])",
+        SHARES,
     ),
     Fault(
         "pipeline: tied gradients are exchanged with each micro-batch",

@@ -43,7 +43,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "            before.add(self._start)\n", "            pass\n", ORDER,
     ),
     Fault(
-        "ranks: the graph's order of collectives wins over their numbers", "plan/order.py",
+        "ranks: the graph's order of collectives wins over their numbers", "graph/chains.py",
         "        before[later].add(earlier)\n", "        pass\n", ORDER,
     ),
     Fault(

@@ -22,7 +22,7 @@ from onward.distribute.collectives import Collectives, StartedCollective, number
 from onward.distribute.context import context_parallel
 from onward.distribute.data_parallel import BUCKET, data_parallel
 from onward.distribute.lengths import length_parts
-from onward.distribute.lockstep import lockstep, ranks_of
+from onward.distribute.lockstep import lockstep, rank_on, ranks_of
 from onward.distribute.mesh import AXES, MeetingKind, Mesh, RanksApartError
 from onward.distribute.parameter_gathers import gathered_ahead
 from onward.distribute.zero import order_of_norms, zero
@@ -140,6 +140,6 @@ __all__ = [
     "AXES", "BUCKET", "DATA_AXES", "LEAST", "Collectives", "MeetingKind", "Mesh",
     "RanksApartError", "Shard", "StartedCollective", "adasum", "context_parallel", "cut_along",
     "data_parallel", "distribute", "gathered_ahead", "length_parts", "lockstep", "number_in_order",
-    "pipeline", "ranks_of", "require_shareable", "shard_of", "shares_steps", "splits_sequences",
-    "zero",
+    "pipeline", "rank_on", "ranks_of", "require_shareable", "shard_of", "shares_steps",
+    "splits_sequences", "zero",
 ]  # fmt: skip

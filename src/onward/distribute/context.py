@@ -21,25 +21,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from onward.distribute.collectives import Collectives, number_in_order
-from onward.distribute.lengths import split_lengths
+from onward.distribute.lengths import SplitLengths, split_lengths
 from onward.distribute.mesh import Mesh
-from onward.distribute.tensor.conversions import Costs, DeviceRates
+from onward.distribute.tensor.conversions import costs_of_memory
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, Sharding, split
 from onward.distribute.tensor.solve import StepSharding
 from onward.distribute.tensor.ways import RankPlace, Shardings, Way
 from onward.distribute.tensor.write import write_rank
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
-from onward.graph.types import Dim, DType, Size, divide
+from onward.graph.types import Dim, DType
 
 AXIS = "cp"
-# A slow device with fast links, so that whatever can be is split: memory asks for it
-_RATES = DeviceRates(
-    flops_per_second=1e10, bytes_per_second=1e11, launch_seconds=0.0, link_bytes_per_second=2e10,
-    hop_seconds=1e-9,
-)  # fmt: skip
-_SIZES = {"B": 8}
-_PART = 512  # positions of a rank, for the choice of ways
 _SUMS = ("labels", "loss")  # of `Signature.local_sums`: over what each rank has of the sequence
 
 
@@ -56,35 +49,29 @@ def context_parallel(graph: Graph, mesh: Mesh, summed: Collection[str] = ()) -> 
     if ranks == 1 or not graph.inputs_with(Role.BATCH):  # an update alone, by sums of each rank
         return graph
     made = split_lengths(graph, AXIS, ranks)
-    graph = made.graph
-    costs = Costs(_RATES, ranks, {**_SIZES, **dict.fromkeys(made.parts, _PART)})
-    solution = ContextSharding(graph, costs, made.parts, made.lengths, summed).solution({})
+    solution = ContextSharding(made, ranks, summed).solution({})
     solution.gathers_again = True
     if not any(way.shares_work for way in solution.ways.values()):
         raise OnwardError(
             f"a step on {mesh} cannot be distributed along cp: none of its calls works on a part "
             "of the positions; fix: another axis"
         )
-    own = Graph(graph.name)
+    own = Graph(made.graph.name)
     place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(own, mesh), {})
-    own = write_rank(graph, solution, own, place)
+    own = write_rank(made.graph, solution, own, place)
     number_in_order(own)  # also those that the graph had along `tp`
     return own
 
 
 class ContextSharding(StepSharding):
-    """The choice of ways where ranks have parts of the positions. parts: names of the symbols of
-    their sizes. lengths: of sequences, as symbols' names or numbers. summed: as of
-    `context_parallel`."""
+    """The choice of ways where ranks have parts of the positions. lengths: of the sequences.
+    summed: as of `context_parallel`."""
 
-    def __init__(
-        self, graph: Graph, costs: Costs, parts: Collection[str], lengths: Collection[str | int],
-        summed: Collection[str] = (),
-    ) -> None:  # fmt: skip
-        super().__init__(graph, costs)
+    def __init__(self, lengths: SplitLengths, ranks: int, summed: Collection[str] = ()) -> None:
+        graph = lengths.graph
+        super().__init__(graph, costs_of_memory(ranks, lengths.parts))
         self._of_batch = _computed_from_batch(graph)
-        self._parts, self._ranks_along = frozenset(parts), costs.ranks
-        self._numbers = {n for n in lengths if isinstance(n, int) and n % costs.ranks == 0}
+        self._lengths, self._along = lengths, ranks
         signature = graph.signature
         named = [*signature.local_gradients.values()]
         named += [out for key, out in signature.local_sums.items() if key in _SUMS]
@@ -131,14 +118,10 @@ class ContextSharding(StepSharding):
         if value not in self._of_batch or type_of(value).dtype == DType.BOOL:
             return
         for dim, size in enumerate(shape):
-            if self._is_length(size) or (
-                dim == 1 and size in self._numbers and value.producer() is None
-            ):
+            # other dims may have the number of a length too
+            is_named = isinstance(size, Dim) or (dim == 1 and value.producer() is None)
+            if is_named and self._lengths.is_length(size, self._along):
                 yield split(dim)
-
-    def _is_length(self, size: Size) -> bool:
-        part = divide(size, self._ranks_along) if isinstance(size, Dim) else None
-        return part is not None and str(part) in self._parts
 
 
 def _computed_from_batch(graph: Graph) -> set[Value]:

@@ -58,6 +58,11 @@ def ranks_of(axes: Sequence[str], sizes: Sequence[int]) -> list[Mesh]:
     return [Mesh(tuple(axes), tuple(sizes), place) for place in places]
 
 
+def rank_on(sizes: Mapping[str, int], rank: int) -> Mesh:
+    """The mesh of the rank of this number. sizes: by axis; without any it is one rank."""
+    return ranks_of(tuple(sizes), tuple(sizes.values()))[rank]
+
+
 def lockstep(
     meshes: Sequence[Mesh], graphs: Sequence[Graph], feeds: Sequence[Mapping[str, np.ndarray]]
 ) -> list[Outputs]:
@@ -284,4 +289,4 @@ def _evaluate(nodes: Sequence[Node], known: dict[Value, np.ndarray], graph: Grap
     known.update({y: made[f"y{i}"] for i, y in enumerate(read)})
 
 
-__all__ = ["Arrival", "Meeting", "lockstep", "ranks_of"]
+__all__ = ["Arrival", "Meeting", "lockstep", "rank_on", "ranks_of"]

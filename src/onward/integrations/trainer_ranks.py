@@ -21,7 +21,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from onward.distribute import Mesh, ranks_of
+from onward.distribute import Mesh, rank_on
 from onward.errors import OnwardError
 from onward.mesh_sizes import AUTO, auto_sizes
 from onward.options import TrainerOptions
@@ -59,7 +59,7 @@ def mesh_of(options: TrainerOptions, process: int) -> Mesh:
     mesh = options.mesh
     if mesh is None or isinstance(mesh, str):
         return Mesh()
-    return ranks_of(tuple(mesh), tuple(mesh.values()))[process]
+    return rank_on(mesh, process)
 
 
 def copies_of_batches(mesh: Mesh) -> int:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import distributed
 from torch.autograd import Variable
 from torch.utils import _pytree as pytree
 
@@ -126,6 +127,8 @@ class _PartitionedParameters:
 
 def shards_of(model: torch.nn.Module) -> Shards | None:
     """The parameters of a model that are in shards; None where none are."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
     fsdp = sys.modules.get(_FSDP)
     if fsdp is not None:
         modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]

@@ -22,9 +22,8 @@ with a lower number is done. No state is written before all of them are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
+from onward.graph.chains import chained
 from onward.graph.graph import Graph, Node, Role, Value, attributes, needed, type_of
 from onward.graph.ops.collective import STARTS, WAIT, sequence_of, start_of
 from onward.plan.views import VIEWS
@@ -79,28 +78,10 @@ def _numbered(graph: Graph) -> list[Node]:
     starts = sorted((n for n in nodes if n.op_type in STARTS), key=sequence_of)
     if len(starts) < 2:
         return nodes
-    index = {node: i for i, node in enumerate(nodes)}
-    before = {n: {v.producer() for v in n.inputs if v is not None} - {None} for n in nodes}
-    for earlier, later in pairwise(starts):
-        before[later].add(earlier)
-    followers: dict[Node, list[Node]] = {}
-    for node, others in before.items():
-        for other in others:
-            assert other is not None
-            followers.setdefault(other, []).append(node)
-    left = {node: len(others) for node, others in before.items()}
-    ready = [index[node] for node in nodes if not left[node]]
-    heapify(ready)
-    out: list[Node] = []
-    while ready:
-        node = nodes[heappop(ready)]
-        out.append(node)
-        for other in followers.get(node, ()):
-            left[other] -= 1
-            if not left[other]:
-                heappush(ready, index[other])
+    out = chained(nodes, starts)
     if len(out) < len(nodes):
-        first = next(n for n in starts if left[n])
+        there = set(out)
+        first = next(n for n in starts if n not in there)
         raise ValueError(
             f"the collective {sequence_of(first)} ({first.op_type}) needs the result of a later one"
         )

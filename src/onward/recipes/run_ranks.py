@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from onward.distribute import DATA_AXES, Mesh, ranks_of
+from onward.distribute import DATA_AXES, Mesh, rank_on
 from onward.errors import OnwardError, one_line
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import started
@@ -51,7 +51,7 @@ class RunRanks:
         sizes = sizes_of(config.mesh)
         if sizes is None:
             return self
-        mesh = ranks_of(tuple(sizes), tuple(sizes.values()))[self.rank]
+        mesh = rank_on(sizes, self.rank)
         has_parts = config.zero == 3 or any(mesh.size(axis) > 1 for axis in ("tp", "pp"))
         return RunRanks(self.rank, self.ranks, self._store, mesh, has_parts)
 

@@ -206,4 +206,5 @@ def _dim(cut: TensorCut) -> int:
 __all__ = [
     "ChosenCut", "Cut", "NestedCut", "add_part", "axes_of", "chosen_of", "described",
     "is_elsewhere", "joined", "nested", "outer_of", "part_of", "row_of", "shape_of", "stage_of",
+    "without_dims",
 ]  # fmt: skip

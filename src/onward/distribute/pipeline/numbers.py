@@ -12,12 +12,10 @@ not know how many there are.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
-
 import onnx_ir as ir
 
 from onward.errors import OnwardError
+from onward.graph.chains import chained
 from onward.graph.graph import Graph, Node, attributes
 from onward.graph.ops.collective import STARTS, sequence_of, wait_of
 
@@ -48,29 +46,9 @@ def _starts(graph: Graph, axis: str) -> list[Node]:
     """The starts in the order of the graph, but those along the axis in that of their numbers: a
     start of another axis comes ahead of each that needs its result."""
     nodes = list(graph)
-    index = {node: i for i, node in enumerate(nodes)}
-    before = {n: {v.producer() for v in n.inputs if v is not None} - {None} for n in nodes}
     numbered = [n for n in nodes if n.op_type in STARTS and attributes(n)["axis"] == axis]
-    for earlier, later in pairwise(sorted(numbered, key=sequence_of)):
-        before[later].add(earlier)
-    followers: dict[Node, list[Node]] = {}
-    for node, others in before.items():
-        for other in others:
-            assert other is not None
-            followers.setdefault(other, []).append(node)
-    left = {node: len(others) for node, others in before.items()}
-    ready = [index[node] for node in nodes if not left[node]]
-    heapify(ready)
-    found: list[Node] = []
-    while ready:
-        node = nodes[heappop(ready)]
-        if node.op_type in STARTS:
-            found.append(node)
-        for other in followers.get(node, ()):
-            left[other] -= 1
-            if not left[other]:
-                heappush(ready, index[other])
-    return found
+    ordered = chained(nodes, sorted(numbered, key=sequence_of))
+    return [node for node in ordered if node.op_type in STARTS]
 
 
 def _set(start: Node, number: int) -> None:

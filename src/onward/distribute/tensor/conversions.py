@@ -10,7 +10,7 @@ of their negations. Collectives cut along dim 0, so that other dims are moved th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +103,16 @@ class Costs:
             return self.collective(nbytes / self.ranks, 1)
         back = 0.0 if want == REPLICATED else self.conversion(type, REPLICATED, want)
         return self.collective(nbytes, 1) + back
+
+
+def costs_of_memory(ranks: int, parts: Collection[str]) -> Costs:
+    """The costs by which whatever can be is split, since memory asks for it: those of a slow device
+    with fast links. parts: names of the symbols of ranks' parts of a length."""
+    rates = DeviceRates(
+        flops_per_second=1e10, bytes_per_second=1e11, launch_seconds=0.0,
+        link_bytes_per_second=2e10, hop_seconds=1e-9,
+    )  # fmt: skip
+    return Costs(rates, ranks, {"B": 8, **dict.fromkeys(parts, 512)})
 
 
 Finish = Callable[[Builder], Value]
@@ -280,4 +290,12 @@ def _swapped(
     return finish
 
 
-__all__ = ["NORM", "Costs", "DeviceRates", "Finish", "from_whole", "start_conversion"]
+__all__ = [
+    "NORM",
+    "Costs",
+    "DeviceRates",
+    "Finish",
+    "costs_of_memory",
+    "from_whole",
+    "start_conversion",
+]

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from onward.distribute.lengths import SplitLengths
-from onward.distribute.tensor.conversions import Costs, DeviceRates
+from onward.distribute.tensor.conversions import costs_of_memory
 from onward.distribute.tensor.sharding import PARTIAL, Sharding, split
 from onward.distribute.tensor.solve import PricedWay, Solution, StepSharding
 from onward.distribute.tensor.ways import Shardings, Way
@@ -26,12 +26,6 @@ from onward.graph.graph import Graph, Node, Role, Value, array_of, type_of
 from onward.graph.ops import op_of
 from onward.graph.types import Type
 
-# a slow device with fast links, so that whatever can be is split
-_RATES = DeviceRates(
-    flops_per_second=1e10, bytes_per_second=1e11, launch_seconds=0.0, link_bytes_per_second=2e10,
-    hop_seconds=1e-9,
-)  # fmt: skip
-_SIZES, _PART = {"B": 8}, 512  # of a batch, for the choice of ways
 _DEAR = 1.0  # seconds: more than any step takes
 _HEADS = frozenset({"LinearCrossEntropy", "LinearCrossEntropyGrad"})  # which share their logits
 
@@ -41,8 +35,7 @@ class SequenceSharding(StepSharding):
     sequences."""
 
     def __init__(self, lengths: SplitLengths, ranks: int) -> None:
-        sizes = {**_SIZES, **dict.fromkeys(lengths.parts, _PART)}
-        super().__init__(lengths.graph, Costs(_RATES, ranks, sizes))
+        super().__init__(lengths.graph, costs_of_memory(ranks, lengths.parts))
         self._of_weights = _computed_from_parameters(lengths.graph)
         self._lengths, self._along = lengths, ranks
         self._of_type: dict[Type, set[Sharding]] = {}
