@@ -24,6 +24,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"checkpoint", "data", "forks", "memory_amounts", "mesh_sizes", "shards", "signals"}),
     frozenset({"option_conflicts", "option_readers"}),
+    frozenset({"option_fields"}),
     frozenset({"options"}),
     frozenset({"environment"}),
     frozenset({"graph", "reporting"}),

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import OnwardError
+from onward.option_fields import documented
 from onward.option_readers import read_names
-from onward.options import documented
 
 
 def variable(

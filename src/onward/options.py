@@ -1,5 +1,4 @@
-"""The options of `onward.Trainer` and `onward.accelerate`. Each is one field, which holds its
-default, its reader, its row in docs/trainer.md and the help lines of its command-line switches."""
+"""The options of `onward.Trainer` and `onward.accelerate`, each one field."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from onward.errors import OnwardError, check_names, refused, shown
+from onward.errors import OnwardError, check_names, refused
 from onward.mesh_sizes import read_mesh
 from onward.option_conflicts import check_recompute, check_together
+from onward.option_fields import documented, option, options_of, read_options
 from onward.option_readers import (
-    Reader,
     read_budget,
     read_count,
     read_decay,
@@ -33,58 +32,6 @@ from onward.option_readers import (
     read_updates,
     read_zero,
 )  # fmt: skip
-
-Class = TypeVar("Class", bound=type)
-Options = TypeVar("Options")
-
-
-def option(
-    default: Any,
-    read: Reader,
-    doc: str,
-    example: str = "",
-    switches: Mapping[str, str] | None = None,
-) -> Any:
-    """A dataclass field that is an option.
-
-    read: checks and converts a given value. doc: what the option does, in one line. example: the
-    value in the table of docs/trainer.md, as Python. switches: command-line switches that set it,
-    each with its line in `--help`.
-    """
-    metadata = {"read": read, "doc": doc, "example": example, "switches": switches or {}}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def documented(kind: Class) -> Class:
-    """Adds a line for each field of a dataclass to its docstring, from the field's metadata."""
-    lines = [f"    {f.name}: {f.metadata['doc']}" for f in dataclasses.fields(kind)]
-    kind.__doc__ = f"{kind.__doc__}\n\n" + "\n".join(lines)
-    return kind
-
-
-def read_options(options: Any) -> None:
-    """Replaces the value of each field by what its reader returns. Raises OnwardError for an
-    invalid value."""
-    for field in dataclasses.fields(options):
-        value = field.metadata["read"](field.name, getattr(options, field.name))
-        object.__setattr__(options, field.name, value)
-
-
-def options_of(kind: type[Options], options: Any) -> Options:
-    """Converts options given as an object of this class, a mapping, or None (the defaults). Raises
-    OnwardError for anything else."""
-    if options is None:
-        return kind()
-    if isinstance(options, kind):
-        return options
-    if not isinstance(options, Mapping):
-        raise OnwardError(
-            f"options is {shown(options)}; fix: an onward.{kind.__name__}, or a dict of its fields"
-        )
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    check_names("options", "option", [str(name) for name in options], known)
-    return kind(**options)
-
 
 # ---- the loss scale
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from onward.errors import OnwardError, refused
 from onward.memory_amounts import whole_number
+from onward.option_fields import documented, option, options_of, read_options
 from onward.option_readers import read_count, read_limit, read_one_of, read_switch
-from onward.options import documented, option, options_of, read_options
 
 
 def _epochs(name: str, value: object) -> float:
