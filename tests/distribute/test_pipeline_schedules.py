@@ -116,7 +116,7 @@ def test_a_table_as_text() -> None:
 
 
 def test_the_picture_in_the_docs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "distributed" / "pipeline.md").read_text()
     rows = [line.split("|")[0].split()[2:] for line in text.splitlines() if "| update   " in line]
     drawing = drawn(schedule("1F1B", 3, 4)).splitlines()
     want = [[cell[1:] if cell != "." else cell for cell in row.split()[2:]] for row in drawing]
