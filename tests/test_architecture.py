@@ -22,7 +22,18 @@ PACKAGE = ROOT / "src" / "onward"
 # which pulls in train, so that only what stands above train may import from it.
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"checkpoint", "data", "forks", "memory_amounts", "mesh_sizes", "shards", "signals"}),
+    frozenset(
+        {
+            "checkpoint",
+            "data",
+            "forks",
+            "import_signals",
+            "memory_amounts",
+            "mesh_sizes",
+            "shards",
+            "signals",
+        }
+    ),
     frozenset({"option_conflicts", "option_readers"}),
     frozenset({"option_fields"}),
     frozenset({"options"}),

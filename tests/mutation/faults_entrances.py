@@ -25,6 +25,20 @@ IN_RANGE = ("kernels/test_in_range.py",)
 
 ENTRANCE_FAULTS: tuple[Fault, ...] = (
     Fault(
+        "signals: an import may be interrupted",
+        "import_signals.py",
+        'if frame.f_code.co_filename.startswith("<frozen importlib"):',
+        "if frame is None:",
+        ("test_import_signals.py::test_the_import_ends_first",),
+    ),
+    Fault(
+        "signals: a second one waits for the import too",
+        "import_signals.py",
+        "(ours or number not in waiting)",
+        "True",
+        ("test_import_signals.py::test_a_second_one_is_handled_at_once",),
+    ),
+    Fault(
         "finetune: ranks along tp take rows of their own",
         "recipes/run_ranks.py",
         "part.split(size)[mesh.share]",
