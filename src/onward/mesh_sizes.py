@@ -72,8 +72,7 @@ def check_positions(mesh: Mapping[str, int] | str | None) -> None:
 
 # options that a mesh with `pp` takes in one way alone so far
 _BESIDE_PP: dict[str, object] = {
-    "adasum": False, "ema_decay": None, "optimizer_state": "fp32", "memory_budget": None,
-    "fetch": (),
+    "adasum": False, "fetch": (),
 }  # fmt: skip
 _NOT_BESIDE_PP = ("cp",)  # axes
 

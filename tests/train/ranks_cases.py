@@ -20,6 +20,13 @@ def gpt2() -> torch.nn.Module:
     return tiny.gpt2(0.1, layers=1, width=16)
 
 
+def wide() -> torch.nn.Module:
+    """Weights of 4,096 elements, whose moments are kept in 8 bits."""
+    import tiny
+
+    return tiny.gpt2(0.1, layers=2, width=32)
+
+
 def odd() -> torch.nn.Module:
     """A vocabulary that no number of ranks divides."""
     import tiny
@@ -260,6 +267,15 @@ CASES = {
     "gpt2 pp bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED, "pipeline_microbatches": 5}, "AdamW",
         near="gpt2 pp", pp=True,
+    ),
+    "gpt2 pp average": Case(gpt2, {**WINDOW, "ema_decay": 0.9}, "AdamW", early=4, pp=True),
+    "bert pp budget": Case(
+        bert, {"memory_budget": 0.5, "pipeline_microbatches": 3}, "AdamW", padding=True, pp=True
+    ),
+    "llama pp state": Case(llama, LOW, "AdamW", near="llama tp", pp=True),
+    "wide pp budget": Case(wide, {**CLIPPED, "memory_budget": 0.1}, "AdamW", pp=True),
+    "wide pp 8bit": Case(
+        wide, {**WINDOW, "optimizer_state": "8bit"}, "AdamW", near="wide pp budget", pp=True
     ),
     "gpt2 pp fp16": Case(
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", pp=True
