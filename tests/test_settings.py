@@ -77,6 +77,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
         torch.bfloat16, ["bf16"],
     ),
+    "offload_optimizer": (False, True, 1, "", "CPU", "nvme", "gpu", ["cpu"], "disk"),  # without one
+    "offload_dir": (False, 1, "", b"state", ["state"], object(), "/tmp"),  # without "disk"
     "gradient_accumulation_dtype": (
         None, False, 16, "", "no", "BF16", "fp16", "bfloat16", torch.bfloat16, ["bf16"],
     ),
@@ -131,6 +133,8 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "compare_ranks_every": ((None, None), (1, 1), (np.int64(9), 9)),
     "ranks_timeout": ((None, None), (1, 1.0), (np.float32(2.5), 2.5), (1e6, 1e6)),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
+    "offload_optimizer": ((None, None), ("cpu", "cpu")),
+    "offload_dir": ((None, None),),
     "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),
     "gradient_accumulation_average": (("auto", "auto"), ("labels", "labels")),
     "ema_decay": ((None, None), (0.5, 0.5), (np.float64(0.25), 0.25)),

@@ -27,6 +27,11 @@ def check_together(options: Mapping[str, Any]) -> None:
             "max_grad_norm and max_grad_value are two ways to clip the same gradients; fix: "
             "leave one of them out"
         )
+    if (options["offload_optimizer"] == "disk") != (options["offload_dir"] is not None):
+        raise OnwardError(
+            'offload_optimizer="disk" and offload_dir go together: the one asks for files, the '
+            "other says where; fix: give both, or leave both out"
+        )
     mesh, average = options["mesh"], options["gradient_accumulation_average"]
     check_sharing(mesh, options["zero"], options["adasum"])
     check_pipeline(mesh, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
+from os import PathLike, fspath
 from typing import Any
 
 from onward.errors import OnwardError, refused, shown
@@ -51,6 +52,22 @@ def read_spikes(name: str, value: object) -> str | None:
     if value is not None and value not in ("warn", "skip", "raise"):
         raise refused(name, value, '"warn", "skip", "raise", or None (losses are not looked at)')
     return None if value is None else str(value)
+
+
+def read_offload(name: str, value: object) -> str | None:
+    if value is not None and (not isinstance(value, str) or value not in ("cpu", "disk")):
+        raise refused(name, value, '"cpu", "disk", or None (state is beside the weights)')
+    return value
+
+
+def read_folder(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | PathLike) or not (path := fspath(value)):
+        raise refused(name, value, "the path of a folder, or None")
+    if not isinstance(path, str):
+        raise refused(name, value, "the path of a folder as text, or None")
+    return path
 
 
 def read_threshold(name: str, value: object) -> float:

@@ -16,9 +16,11 @@ from onward.option_readers import (
     read_budget,
     read_count,
     read_decay,
+    read_folder,
     read_microbatches,
     read_names,
     read_norm,
+    read_offload,
     read_one_of,
     read_pass_names,
     read_precision,
@@ -405,6 +407,30 @@ class TrainerOptions:
     """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes per weight instead of
     8. bf16 is rounded stochastically, without bias, by the seed. 8 bits are codes in blocks of 256;
     parameters of fewer than 4096 elements and embeddings stay fp32. "fp32": like the weights."""
+
+    offload_optimizer: str | None = option(
+        None,
+        read_offload,
+        "keeps the optimizer's state in files of `offload_dir`, of which a part at a time is in "
+        'memory; `"cpu"`: beside a GPU in the memory of the host; the results are the same to the '
+        "bit",
+        '"disk"',
+    )
+    """"disk" keeps the optimizer's moments in files in `offload_dir` (ZeRO-Infinity, arXiv
+    2104.07857), which are mapped into memory: an update reads and writes them part by part, and no
+    more than a part is in memory. The files have no names, and are gone when the process ends.
+    "cpu" keeps them in the host's memory while weights are on a GPU (ZeRO-Offload, arXiv
+    2101.06840); without a GPU they are there anyway. Sums of gradients stay where they are. None:
+    moments are beside the weights."""
+
+    offload_dir: str | None = option(
+        None,
+        read_folder,
+        'is the folder of `offload_optimizer="disk"`, on a fast disk, best an NVMe drive',
+        '"/scratch/state"',
+    )
+    """The folder that takes the files of `offload_optimizer="disk"`, which has to be there. Ranks
+    on several hosts each use the folder of this name on their own host."""
 
     gradient_accumulation_dtype: str = option(
         "fp32",

@@ -10,7 +10,7 @@ checkpoint-400/
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,14 @@ class PackedCheckpoint:
         copies = {file: copied_tensors(own) for file, own in self.tensors.items()}
         return PackedCheckpoint(copies, self.texts, self.facts)
 
-    def write(self, folder: Path) -> None:
-        """Writes the folder: it is there whole, or not at all. Raises OSError."""
+    def write(
+        self, folder: Path, written: Callable[[Iterable[torch.Tensor]], None] | None = None
+    ) -> None:
+        """Writes the folder: it is there whole, or not at all. written: called with bytes
+        of tensors that are in their file. Raises OSError."""
         with StagedFolder(folder) as staged:
             for name, own in self.tensors.items():
-                staged.write(name, tensor_chunks(own, {"format": "pt"}))
+                staged.write(name, tensor_chunks(own, {"format": "pt"}, written))
             for name, text in self.texts.items():
                 staged.write(name, [text.encode()])
             staged.commit(self.facts)

@@ -7,7 +7,7 @@ is used as it is. Format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,13 @@ _NAMES = {
 
 
 def tensor_chunks(
-    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    written: Callable[[Iterable[torch.Tensor]], None] | None = None,
 ) -> Iterator[Any]:
     """Yields the content of a safetensors file as buffers: one for each tensor, or for several that
-    lie in memory as in the file. Raises CheckpointError for a tensor that the format does not have:
+    lie in memory as in the file. written: called with what was yielded, once the next is asked for.
+    Raises CheckpointError for a tensor that the format does not have:
     sparse, quantized, on meta."""
     for name, tensor in tensors.items():
         if not _fits(tensor):
@@ -74,9 +77,13 @@ def tensor_chunks(
                 continue
             if held is not None:
                 yield held.numpy()
+                if written is not None:
+                    written([held])
             held = bytes_
     if held is not None:
         yield held.numpy()
+        if written is not None:
+            written([held])
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:

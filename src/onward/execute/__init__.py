@@ -10,6 +10,7 @@ from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
 from onward.execute.owned import Marks, marks
 from onward.execute.process_mesh import ProcessMesh
+from onward.execute.state_store import StateStore
 
 __all__ = [
     "Block",
@@ -20,6 +21,7 @@ __all__ = [
     "Memory",
     "ProcessMesh",
     "Residuals",
+    "StateStore",
     "leave_in",
     "left_in",
     "marks",

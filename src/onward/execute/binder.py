@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from onward.execute.memory import Memory
+from onward.execute.offloaded import bound_away
 from onward.execute.owned import check_owned
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
 from onward.kernels import EagerPart, KernelArguments, RankGroups, RegionRuns
 from onward.kernels.kernel import Launch
-from onward.plan import Layout, MemoryRegion, Plan
+from onward.plan import Layout, MemoryRegion, Plan, offloaded_operands
 from onward.plan.plan import PlannedLaunch as Planned
 
 _address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
@@ -186,7 +187,18 @@ class Binder:
                     raise error
 
     def _bound(self, i: int) -> Launch:
-        return self.plan.launches[i].kernel.bind(self._arguments(i))
+        planned, arguments, store = self.plan.launches[i], self._arguments(i), self.memory.store
+        if i in self._away and store is not None:
+            return bound_away(planned, arguments, self.plan.buffers, store)
+        return planned.kernel.bind(arguments)
+
+    @cached_property
+    def _away(self) -> set[int]:
+        """The launches with operands outside of the device's memory."""
+        if not self.plan.signature.offloaded or self.memory.store is None:
+            return set()
+        launches, buffers = enumerate(self.plan.launches), self.plan.buffers
+        return {i for i, launch in launches if offloaded_operands(launch, buffers)}
 
     def _arguments(self, i: int) -> KernelArguments:
         launch, tensor = self.plan.launches[i], self.tensor
@@ -223,6 +235,8 @@ class Binder:
         runs: list[range] = []
         for i, launch in enumerate(self.plan.launches):
             if launch.kernel.together is None or not launch.is_static or launch.flag is not None:
+                continue
+            if i in self._away:
                 continue
             last = runs[-1] if runs else None
             if (

@@ -20,6 +20,7 @@ import torch
 from onward.errors import OutOfMemoryError
 from onward.execute.blocks import Blocks
 from onward.execute.shortage import free_bytes
+from onward.execute.state_store import StateStore
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.memory_amounts import mib
@@ -49,6 +50,8 @@ class Memory:
         self.is_bounded = False
         # buffers for copies of what ranks exchange, of all plans (`kernels/collective.py`)
         self.spare: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        # where the optimizer's state lies, if it lies outside of the device's memory
+        self.store: StateStore | None = None
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}
         self._given_away = False

@@ -14,6 +14,8 @@ from onward.kernels import torch_dtype
 from onward.plan import Layout, MemoryRegion, Plan
 from onward.plan.arena import aligned
 
+_GIVEN = (MemoryRegion.USER, MemoryRegion.PERSISTENT, MemoryRegion.OFFLOADED)
+
 
 class Tensors:
     """The tensors of one plan.
@@ -108,11 +110,7 @@ class Tensors:
         """The number of unused rows (dim 0) that lie behind a window at the present dims. It is not
         0 only in a buffer that holds nothing else and was planned for more rows."""
         buffer = self._plan.buffers[layout.buffer]
-        if (
-            buffer.region in (MemoryRegion.USER, MemoryRegion.PERSISTENT)
-            or not layout.shape
-            or layout.is_static
-        ):
+        if buffer.region in _GIVEN or not layout.shape or layout.is_static:
             return 0
         rows = self.size(layout.shape[0])
         row = self.size(layout.strides[0]) * int(layout.dtype.itemsize)
@@ -134,9 +132,10 @@ class Tensors:
         seen: set[int] = set()
         for buffer in self._plan.buffers:
             base = self.bases[buffer.index]
-            if buffer.region is MemoryRegion.PERSISTENT and base.data_ptr() not in seen:
+            is_lasting = buffer.region in (MemoryRegion.PERSISTENT, MemoryRegion.OFFLOADED)
+            if is_lasting and base.data_ptr() not in seen:
                 seen.add(base.data_ptr())
-                held[MemoryRegion.PERSISTENT] += aligned(base.nbytes)
+                held[buffer.region] += aligned(base.nbytes)
         for region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH):
             held[region] = self._memory.arena_bytes(region)
         if self.block is not None:

@@ -74,7 +74,8 @@ class Signature:
     pass on.
 
     split_halves: whether the model's own outputs are computed first, and gradients later, for
-    cotangents that are unknown until then.
+    cotangents that are unknown until then. offloaded: whether the tensors of `slots` lie outside of
+    the device's memory, and are in it while a launch reads or writes them.
     """
 
     seed: str | None = None
@@ -107,6 +108,7 @@ class Signature:
     rescaled: dict[str, str] = field(default_factory=dict)
     windowed: dict[str, str] = field(default_factory=dict)
     split_halves: bool = False
+    offloaded: bool = False
 
     @property
     def differentiated_outputs(self) -> list[str]:

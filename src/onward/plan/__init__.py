@@ -6,6 +6,7 @@ Imports: rewrite, kernels and graph.
 
 from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible
+from onward.plan.offloaded import offloaded_operands, part_ranges
 from onward.plan.plan import Buffer, MemoryRegion, Plan, PlannedLaunch
 from onward.plan.planner import make_plan
 from onward.plan.recompute import Search
@@ -25,6 +26,8 @@ __all__ = [
     "collectives",
     "conform_plan",
     "make_plan",
+    "offloaded_operands",
+    "part_ranges",
     "sequence_hash",
     "sequence_text",
 ]

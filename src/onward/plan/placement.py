@@ -52,11 +52,14 @@ class Buffers:
         self._layouts: dict[Value, Layout] = {}
         self._known: dict[Layout, Layout] = {}  # equal layouts are one object, bound once
         self._backward = {a.position for a in storages.accesses if a.is_backward}
+        signature = storages.graph.signature
+        away = set(signature.slots.values()) if signature.offloaded else set[str]()
         for value in storages.graph.inputs:
             role = role_of(value)
             assert role is not None
             first = half if role is Role.COTANGENT else 0
-            index = self._given(value, _region(value), _PURPOSE[role], first)
+            region = MemoryRegion.OFFLOADED if value.name in away else _region(value)
+            index = self._given(value, region, _PURPOSE[role], first)
             if role is Role.SIZE:
                 self.constants[index] = content_of(value)
         for value in storages.graph.ir.initializers.values():
@@ -173,9 +176,9 @@ def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[MemoryRegion
     residual and scratch memory alive at one launch. joint: both share the scratch arena."""
     sizes: dict[MemoryRegion, int] = {r: 0 for r in MemoryRegion if r is not MemoryRegion.USER}
     for buffer in buffers:
-        if buffer.region is MemoryRegion.PERSISTENT:
-            buffer.offset = sizes[MemoryRegion.PERSISTENT]
-            sizes[MemoryRegion.PERSISTENT] += aligned(buffer.nbytes)
+        if buffer.region in (MemoryRegion.PERSISTENT, MemoryRegion.OFFLOADED):
+            buffer.offset = sizes[buffer.region]
+            sizes[buffer.region] += aligned(buffer.nbytes)
     both = [b for b in buffers if b.region in _ARENAS]
     groups = {MemoryRegion.SCRATCH: both}
     if not joint:

@@ -23,6 +23,7 @@ class MemoryRegion(enum.Enum):
     PERSISTENT = "persistent"  # optimizer state, accumulators, constants, staged scalars
     RESIDUAL = "residual"  # made by the forward half, read by the backward half
     SCRATCH = "scratch"  # everything that lives within one call
+    OFFLOADED = "offloaded"  # optimizer state outside of the device's memory
 
 
 @dataclass
@@ -85,15 +86,17 @@ class Plan:
     """Launches in order, buffers, and the layouts of inputs and outputs.
 
     dims: the sizes planned for. open: sizes that may be smaller at run time. sizes: bytes of each
-    region that execution allocates. peak: their sum plus the largest workspace, i.e. all that a
-    step holds beyond the user's own parameters. lower_bound: the most bytes of residual and scratch
-    buffers alive at one launch. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state), or is part of an update on another rank. cuts: numbers of the
-    launches before which a run stops, to be continued later; empty where the plan runs as one. The
-    arena of a plan with a cut is a block, lent to one forward. flags: i64[n,2], of the launches
-    that have one, in order; None where none has. constants: arrays by buffer, or tuples of sizes to
-    be filled in. signature: the meaning of inputs and outputs; if it has an output `finite`,
-    launches from the commit on run only if that is true.
+    region that execution allocates. peak: their sum but for the region OFFLOADED, plus the largest
+    workspace and `resident`, i.e. all that a step holds in the device's memory beyond the user's
+    own parameters. resident: the most bytes of that region which a launch has there. lower_bound:
+    the most bytes of residual and scratch buffers alive at one launch. commit: the first launch
+    that writes what outlives the step (parameters, optimizer state), or is part of an update on
+    another rank. cuts: numbers of the launches before which a run stops, to be continued later;
+    empty where the plan runs as one. The arena of a plan with a cut is a block, lent to one
+    forward. flags: i64[n,2], of the launches that have one, in order; None where none has.
+    constants: arrays by buffer, or tuples of sizes to be filled in. signature: the meaning of
+    inputs and outputs; if it has an output `finite`, launches from the commit on run only if that
+    is true.
     """
 
     dims: dict[str, int]
@@ -111,6 +114,7 @@ class Plan:
     cuts: tuple[int, ...] = ()
     flags: Layout | None = None
     signature: Signature = field(default_factory=Signature)
+    resident: int = 0
 
     def serves(self, dims: Mapping[str, int]) -> bool:
         """Whether the plan can run a batch of these sizes."""
@@ -136,7 +140,8 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        return self.sizes[MemoryRegion.PERSISTENT] + self.arena_bytes + self.workspace
+        lasting = self.sizes[MemoryRegion.PERSISTENT] + self.resident
+        return lasting + self.arena_bytes + self.workspace
 
     def __repr__(self) -> str:
         return (
@@ -160,7 +165,11 @@ class Plan:
         lines = [
             f"plan for {self._dims()}: {len(self.launches)} launches, {len(self.buffers)} "
             f"buffers{joint}",
-            *(f"  {region.value:<11}{mib(n, 2):>14}" for region, n in self.sizes.items()),
+            *(
+                f"  {region.value:<11}{mib(n, 2):>14}"
+                for region, n in self.sizes.items()
+                if n or region is not MemoryRegion.OFFLOADED
+            ),
             f"  arena      {mib(self.arena_bytes, 2):>14}  {share:.3f} x the max-live lower bound "
             f"{mib(self.lower_bound, 2)}",
             f"  workspace  {mib(self.workspace, 2):>14}  allocated inside kernels, at most",

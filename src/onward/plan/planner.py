@@ -9,6 +9,7 @@ from onward.graph.ops.collective import STARTS
 from onward.kernels import Kernel, Target
 from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
+from onward.plan.offloaded import resident_bytes
 from onward.plan.order import forward_half, order
 from onward.plan.placement import Buffers, place_buffers, shown_state
 from onward.plan.plan import MemoryRegion, Plan, PlannedLaunch
@@ -90,6 +91,7 @@ class Planner:
             cuts,
             self.buffers.flags,
             self.graph.signature.within(given, self.graph.outputs),
+            resident_bytes(launches, self.buffers.all),
         )
 
     def launches(self, access: Access) -> list[PlannedLaunch]:

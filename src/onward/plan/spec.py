@@ -16,7 +16,7 @@ def _sizes(plan: Plan) -> Iterator[str]:
 
 def _places(plan: Plan) -> Iterator[str]:
     for b in plan.buffers:
-        room = plan.arena_bytes if b.region in ARENA else plan.sizes[MemoryRegion.PERSISTENT]
+        room = plan.arena_bytes if b.region in ARENA else plan.sizes.get(b.region, 0)
         if b.region is not MemoryRegion.USER and not 0 <= b.offset <= room - b.nbytes:
             yield f"buffer {b.name} ends at {b.offset + b.nbytes} of {room} bytes"
 

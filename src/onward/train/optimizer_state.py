@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from onward.execute import zeros
+from onward.execute import StateStore, zeros
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.cut_tensors import ChosenCut, part_of, stage_of
 from onward.train.state_form import StateForms, converted, fits_blocks, shown, tensors_of
@@ -39,7 +39,8 @@ class OptimizerState:
     Slots are the optimizer's (`exp_avg`, ...); a parameter's accumulator is kept beside them. A
     slot in a form other than the parameter's own precision may have two tensors (`exp_avg`,
     `exp_avg_absmax`). sums: the dtype of fp32 parameters' accumulators. shards: the parts of
-    parameters whose state this rank has, as one row each; None: it has all.
+    parameters whose state this rank has, as one row each; None: it has all. store: where the slots
+    lie; None: on the parameters' devices.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class OptimizerState:
         forms: StateForms,
         sums: torch.dtype = torch.float32,
         shards: StateShards | None = None,
+        store: StateStore | None = None,
     ) -> None:
-        self.record = record
+        self.record, self.store = record, store
         self.shards = whole_state(record, forms) if shards is None else shards
         self._forms, self._sums = forms, sums
         self._form: dict[torch.Tensor, str] = {}
@@ -94,22 +96,41 @@ class OptimizerState:
             low, like = parameter.dtype == torch.float32, self.like_of_sums(parameter)
             held[slot] = zeros(like.shape, self._sums if low else like.dtype, parameter.device)
         elif slot not in held:
-            held[slot] = self.fresh(parameter, slot)
+            held[slot] = self.fresh(parameter, slot, self.store)
         return held[slot]
 
     def like_of_sums(self, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype in which a parameter's summed gradients are saved."""
         return self.shards.like_of(self.shards.of_sums(parameter), parameter)
 
-    def fresh(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
-        """A new tensor with the numbers of a slot before the first update."""
+    def fresh(
+        self, parameter: torch.Tensor, slot: str, store: StateStore | None = None
+    ) -> torch.Tensor:
+        """A new tensor with the numbers of a slot before the first update. store: where it lies;
+        None: on the parameter's device. Raises OnwardError where a disk has no room."""
         form, shards = self.form(parameter), self.shards
         types = partial(tensors_of, self.record, form)
         found = types(shards.like(parameter)) if form else shards.state_like(parameter, types)
         like = found[slot]
-        made, start = zeros(like.shape, like.dtype, parameter.device), self._forms.start
-        first = start(parameter, slot)
-        return made.fill_(first) if first else made
+        first = self._forms.start(parameter, slot)
+        if store is None:
+            made = zeros(like.shape, like.dtype, parameter.device)
+        else:
+            made = store.zeros(like.shape, like.dtype)
+        if first:
+            made.fill_(first)
+            self.release([made])
+        return made
+
+    def release(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes the pages of tensors that lie on a disk out of memory."""
+        if self.store is not None:
+            self.store.release(tensors)
+
+    def release_all(self) -> None:
+        """Takes the pages of all tensors that lie on a disk out of memory."""
+        for held in self.tensors.values():
+            self.release(held.values())
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's slots in its own precision; copies where they are kept in another form."""
@@ -186,8 +207,10 @@ class OptimizerState:
                 for slot in self.names(p):
                     if slot in held and (p not in found or not found[p].tensors):
                         held[slot].fill_(self._forms.start(p, slot))
+                        self.release([held[slot]])
             for own, tensor in elsewhere:
                 own.copy_(tensor)
+                self.release([own, tensor])
         self.counts = {p: item.count for p, item in found.items()}
 
     def _part_in(

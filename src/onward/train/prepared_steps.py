@@ -350,6 +350,7 @@ class PreparedSteps:
             adasum=self._options.adasum,
             pipeline=self._pipeline(parameters),
             sequence=self._options.sequence_parallel,
+            offloaded=self._session.memory.store is not None,
         )
 
 

@@ -119,7 +119,7 @@ def optimizer_part(optimizer: TorchOptimizer, to_first: bool = False) -> StatePa
         _check_tensors(state, optimizer)
         check_count("updates", state["updates"])
 
-    return StatePart(save, check, restore)
+    return StatePart(save, check, restore, optimizer.updates.release)
 
 
 def _saved_name(key: StateKey) -> str:

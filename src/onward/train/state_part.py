@@ -23,17 +23,23 @@ class StatePart(NamedTuple):
 
     save: returns the entries; their tensors are the owner's own, not copies. check: raises
     OnwardError for a state that cannot be restored. restore: writes a checked state and returns a
-    function that undoes it; if it raises, it has written nothing.
+    function that undoes it; if it raises, it has written nothing. release: called once what was
+    saved has been read, so that tensors on a disk leave memory.
     """
 
     save: Callable[[], dict[str, Any]]
     check: Callable[[State], None]
     restore: Callable[[State], Callable[[], None]]
+    release: Callable[[], None] = lambda: None
 
 
 def saved(parts: Iterable[StatePart]) -> dict[str, Any]:
     """The state_dict of these parts: copies, which share no memory with them."""
-    return copied(live(parts))
+    parts = list(parts)
+    found = copied(live(parts))
+    for part in parts:
+        part.release()
+    return found
 
 
 def live(parts: Iterable[StatePart]) -> dict[str, Any]:

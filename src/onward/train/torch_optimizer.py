@@ -19,6 +19,7 @@ from torch import nn
 from onward.differentiate import UpdateGroup
 from onward.distribute import Mesh
 from onward.errors import OnwardError
+from onward.execute import StateStore
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.train.cut_tensors import ChosenCut, is_elsewhere
@@ -45,8 +46,9 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
 
     optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of
     fp32 parameters' accumulators, `TrainerOptions.gradient_accumulation_dtype`. mesh, zero: the
-    ranks over which the state is cut, `TrainerOptions.zero`. Raises OnwardError for an optimizer
-    without an update op, or with parameters that are not the model's.
+    ranks over which the state is cut, `TrainerOptions.zero`. store: where the moments lie
+    (`TrainerOptions.offload_optimizer`); None: beside the weights. Raises OnwardError for an
+    optimizer without an update op, or with parameters that are not the model's.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         sums: str = "fp32",
         mesh: Mesh | None = None,
         zero: int = 0,
+        store: StateStore | None = None,
     ) -> None:
         self.record = record_of(optimizer)
         paths = paths_of(model)
@@ -69,7 +72,7 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         shards = StateShards(mesh or Mesh(), zero, self.record, self._forms)
         shards.assign(self._places)
-        updates = UpdateState(self.record, self._forms, paths, accumulator, shards)
+        updates = UpdateState(self.record, self._forms, paths, accumulator, shards, store)
         super().__init__(model, optimizer, updates)
         self._rules = rules(optimizer, optimizer.param_groups)
         check_parameters(optimizer, paths, type(model).__name__)

@@ -108,6 +108,7 @@ class TorchState:
             if p in self._places:  # one element for each parameter, since torch adds 1 to each
                 entry["step"] = self._steps[self._places[p]]
             low = bool(self._own.form(p)) or self._own.shards.cut_of(p) is not None
+            low = low or (self._own.store is not None and self._own.store.is_staged)
             if low:
                 self._low[p] = entry
             for slot in self._own.slots(p):
@@ -137,7 +138,8 @@ class TorchState:
             self._hook = None
         for p, entry in self._low.items():
             if self._optimizer.state.get(p) is entry:
-                entry.update({k: v for k, v in self._own.shown(p).items() if k not in entry})
+                shown = {k: v for k, v in self._own.shown(p).items() if k not in entry}
+                entry.update({k: v.to(p.device) for k, v in shown.items()})
         self._low.clear()
 
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

@@ -123,16 +123,19 @@ class TrainerCheckpoints:
             self.micro_steps,
             self._rank_states(),
         )
+        self._optimizer.updates.release()  # what ranks have gathered was read
         if not self._ranks.is_first:
             self._ranks.wait_for_files()
             self._way_back.checkpoint = path
             return path
-        packed = taken.packed()
+        packed, store = taken.packed(), self.memory.store
+        read = None if store is None else store.release
         if background:
             packed = packed.copied()
+            self._optimizer.updates.release()
 
         def write() -> None:
-            packed.write(path)
+            packed.write(path, read)
             self._way_back.checkpoint = path
             if limit is not None:
                 rotate(folder, path, limit, kept)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from onward.distribute import Mesh
 from onward.errors import CaptureError, OnwardError
-from onward.execute import Memory
+from onward.execute import Memory, StateStore
 from onward.options import TrainerOptions
 from onward.prepare.guards import code_around_step
 from onward.train.held_optimizer import HeldOptimizer
@@ -65,6 +66,28 @@ def check_own_step(optimizer: torch.optim.Optimizer, why: str, options: TrainerO
             f"makes its updates itself ({why}); fix: leave it out"
         )
 
+    if options.offload_optimizer is not None:
+        raise OnwardError(
+            f"offload_optimizer={options.offload_optimizer!r} is not supported where the optimizer "
+            f"makes its updates itself ({why}), with state of its own; fix: leave it out"
+        )
+
+
+def state_store(options: TrainerOptions, device: torch.device) -> StateStore | None:
+    """Where the options keep the optimizer's state; None: beside the weights. Raises OnwardError
+    for a folder that takes no files."""
+    if options.offload_dir is not None:
+        return StateStore(device, Path(options.offload_dir))
+    if options.offload_optimizer is None:
+        return None
+    if device.type == "cpu":
+        log.info(
+            'offload_optimizer="cpu" changes nothing: the weights are in the host\'s memory, and '
+            "the optimizer's state is beside them"
+        )
+        return None
+    return StateStore(device)
+
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step()` cannot be called without arguments."""
@@ -90,7 +113,9 @@ def held_optimizer(
     sums = options.gradient_accumulation_dtype
     if why is None:
         form, stage = options.optimizer_state, options.zero
-        return TorchOptimizer(model, optimizer, form, sums, mesh, stage)
+        if memory.store is None:
+            memory.store = state_store(options, memory.device)
+        return TorchOptimizer(model, optimizer, form, sums, mesh, stage, memory.store)
     check_own_step(optimizer, why, options)
     held = OwnStep(model, optimizer, why, memory, sums)
     log.warning(
@@ -101,4 +126,4 @@ def held_optimizer(
     return held
 
 
-__all__ = ["check_own_step", "held_optimizer", "why_own_step"]
+__all__ = ["check_own_step", "held_optimizer", "state_store", "why_own_step"]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from onward.execute import StateStore
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.signature import Signature
 from onward.graph.types import DType
@@ -43,7 +44,8 @@ class UpdateState(GradientSums):
     """The state of one optimizer's updates: its moments and counts, beside the sums of gradients.
 
     names, version, done, window, accumulator: see `GradientSums`. shards: the parts of parameters
-    whose state this rank has; None: it has all.
+    whose state this rank has; None: it has all. store: where moments lie, if not beside the
+    weights.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class UpdateState(GradientSums):
         names: Mapping[torch.Tensor, str],
         accumulator: DType | None = None,
         shards: StateShards | None = None,
+        store: StateStore | None = None,
     ) -> None:
         super().__init__(names, accumulator)
         self.record = record
-        self.state = OptimizerState(record, forms, torch_dtype(accumulator or DType.FLOAT), shards)
+        sums = torch_dtype(accumulator or DType.FLOAT)
+        self.state = OptimizerState(record, forms, sums, shards, store)
         self._clocks = Clocks()
 
     def total(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -141,6 +145,9 @@ class UpdateState(GradientSums):
         self.state.adopt(found)
         if self._clocks.disagree(self.state.counts):
             self._forget_clocks()
+
+    def release(self) -> None:
+        self.state.release_all()
 
     def restore(
         self,

@@ -63,6 +63,7 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
         hyperparameters={k: v.name or "" for held in hyper.values() for k, v in held.items()},
         slots=slots,
         updated=updated,
+        offloaded=recipe.offloaded,
     )
 
 
