@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import onward
 from onward.errors import OnwardError
-from onward.import_signals import interrupts_behind_imports
+from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
@@ -56,7 +56,7 @@ def _run(arguments: list[str]) -> int:
                 f"unknown command {verb!r}", "as the first word", _suggestion(verb, list(VERBS), "")
             )
         prog = f"onward {verb}"
-        with interrupts_behind_imports():
+        with interrupts_end_imports(f"{prog}: interrupted\n"):
             return VERBS[verb][1](rest)
     except OnwardError as error:
         print(f"{prog}: error: {str(error).strip().splitlines()[0]}", file=sys.stderr)

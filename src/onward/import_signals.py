@@ -1,22 +1,20 @@
-"""Signals that come while a module is imported are handled behind the import.
+"""Signals that come while a module is imported end the process there and then.
 
-An exception within an import leaves the module half made, and within a native one it may become
-another exception, or end the process: pybind11 calls std::terminate.
+An exception that a handler raises within an import may become another one, or end the process by an
+abort: a native module that pybind11 has made calls std::terminate. Nothing of a run is under way
+meanwhile.
 """
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import os
 import signal
+import sys
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-
-Handler = Callable[[int, "FrameType | None"], object]
-PAUSE = 0.05  # seconds between two looks
 
 
 def importing(frame: FrameType | None) -> bool:
@@ -28,49 +26,38 @@ def importing(frame: FrameType | None) -> bool:
     return False
 
 
-def behind_imports(handler: Handler) -> Handler:
-    """Returns a signal handler that calls `handler`, as soon as no module is being imported. A
-    second signal is handled at once."""
-    waiting: set[int] = set()
-    again: set[int] = set()  # those of them that this process sends itself
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        ours = number in again
-        again.discard(number)
-        if ours and number not in waiting:  # a second one was handled meanwhile
-            return
-        if importing(frame) and (ours or number not in waiting):
-            waiting.add(number)
-            # by _thread: threading.Thread takes locks, which the interrupted code may hold
-            _thread.start_new_thread(send_again, (number,))
-            return
-        waiting.discard(number)
-        handler(number, frame)
-
-    def send_again(number: int) -> None:
-        time.sleep(PAUSE)
-        if number in waiting:
-            again.add(number)
-            os.kill(os.getpid(), number)
-
-    return handle
+def end_process(line: str, status: int) -> None:
+    """Writes a line to stderr, and ends the process without a word to what it has imported."""
+    for stream in (sys.stdout, sys.stderr):
+        # RuntimeError: the signal has interrupted a print
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="replace"))
+    os._exit(status)
 
 
 @contextmanager
-def interrupts_behind_imports() -> Generator[None]:
-    """A context in which Ctrl-C waits for imports, in a main thread whose handler is Python's."""
+def interrupts_end_imports(line: str) -> Generator[None]:
+    """A context in which Ctrl-C within an import writes a line and ends the process with status
+    130. It does nothing outside of the main thread, and beside another handler than Python's."""
     before = signal.getsignal(signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()
     if not main or before is not signal.default_int_handler:
         yield
         return
-    mine = behind_imports(signal.default_int_handler)
-    signal.signal(signal.SIGINT, mine)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if importing(frame):
+            end_process(line, 128 + number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is mine:
+        if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, before)
 
 
-__all__ = ["behind_imports", "importing", "interrupts_behind_imports"]
+__all__ = ["end_process", "importing", "interrupts_end_imports"]

@@ -29,14 +29,7 @@ ENTRANCE_FAULTS: tuple[Fault, ...] = (
         "import_signals.py",
         'if frame.f_code.co_filename.startswith("<frozen importlib"):',
         "if frame is None:",
-        ("test_import_signals.py::test_the_import_ends_first",),
-    ),
-    Fault(
-        "signals: a second one waits for the import too",
-        "import_signals.py",
-        "(ours or number not in waiting)",
-        "True",
-        ("test_import_signals.py::test_a_second_one_is_handled_at_once",),
+        ("test_import_signals.py::test_the_process_ends_within_an_import",),
     ),
     Fault(
         "finetune: ranks along tp take rows of their own",

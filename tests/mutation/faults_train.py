@@ -36,8 +36,8 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state: slots begin with zeros", "train/optimizer_state.py",
-        "return made.fill_(first) if first else made",
-        "return made", OPTIMIZERS,
+        "        if first:\n            made.fill_(first)",
+        "        if False:\n            made.fill_(first)", OPTIMIZERS,
     ),
     Fault(
         "update: a group that maximizes minimizes", "differentiate/update/apply.py",

@@ -1,8 +1,8 @@
 """Signals that end a run in good order, and one that asks how far it is.
 
 SIGINT (Ctrl-C), SIGTERM and SIGHUP end a run: at once, or within `deferred` when its loop asks
-`stopping`, which is after the running step. One that comes while a module is imported waits for the
-import. A second SIGINT stops the process whatever it does. SIGUSR1 prints one line.
+`stopping`, which is after the running step. A second SIGINT stops the process whatever it does.
+SIGUSR1 prints one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from onward.import_signals import Handler, behind_imports
+from onward.import_signals import end_process, importing
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 STATUS = "SIGUSR1"
@@ -55,7 +55,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for name in STOPPING:
-                self._handle(name, behind_imports(self._stop))
+                self._handle(name, self._stop)
             self._handle(STATUS, self._show)
         return self
 
@@ -69,7 +69,7 @@ class StopSignals:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _handle(self, name: str, handler: Handler) -> None:
+    def _handle(self, name: str, handler: Callable[[int, FrameType | None], None]) -> None:
         number = getattr(signal, name, None)  # Windows has two of them
         if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
             self._before[number] = signal.signal(number, handler)
@@ -91,7 +91,10 @@ class StopSignals:
         if first:
             self.stopping = number
         if not self._deferring:
-            raise Stopped(self.stopping or number)
+            stopped = Stopped(self.stopping or number)
+            if importing(frame):
+                end_process(f"onward finetune: {stopped}\n" if self._tells else "", stopped.status)
+            raise stopped
         if number == signal.SIGINT:
             # by the kernel, so that not even a long native call is waited for
             signal.signal(number, signal.SIG_DFL)
