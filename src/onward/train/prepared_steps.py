@@ -350,6 +350,7 @@ class PreparedSteps:
             adasum=self._options.adasum,
             pipeline=self._pipeline(parameters),
             sequence=self._options.sequence_parallel,
+            attention=self._options.context_parallel_method,
         )
 
 

@@ -53,7 +53,8 @@ class Recipe:
     parameter, the dim along which ranks have a part each, and the number of groups of it. adasum:
     whether the ranks of a replica of the data take the mean over its own labels, since replicas are
     combined adaptively. pipeline: how ranks share the layers; None where they do not. sequence:
-    whether ranks with parts of weights also have parts of the positions between them.
+    whether ranks with parts of weights also have parts of the positions between them. attention:
+    the method by which ranks with parts of sequences attend to the positions of others.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -73,6 +74,7 @@ class Recipe:
     adasum: bool = False
     pipeline: PipelineCut | None = None
     sequence: bool = False
+    attention: str = "auto"
 
     @property
     def by_replica(self) -> bool:
