@@ -350,8 +350,10 @@ class Compiler:
 
     def _distribute(self, graph: Graph, recipe: Recipe) -> Graph:
         cut = recipe.shards, recipe.summed_parts, recipe.held, recipe.cuts
-        others = {"adaptive": recipe.adasum, "sequence": recipe.splits_positions}
-        return distribute(graph, self.mesh, recipe.average, *cut, **others)
+        return distribute(
+            graph, self.mesh, recipe.average, *cut, adaptive=recipe.adasum,
+            sequence=recipe.splits_positions, attention=recipe.attention,
+        )  # fmt: skip
 
     def _unfused(self, captured: Captured) -> Graph:
         passes = [*rewrite.FORWARD]

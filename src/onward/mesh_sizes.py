@@ -12,6 +12,8 @@ from onward.errors import OnwardError, refused
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 DATA_AXES = ("dp_shard", "dp_replicate")  # innermost first
 SUMMED_AXES = ("cp", *DATA_AXES)  # along which ranks have terms of each gradient, innermost first
+# ways in which ranks with parts of sequences attend to the positions of others
+METHODS = ("auto", "allgather", "alltoall", "ring")
 AUTO = "auto"  # all processes that were started, along one axis of data
 _EXAMPLE = 'such as {"dp_replicate": 2} in a program started by torchrun --nproc-per-node=2'
 
@@ -125,6 +127,6 @@ def _check_adasum(mesh: object, sizes: Mapping[str, int], zero: int) -> None:
 
 
 __all__ = [
-    "AUTO", "AXES", "DATA_AXES", "SUMMED_AXES", "auto_sizes", "check_pipeline",
+    "AUTO", "AXES", "DATA_AXES", "METHODS", "SUMMED_AXES", "auto_sizes", "check_pipeline",
     "check_positions", "check_sharing", "read_mesh",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.errors import OnwardError, check_names, refused
-from onward.mesh_sizes import read_mesh
+from onward.mesh_sizes import METHODS, read_mesh
 from onward.option_conflicts import check_recompute, check_together
 from onward.option_fields import documented, option, options_of, read_options
 from onward.option_readers import (
@@ -346,6 +346,21 @@ class TrainerOptions:
     there take an N-th of the memory, with N ranks; an all-reduce becomes a reduce-scatter and an
     all-gather, and a weight's gradient gathers what it reads once more. N has to divide the lengths
     of batches, and padded rows are computed. False: every rank has all of them."""
+
+    context_parallel_method: str = option(
+        "auto",
+        read_one_of(*METHODS),
+        "how ranks along `cp` attend to the positions of others: keys and values are gathered "
+        '(`"allgather"`), positions are exchanged for heads (`"alltoall"`), or keys and values go '
+        "round a ring, so that no rank has all of them",
+        '"ring"',
+    )
+    """The method by which the ranks along the axis `cp` of the `mesh` attend to the positions of other
+    ranks. "allgather": keys and values of all positions on every rank (Llama 3, arXiv 2407.21783).
+    "alltoall": positions are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509). "ring":
+    keys and values go from rank to rank, so that none has all of them (ring attention, arXiv
+    2310.01889). A call that cannot take the method, such as one whose heads the ranks do not
+    divide, takes the one of "auto": the one of the first two that passes fewer bytes."""
 
     pipeline_schedule: str = option(
         "1F1B",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import op_cases
+from after_forward import after_forward
 from op_cases import Bits, Given, Input, Known, OpCase, Real, Whole, ints, r
 
 from onward.distribute import Collectives, lockstep, ranks_of
@@ -33,6 +34,7 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Node, Role, Value, type_of
 from onward.graph.ops import OPS, OWN
 from onward.graph.types import DType, Type, parse_type
+from onward.mesh_sizes import METHODS
 
 FACTOR = 8
 _BY_HAND = frozenset({
@@ -103,7 +105,7 @@ def _attention() -> Iterator[OpCase]:
                     t.with_shape((t.shape[0], t.shape[1] * 4, *t.shape[2:]))
                     for t in types]  # fmt: skip
             inputs = [op_cases._of_type(op, i, wide, attrs) for i in range(len(wide))]
-            yield OpCase(op, tuple(inputs), attrs)
+            yield after_forward(OpCase(op, tuple(inputs), attrs))
 
 
 def _attention_rows() -> Iterator[OpCase]:
@@ -128,7 +130,7 @@ def _attention_rows() -> Iterator[OpCase]:
                 q = wide[first]
                 assert q is not None and q.shape[2] == 8
                 inputs = [op_cases._of_type(op, i, wide, attrs) for i in range(len(wide))]
-                yield OpCase(op, tuple(inputs), attrs)
+                yield after_forward(OpCase(op, tuple(inputs), attrs))
 
 
 def _in_blocks() -> Iterator[OpCase]:
@@ -237,10 +239,11 @@ def ways(node: Node, ranks: int) -> list[Way]:
             every = [s if same else w for same, w in zip(alike, whole, strict=True)]
             givens += [(*whole[:i], s, *whole[i + 1 :]), tuple(every)]
     for given in dict.fromkeys(givens):
-        found += [w for w in ways_of(node, ranks, given) if not w.is_whole]
+        for method in METHODS if "Attention" in node.op_type else METHODS[:1]:
+            found += [w for w in ways_of(node, ranks, given, method) if not w.is_whole]
     kept: dict[tuple[Any, ...], Way] = {}
     for way in found:
-        kept.setdefault((way.inputs, way.outputs), way)
+        kept.setdefault((way.inputs, way.outputs, way.method), way)
     return list(kept.values())
 
 

@@ -144,10 +144,10 @@ def step_of(model: Made, recipe: Recipe) -> Graph:
 def ranks_graphs(
     graph: Graph, meshes: Sequence[Mesh], sizes: Mapping[str, int] | None = None,
     cuts: Mapping[str, Sharding] | None = None, rewritten: bool = True, average: str = "labels",
-    sequence: bool = False,
+    sequence: bool = False, method: str = "auto",
 ) -> tuple[list[Graph], list[dict[str, TensorCut]]]:  # fmt: skip
     """The graph of each rank, as the compiler would go on to rewrite it, and its cuts. sequence:
-    whether ranks along `tp` have parts of the positions."""
+    whether ranks along `tp` have parts of the positions. method: of attention along `cp`."""
     graphs, found = [], []
     for mesh in meshes:
         own, here = tensor_parallel(graph, mesh, RATES, sizes or SIZES, cuts)
@@ -155,7 +155,7 @@ def ranks_graphs(
             chosen = {name: cut.sharding for name, cut in here.items()}
             own, here = tensor_parallel(graph, mesh, cuts=chosen, sequence=True)
         if mesh.size("cp") > 1:
-            own = context_parallel(own, mesh)
+            own = context_parallel(own, mesh, method=method)
         if mesh.size("dp_replicate") > 1 or (mesh.size("cp") > 1 and graph.signature.updated):
             own = data_parallel(own, mesh, average)
             number_in_order(own)

@@ -43,6 +43,7 @@ def distribute(
     cuts: Mapping[str, tuple[int, int]] | None = None,
     adaptive: bool = False,
     sequence: bool = False,
+    attention: str = "auto",
 ) -> Graph:
     """Returns the graph that this rank of the mesh runs.
 
@@ -52,7 +53,8 @@ def distribute(
     this rank has; it has all of others. cuts: by parameter, the dim along which ranks of `tp` have
     a part each, and the number of groups of it. adaptive: whether gradients are
     combined along dp_replicate by `adasum`. sequence: whether ranks along `tp` also have parts of
-    the positions. Raises OnwardError for a step that ranks cannot share.
+    the positions. attention: the method by which ranks along `cp` attend to the positions of others
+    (`context_parallel`). Raises OnwardError for a step that ranks cannot share.
     """
     if mesh.ranks == 1:
         return graph
@@ -66,7 +68,7 @@ def distribute(
     if mesh.size(tensor.AXIS) > 1:
         graph = cut_along(graph, mesh, cuts or {}, sequence and not splits_sequences(mesh))
     if splits_sequences(mesh):
-        graph = context_parallel(graph, mesh, summed)
+        graph = context_parallel(graph, mesh, summed, attention)
     if not shares_steps(mesh):
         return graph
     trained = {**graph.signature.updated, **graph.signature.accumulators}

@@ -36,20 +36,25 @@ AXIS = "cp"
 _SUMS = ("labels", "loss")  # of `Signature.local_sums`: over what each rank has of the sequence
 
 
-def context_parallel(graph: Graph, mesh: Mesh, summed: Collection[str] = ()) -> Graph:
+def context_parallel(
+    graph: Graph, mesh: Mesh, summed: Collection[str] = (), method: str = "auto"
+) -> Graph:
     """Returns the graph of this rank of a mesh, whose gradients and sums are terms that
     `data_parallel` has to add up along `cp` (`Signature.local_gradients`, `local_sums`).
 
     graph: of one rank, or what `tensor_parallel` has made of it. Inputs and outputs keep their
     names, and their shapes but for the symbols of lengths. Sums of an accumulation window are those
     of one rank, but for the parameters `summed`, whose gradients are added up in each micro-batch.
-    Raises OnwardError for a step that reads no sequences.
+    method: of attention to positions of other ranks, one of `METHODS`; a call that cannot take it
+    has that of "auto". Raises OnwardError for a step that reads no sequences.
     """
     ranks = mesh.size(AXIS)
     if ranks == 1 or not graph.inputs_with(Role.BATCH):  # an update alone, by sums of each rank
         return graph
     made = split_lengths(graph, AXIS, ranks)
-    solution = ContextSharding(made, ranks, summed).solution({})
+    search = ContextSharding(made, ranks, summed)
+    search.method = method
+    solution = search.solution({})
     solution.gathers_again = True
     if not any(way.shares_work for way in solution.ways.values()):
         raise OnwardError(

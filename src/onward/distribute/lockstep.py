@@ -194,6 +194,9 @@ def _exchanged(met: Sequence[Meeting], place: int) -> Arrays:
         case "ExchangeStart" if "partner" in attrs:
             [x] = xs[1 - place]
             return [x.copy()]
+        case "ExchangeStart" if "shift" in attrs:
+            [x] = xs[(place - int(attrs["shift"])) % len(xs)]
+            return [x.copy()]
         case "ExchangeStart":
             [x] = xs[place ^ int(attrs["distance"])]
             return [x.copy()]

@@ -203,15 +203,18 @@ def _all_to_all(args: KernelArguments, group: Any) -> PendingExchange:
 
 
 def _exchange(args: KernelArguments, group: Any) -> PendingExchange:
-    x, place = args.x().contiguous(), dist.get_rank(group)
-    own = args.attrs.get("partner")
-    other = place ^ int(args.attrs["distance"]) if own is None else int(own)
-    partner = dist.get_global_rank(group, other)
-    tag = int(args.attrs["sequence"])  # several exchanges of the same partners may be under way
+    x, place, attrs = args.x().contiguous(), dist.get_rank(group), args.attrs
+    if "shift" in attrs:
+        shift, ranks = int(attrs["shift"]), int(attrs["size"])
+        to, source = (place + shift) % ranks, (place - shift) % ranks
+    else:
+        own = attrs.get("partner")
+        to = source = place ^ int(attrs["distance"]) if own is None else int(own)
+    tag = int(attrs["sequence"])  # several exchanges of the same partners may be under way
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, x, partner, group, tag),
-            dist.P2POp(dist.irecv, args.y, partner, group, tag),
+            dist.P2POp(dist.isend, x, dist.get_global_rank(group, to), group, tag),
+            dist.P2POp(dist.irecv, args.y, dist.get_global_rank(group, source), group, tag),
         ]
     )
     return PendingExchange(tuple(works), (args.y,), operands=(x,))

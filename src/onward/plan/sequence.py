@@ -13,7 +13,7 @@ from onward.graph.ops.collective import MESSAGES, STARTS
 from onward.plan.plan import Plan, PlannedLaunch
 
 # attributes of a start in which ranks must agree; sizes of tensors may differ where an op allows it
-_SAID = ("axis", "size", "reduction", "root", "distance", "sequence", "record")
+_SAID = ("axis", "size", "reduction", "root", "distance", "shift", "sequence", "record")
 
 
 def collectives(plan: Plan) -> list[PlannedLaunch]:

@@ -351,6 +351,7 @@ class PreparedSteps:
             pipeline=self._pipeline(parameters),
             sequence=self._options.sequence_parallel,
             offloaded=self._session.memory.store is not None,
+            attention=self._options.context_parallel_method,
         )
 
 

@@ -54,7 +54,8 @@ class Recipe:
     whether the ranks of a replica of the data take the mean over its own labels, since replicas are
     combined adaptively. pipeline: how ranks share the layers; None where they do not. sequence:
     whether ranks with parts of weights also have parts of the positions between them. offloaded:
-    whether the optimizer's state lies outside of the device's memory.
+    whether the optimizer's state lies outside of the device's memory. attention: the method by
+    which ranks with parts of sequences attend to the positions of others.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
@@ -75,6 +76,7 @@ class Recipe:
     pipeline: PipelineCut | None = None
     sequence: bool = False
     offloaded: bool = False
+    attention: str = "auto"
 
     @property
     def by_replica(self) -> bool:

@@ -79,7 +79,10 @@ class ParameterKind:
 
 
 class StepSharding:
-    """The search for the shardings of one graph."""
+    """The search for the shardings of one graph. method: by which attention on positions is asked
+    to exchange."""
+
+    method = "auto"
 
     def __init__(self, graph: Graph, costs: Costs) -> None:
         self._graph, self._costs, self._ranks = graph, costs, costs.ranks
@@ -216,9 +219,10 @@ class StepSharding:
     def _offers(self, number: int, node: Node, given: Shardings) -> list[PricedWay]:
         key = (number, given)
         if key not in self._priced:
-            ways = ways_of(node, self._ranks, given)
+            ways = ways_of(node, self._ranks, given, self.method)
             for other in self.also_given(node, given):
-                ways += [way for way in ways_of(node, self._ranks, other) if way not in ways]
+                found = ways_of(node, self._ranks, other, self.method)
+                ways += [way for way in found if way not in ways]
             self._priced[key] = [self._with_price(node, way) for way in ways]
         return self._priced[key]
 

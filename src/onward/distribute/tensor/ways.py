@@ -52,13 +52,15 @@ class Way:
     """One way to run a call on parts. inputs, outputs: their shardings; None for an absent input.
     program: what a rank runs; None: the op with the attributes of the call. exchanged: the shapes
     of what the program reduces over the ranks, passed: of what it passes round them once, as a
-    reduce-scatter does, both for the time that it takes."""
+    reduce-scatter does, both for the time that it takes. method: of attention on positions
+    (`rules/attention_methods.py`); "" for other ways."""
 
     inputs: Shardings
     outputs: tuple[Sharding, ...]
     program: Program | None = None
     exchanged: tuple[Type, ...] = ()
     passed: tuple[Type, ...] = ()
+    method: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -79,11 +81,11 @@ class ShardedCall:
     """A call whose ways a rule is asked for.
 
     ranks: along the axis. given: the shardings that the inputs have already; a rule offers the ways
-    that begin with one of them.
+    that begin with one of them. method: by which attention on positions is asked to exchange.
     """
 
-    def __init__(self, node: Node, ranks: int, given: Shardings) -> None:
-        self.node, self.ranks, self.given = node, ranks, given
+    def __init__(self, node: Node, ranks: int, given: Shardings, method: str = "auto") -> None:
+        self.node, self.ranks, self.given, self.method = node, ranks, given, method
         self.attrs = attributes(node)
 
     @property
@@ -172,10 +174,11 @@ def whole(call: ShardedCall) -> Way:
     return Way(call.inputs({}), tuple(REPLICATED for _ in call.node.outputs))
 
 
-def ways_of(node: Node, ranks: int, given: Shardings) -> list[Way]:
+def ways_of(node: Node, ranks: int, given: Shardings, method: str = "auto") -> list[Way]:
     """The ways to run a call whose inputs are sharded as given: the whole on every rank, and those
-    of its rules that take at least one input as it is. Each fits the types of the call."""
-    call = ShardedCall(node, ranks, given)
+    of its rules that take at least one input as it is. Each fits the types of the call. method: as
+    of `ShardedCall`."""
+    call = ShardedCall(node, ranks, given, method)
     found = [whole(call)]
     if all(s in (None, REPLICATED) for s in given):
         return found

@@ -11,7 +11,8 @@ that the exchange reads until its end.
     y = ReduceScatterStart(x)  y' = CollectiveWait(y, x)    y' = this rank's part of the sum
     y = AllToAllStart(x)       y' = CollectiveWait(y, x)    y' = this rank's part of each x
     y = BroadcastStart(x)      y' = CollectiveWait(y)       y' = x of the rank `root`
-    y = ExchangeStart(x)       y' = CollectiveWait(y, x)    y' = x of this rank's partner
+    y = ExchangeStart(x)       y' = CollectiveWait(y, x)    y' = x of this rank's partner, or of the
+                                                            rank before it in a ring
     y = SendStart(x)           y' = CollectiveWait(y, x)    x is with the rank `to`; y' is nothing
     y = ReceiveStart(shape)    y' = CollectiveWait(y)       y' = x of the rank `source`
 
@@ -157,6 +158,11 @@ def _paired(call: Call) -> list[Type]:
     if "partner" in call.attrs:
         _other_rank(call, "partner")
         return found
+    if "shift" in call.attrs:
+        shift = call.attrs["shift"]
+        if not isinstance(shift, int) or not 1 <= shift < int(call.attrs["size"]):
+            raise ValueError(f"{call.op_type}: shift {shift} of {call.attrs['size']} ranks")
+        return found
     size, distance = int(call.attrs["size"]), int(call.attrs.get("distance", 0))
     if distance < 1 or distance & (distance - 1) or size % (2 * distance):
         raise ValueError(
@@ -272,7 +278,9 @@ OPS = (
         opaque=True,
         doc="y = x of this rank's partner, whose coordinate differs in the bit `distance`, a power "
         "of two: at 1, ranks 0 and 1 are partners, at 2, ranks 0 and 2. Or of the rank with the "
-        f"coordinate `partner`, which has this rank as its own. {_ATTRIBUTES}",
+        "coordinate `partner`, which has this rank as its own. Or round a ring: y = x of the rank "
+        "`shift` before this one, whose own x goes to the rank `shift` behind it. `placed`: 1 "
+        f"where it starts no earlier than the graph has it. {_ATTRIBUTES}",
     ),
     Op(
         name=SEND,

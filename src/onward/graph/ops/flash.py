@@ -3,6 +3,10 @@
 Source: FlashAttention-2 (arXiv 2307.08691). The numbers are a row's highest score and the sum of
 `exp(score - highest)`. Their combination, the log-sum-exp, would lose the sum where a mask adds
 numbers such as -3e38. Packed rows have coordinates as in `attention.py`.
+
+A gradient of some of a row's keys (ring attention, arXiv 2310.01889) takes the row's numbers over
+all of its keys, and is given `delta`, the sum of dy * y over the features, which it would otherwise
+find from the keys that it has.
 """
 
 from __future__ import annotations
@@ -79,10 +83,10 @@ def _probabilities(
 ) -> tuple[Value, Value]:
     """Recomputes the probabilities, and computes the gradient of the scores `raw` before masks:
     f[B,H,Q,S]."""
-    given = [*inputs, None, None, None][:13]
-    dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at, bias = given
+    given = [*inputs, None, None, None, None][:14]
+    dy, q, k, v, mask, seed, offset, _, peak, total, q_at, k_at, bias, known = given
     forward = [q, k, v, mask, seed, offset, q_at, k_at, bias]
-    assert dy is not None and v is not None and y is not None
+    assert dy is not None and v is not None
     assert peak is not None and total is not None
     s, allowed = scores(b, raw, forward, attrs)
     last = type_of(s).rank - 1
@@ -93,11 +97,14 @@ def _probabilities(
         if where is not None:
             p = b.Where(where, p, zero)
     dp = dropped(b, b.MatMul(dy, _turned(b, repeated(b, v, s))), [seed, offset, q_at, k_at], attrs)
-    # also sum(dy * y); the total probability is 1 up to rounding, and 0 for queries that see
-    # nothing
-    tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
-    mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
-    delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
+    if known is not None:
+        delta = b.unsqueeze(b.cast(known, type_of(p).dtype), [last])
+    else:
+        # also sum(dy * y); the total probability is 1 up to rounding, and 0 for queries that see
+        # nothing
+        tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
+        mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
+        delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
     ds = b.Mul(p, b.Sub(dp, delta))
     return p, b.Where(allowed, ds, zero) if allowed is not None and "fill" in attrs else ds
 
@@ -171,6 +178,11 @@ def _infer_grad(call: Call) -> list[Type]:
     check_packed(call, first=1, at=10)
     check_fill(call, first=1)
     check_bias(call, first=1, at=12)
+    q = call.type(1)
+    if not call.present(7) and not call.present(13):
+        raise ValueError(f"{call.op_type}: neither y nor the sums of dy * y")
+    if call.present(13) and call.type(13) != q.accumulated.with_shape(q.shape[:-1]):
+        raise ValueError(f"{call.op_type}: {call.type(13)} is no number for each row of {q}")
     trained = [call.type(12)] if call.present(12) and call.attrs.get("bias_gradient") else []
     return [call.type(1), call.type(2), call.type(3), *trained]
 
@@ -207,6 +219,24 @@ def _grad_case(
     return attrs, (y, *plain, y, row, row, *inputs[6:])
 
 
+_OF_PARTS = (
+    ({"scale": 0.5, "is_causal": 0}, _QKV),
+    ({"scale": 0.3, "is_causal": 1}, (*_SELF, "b[2,1,1,5]")),
+    ({**_DROP, "is_causal": 0, "softcap": 0.75}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    GROUPED[0],
+    BIASED[0],
+    PACKED[3],
+)
+
+
+def _part_case(
+    attrs: dict[str, Any], inputs: tuple[str | None, ...]
+) -> tuple[dict[str, Any], tuple[str | None, ...]]:
+    """A forward's test case as one of the gradient that is given `delta`."""
+    attrs, given = _grad_case(attrs, inputs)
+    return attrs, (*given[:7], None, *[*given[8:], None, None, None][:5], given[8])
+
+
 def _flops_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
     """FLOPs of recomputing the scores, of their gradient, and of those of q, k and v."""
     q, k, v = inputs[1:4]
@@ -233,7 +263,13 @@ OPS = (
         infer=_infer_grad,
         body=_flash_grad,
         doc="dq, dk, dv of FlashAttention, and with `bias_gradient` that of its bias, from dy, its "
-        "first six inputs, its three outputs, the coordinates and the bias.",
-        cases=tuple(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
+        "first six inputs, its three outputs, the coordinates and the bias. Last, delta f[B,H,Q], "
+        "the sum of dy * y over the features, in the place of y: where q attends to keys beside "
+        "these, peak, total and delta are those over all of them, and dq, dk, dv are what these keys "
+        "add to the gradients.",
+        cases=(
+            *(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
+            *(_part_case(attrs, inputs) for attrs, inputs in _OF_PARTS),
+        ),
     ),
 )

@@ -73,8 +73,13 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "everything dropped"
     types = [*spec.inputs, *spec.outputs]
-    at = 8 if first else len(spec.inputs) + 1  # position of the coordinates
-    return not_f32(types[at : at + 2]) or not_one_element(types[:at] + types[at + 2 :])
+    at = 8 if first else len(spec.inputs) + 1  # position of the two numbers per row
+    deltas = spec.inputs[13:14] if first else ()
+    if deltas:
+        del types[13]
+    return not_f32([*types[at : at + 2], *deltas]) or not_one_element(
+        types[:at] + types[at + 2 :]
+    )
 
 
 def _low(spec: KernelSpec) -> bool:
@@ -188,7 +193,9 @@ def _bind(args: KernelArguments) -> Launch:
 
 def _bind_grad(args: KernelArguments) -> Launch:
     dy, q, k, v = args.x(0), args.x(1), args.x(2), args.x(3)
-    y, peaks, totals = args.x(7), args.x(8), args.x(9)
+    peaks, totals = args.x(8), args.x(9)
+    y, *_, given = [*args.inputs, *[None] * 4][7:14]
+    y = dy if y is None else y  # which is not read where the sums of dy * y are given
     dq, dk, dv, dbias = [*args.outputs, None][:4]
     c = library()
     assert c is not None
@@ -197,7 +204,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     exact, rounded = (args.scratch[2], dbias) if len(args.scratch) > 2 else (dbias, None)
     return c.launch(
         "onward_attention_grad", **layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
-        peaks=peaks, totals=totals, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
+        peaks=peaks, totals=totals, given=given, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
         dbias=exact, rounded=rounded, bias_sizes=places, **_coordinates(args, 10), sizes=sizes,
         **_room_of(args),
     )  # fmt: skip
@@ -210,6 +217,6 @@ KERNELS: dict[str, Kernel] = {
     ),
     "FlashAttentionGrad": Kernel(
         "native.attention_grad", _bind_grad, unsupported=_unsupported, where=where,
-        contiguous=(5, 8, 9, 10, 11, 12), strided=(0, 1, 2), scratch=_scratch_grad,
+        contiguous=(5, 8, 9, 10, 11, 12, 13), strided=(0, 1, 2), scratch=_scratch_grad,
     ),
 }  # fmt: skip

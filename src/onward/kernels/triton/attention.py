@@ -225,13 +225,15 @@ def _bind_grad(args: KernelArguments) -> Launch:
     from onward.kernels.triton import attention_device as device
 
     dy, q, k, v = args.x(0), args.x(1), args.x(2), args.x(3)
-    y, peaks, totals = args.x(7), args.x(8), args.x(9)
+    y, _, _, _, _, _, known = [*args.inputs, *[None] * 4][7:14]
+    peaks, totals = args.x(8), args.x(9)
     dq, dk, dv, dbias = [*args.outputs, None][:4]
     assert dq is not None and dk is not None and dv is not None
     call = _call(args, 1, 10)
     _, of_q, of_k = _blocks(q.dtype != torch.float32, q.shape[3], v.shape[3])
     mask, bias, seed, offset, q_at, k_at = call.tensors
-    delta, by_query, by_key = [*args.scratch, q, q][:3]
+    found, by_query, by_key = [*args.scratch, q, q][:3]
+    delta = found if known is None else known
     B, H, Q, _ = q.shape
     G, S = k.shape[1:3]
     down, across = math.ceil(Q / of_q.rows), math.ceil(S / of_k.keys)
@@ -241,6 +243,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     strides = (*dy.stride(), *q.stride(), *k.stride(), *v.stride())
 
     def delta_of_rows() -> None:
+        assert y is not None
         sums[(math.ceil(Q / 64) * B * H,)](
             dy, y, delta, H, Q, *dy.stride(), *y.stride(), VALUES=v.shape[3],
             E=call.flags["E"], ROWS=64,
@@ -260,7 +263,9 @@ def _bind_grad(args: KernelArguments) -> Launch:
             *call.numbers, PACKED=call.packed, **call.flags, **_sized(of_k),
         )  # fmt: skip
 
-    launches: list[Launch] = [delta_of_rows, of_queries, of_keys]
+    launches: list[Launch] = [of_queries, of_keys]
+    if known is None:
+        launches.insert(0, delta_of_rows)
     if call.packed:
         causal = call.flags["CAUSAL"]
         keys_of, queries_of = device.key_ranges, device.query_ranges
@@ -296,6 +301,6 @@ KERNELS: dict[str, Kernel] = {
     ),
     "FlashAttentionGrad": Kernel(
         "triton.attention_grad", _bind_grad, unsupported=_unsupported, where=where,
-        contiguous=(5, 8, 9, 10, 11), strided=(0, 1, 2), scratch=_scratch_grad,
+        contiguous=(5, 8, 9, 10, 11, 13), strided=(0, 1, 2), scratch=_scratch_grad,
     ),
 }  # fmt: skip

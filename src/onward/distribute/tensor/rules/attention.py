@@ -12,7 +12,7 @@ from onward.graph.types import Type
 
 # by op: the place of q among the inputs, then those of the other inputs with heads of their own
 _FORWARD = (0, (0, 1, 2), (3, 8))
-_BACKWARD = (1, (0, 1, 2, 3, 7, 8, 9), (4, 12))
+_BACKWARD = (1, (0, 1, 2, 3, 7, 8, 9, 13), (4, 12))
 INPUTS = {
     "Attention": _FORWARD, "FlashAttention": _FORWARD, "FlashAttentionGrad": _BACKWARD,
 }  # fmt: skip

@@ -8,43 +8,24 @@ from collections.abc import Iterator, Sequence
 
 from onward.distribute.tensor.conversions import Finish, start_conversion
 from onward.distribute.tensor.rules.attention import HEADS, INPUTS, at_its_heads, of_masks
-from onward.distribute.tensor.sharding import split
+from onward.distribute.tensor.rules.attention_methods import POSITIONS, method_of
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, type_of, where
 
-POSITIONS = split(2)
-
-
-def exchanges_heads(call: ShardedCall) -> bool:
-    """Whether ranks that have positions can exchange them for heads, and pass fewer bytes by it
-    than by gathering keys and values, forward and backward together.
-
-    Of q with H heads and keys with G, on N ranks: `(4 H + 4 G) / N` against `6 G`.
-    """
-    first, own, _ = INPUTS[call.node.op_type]
-    q, k = call.type(first), call.type(first + 1)
-    if q.rank != 4 or call.present(10 if len(own) > 3 else 6):
-        return False
-    alike = all(POSITIONS.fits(t, call.ranks) and HEADS.fits(t, call.ranks) for t in (q, k))
-    heads, groups = q.shape[1], k.shape[1]
-    if not alike or not isinstance(heads, int) or not isinstance(groups, int):
-        return False
-    return 4 * heads + 4 * groups < 6 * groups * call.ranks
-
-
 @way_rule(*INPUTS)
 def _exchanged_positions(call: ShardedCall) -> Iterator[Way]:
-    if not exchanges_heads(call):
+    if method_of(call) != "alltoall":
         return
     first, own, shared = INPUTS[call.node.op_type]
+    own = tuple(i for i in own if call.present(i))
     found = dict.fromkeys(own, POSITIONS)
     for i in shared:
         if call.present(i):
             found[i] = of_masks(call.type(i), call.type(first))
     made = tuple(HEADS if _is_bias(call.node, i) else POSITIONS for i in range(len(call.results)))
     passed = [POSITIONS.local(call.type(i), call.ranks) for i in own]
-    yield Way(call.inputs(found), made, _on_heads, passed=tuple(passed))
+    yield Way(call.inputs(found), made, _on_heads, passed=tuple(passed), method="alltoall")
 
 
 def _is_bias(node: Node, output: int) -> bool:
@@ -54,7 +35,7 @@ def _is_bias(node: Node, output: int) -> bool:
 def _on_heads(
     b: Builder, node: Node, inputs: list[Value | None], place: RankPlace
 ) -> Sequence[Value]:
-    _, own, _ = INPUTS[node.op_type]
+    own = [i for i in INPUTS[node.op_type][1] if i < len(inputs) and inputs[i] is not None]
     name = where(node) or "attention"
     ends: dict[int, Finish] = {}
     given = list(inputs)
@@ -82,6 +63,3 @@ def _on_heads(
         results[i] = end(b)
         place.shared["heads", results[i]] = made[i]  # read again by the gradient
     return results
-
-
-__all__ = ["POSITIONS", "exchanges_heads"]

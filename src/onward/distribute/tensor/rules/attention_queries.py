@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from onward.distribute.tensor.conversions import start_conversion
-from onward.distribute.tensor.rules.attention_exchange import POSITIONS as _QUERIES
-from onward.distribute.tensor.rules.attention_exchange import exchanges_heads
+from onward.distribute.tensor.rules.attention_methods import POSITIONS as _QUERIES
+from onward.distribute.tensor.rules.attention_methods import is_of_keys, method_of
 from onward.distribute.tensor.rules.drawn_rows import numbers_along
 from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, Sharding, split
 from onward.distribute.tensor.ways import (
@@ -32,7 +32,7 @@ from onward.graph.types import DType, Size, Type, product
 # by op: the places among the inputs of q, of those with a row for each query, of the mask, of the
 # coordinates of queries, and of the bias
 _FORWARD = (0, (0,), 3, 6, 8)
-_BACKWARD = (1, (0, 1, 7, 8, 9), 4, 10, 12)
+_BACKWARD = (1, (0, 1, 7, 8, 9, 13), 4, 10, 12)
 _INPUTS = {
     "Attention": _FORWARD, "FlashAttention": _FORWARD, "FlashAttentionGrad": _BACKWARD,
 }  # fmt: skip
@@ -44,16 +44,16 @@ def _queries(call: ShardedCall) -> Iterator[Way]:
     q = call.type(first)
     if q.rank != 4 or call.present(packed_at) or not _QUERIES.fits(q, call.ranks):
         return
-    if exchanges_heads(call):
+    if method_of(call) != "allgather":
         return
     found = dict.fromkeys(own, _QUERIES)
     mask = call.type(mask_at) if call.present(mask_at) else None
     if not _knows_places(call):
         for i in (mask_at, bias_at):
             if call.present(i):
-                found[i] = _of_mask(call.type(i), q)
+                found[i] = of_mask(call.type(i), q)
         program: Program | None = None
-    elif _is_of_keys(mask, q) and "fill" not in call.attrs and _is_shared(call, bias_at):
+    elif is_of_keys(mask, q) and "fill" not in call.attrs and _is_shared(call, bias_at):
         program = partial(_at_its_queries, places=_INPUTS[call.node.op_type])
     else:
         return
@@ -62,9 +62,9 @@ def _queries(call: ShardedCall) -> Iterator[Way]:
     if call.node.op_type == "FlashAttentionGrad" and _QUERIES.fits(k, call.ranks):
         made = (_QUERIES, _QUERIES, _QUERIES, *made[3:])
         program, passed = partial(_scattered, program=program), (k, call.type(first + 2))
-        yield Way(call.inputs(found), made, program, passed=passed)
+        yield Way(call.inputs(found), made, program, passed=passed, method="allgather")
     else:
-        yield Way(call.inputs(found), made, program)
+        yield Way(call.inputs(found), made, program, method="allgather")
 
 
 def _knows_places(call: ShardedCall) -> bool:
@@ -97,17 +97,10 @@ def _scattered(
     return [dq, *(end(b) for end in started), *of_keys[2:]]
 
 
-def _of_mask(mask: Type, q: Type) -> Sharding:
+def of_mask(mask: Type, q: Type) -> Sharding:
+    """The sharding of a mask or a bias where queries are split."""
     dim = mask.rank - 2
     return split(dim) if dim >= 0 and mask.shape[dim] == q.shape[2] != 1 else REPLICATED
-
-
-def _is_of_keys(mask: Type | None, q: Type) -> bool:
-    """Whether a mask hides keys from all heads and queries of a sample alike, or is absent."""
-    if mask is None:
-        return True
-    shape = (*[1] * (4 - mask.rank), *mask.shape)
-    return mask.dtype == DType.BOOL and shape[0] in (1, q.shape[0]) and shape[1:3] == (1, 1)
 
 
 def _is_shared(call: ShardedCall, bias_at: int) -> bool:
@@ -124,13 +117,13 @@ def _at_its_queries(
     q, k = inputs[first], inputs[first + 1]
     assert q is not None and k is not None
     samples, _, queries, _ = type_of(q).shape
-    given = [*inputs, *[None] * (bias_at + 1 - len(inputs))]
+    given = [*inputs, *[None] * (bias_at + 2 - len(inputs))]
     for i in (*own, first + 1, first + 2):
-        given[i] = _one_sample(b, given[i])
+        given[i] = one_sample(b, given[i])
     at = numbers_along(b, (samples, queries), 1, split(1), place)
     mask, given[mask_at] = given[mask_at], None
-    given[packed_at] = _coordinates(b, samples, at, None)
-    given[packed_at + 1] = _coordinates(b, samples, b.arange(type_of(k).shape[2]), mask)
+    given[packed_at] = coordinates_of(b, samples, at, None)
+    given[packed_at + 1] = coordinates_of(b, samples, b.arange(type_of(k).shape[2]), mask)
     while given and given[-1] is None:
         given.pop()
     made = same_op(b, node, given)
@@ -138,11 +131,11 @@ def _at_its_queries(
     for i, (y, old) in enumerate(zip(made, node.outputs, strict=True)):
         rows = queries if i == 0 or node.op_type != "FlashAttentionGrad" else type_of(k).shape[2]
         is_bias = node.op_type == "FlashAttentionGrad" and i == 3
-        results.append(y if is_bias else _samples_apart(b, y, samples, rows, type_of(old).rank))
+        results.append(y if is_bias else samples_apart(b, y, samples, rows, type_of(old).rank))
     return results
 
 
-def _one_sample(b: Builder, x: Value | None) -> Value | None:
+def one_sample(b: Builder, x: Value | None) -> Value | None:
     """The rows of all samples x[B,H,N,...] one behind the other: [1,H,B*N,...]."""
     if x is None:
         return None
@@ -152,15 +145,15 @@ def _one_sample(b: Builder, x: Value | None) -> Value | None:
     return b.transpose(moved, [0, 2, 1, *others])
 
 
-def _samples_apart(b: Builder, x: Value, samples: Size, rows: Size, rank: int) -> Value:
-    """The inverse of `_one_sample`."""
+def samples_apart(b: Builder, x: Value, samples: Size, rows: Size, rank: int) -> Value:
+    """The inverse of `one_sample`."""
     _, heads, _, *more = type_of(x).shape
     others = list(range(3, rank))
     moved = b.reshape(b.transpose(x, [0, 2, 1, *others]), (samples, rows, heads, *more))
     return b.transpose(moved, [0, 2, 1, *others])
 
 
-def _coordinates(b: Builder, samples: Size, positions: Value, mask: Value | None) -> Value:
+def coordinates_of(b: Builder, samples: Size, positions: Value, mask: Value | None) -> Value:
     """The coordinates i64[B*N,2] of rows at these positions i64[N] of each sample. mask: of the
     keys that are seen, b[B or 1,1,1,N] or without its first dims; others have the sample -1."""
     [rows] = type_of(positions).shape
@@ -173,3 +166,6 @@ def _coordinates(b: Builder, samples: Size, positions: Value, mask: Value | None
     at = b.expand(b.unsqueeze(positions, [0]), shape)
     columns = [b.reshape(x, (product(shape), 1)) for x in (sample, at)]
     return b.Concat(*columns, axis=1)
+
+
+__all__ = ["coordinates_of", "of_mask", "one_sample", "samples_apart"]

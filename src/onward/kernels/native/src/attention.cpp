@@ -351,7 +351,8 @@ extern "C" void onward_attention(
 // dq, dk, dv from dy and what forward had and made. dbias, or null, is f32; it is also written to
 // `rounded`, or null. bias_sizes are 1 or B, and how many positions of queries and of keys there are.
 // A task is a head of keys of one segment, or of all where they share a bias, whose gradient then has
-// one order of summing.
+// one order of summing. given: the sums of dy * y of the rows, which may see more keys than these;
+// null: they are found here.
 extern "C" void onward_attention_grad(
     const T* dy, const int64_t* OF(4) dy_strides, const T* q,
     const int64_t* OF(4) q_strides, const T* k, const int64_t* OF(4) k_strides, const T* v,
@@ -368,6 +369,7 @@ extern "C" void onward_attention_grad(
     const int64_t* OPTIONAL OF(2 * sizes[3]) k_at, const T* y, const int64_t* OF(4) y_strides,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
+    const float* OPTIONAL OF(sizes[0] * sizes[1] * sizes[2]) given,
     T* dq, const int64_t* OF(4) dq_strides, T* dk, const int64_t* OF(4) dk_strides,
     T* dv, const int64_t* OF(4) dv_strides, const int64_t* OF(8) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments,
@@ -419,7 +421,7 @@ extern "C" void onward_attention_grad(
             float* delta = rest.take(n.shared() * g.queries);
             const bool joined = LOW<E> && n.keys > KEYS;  // as in the forward
             float* q_whole = joined ? rest.take(n.shared() * n.queries * n.width) : nullptr;
-            const bool one_block = block == g.keys;
+            const bool one_block = block == g.keys && !given;  // a row is whole in it
             for (int64_t k0 = 0; k0 == 0 || k0 < g.keys; k0 += KEYS) {
                 const int64_t keys = std::min(block, g.keys - k0);
                 const E* kb = K.at(g.b, own, g.k0 + k0);
@@ -447,8 +449,9 @@ extern "C" void onward_attention_grad(
                     pack_rows(gb, DY.row(), DY.col(), m, n.values, 1.0f, dy_rows);
                     pack_panels(dy_rows, n.values, 1, m, n.values, dy_panels);
                     for (int64_t i = 0; i < m && !one_block && k0 == 0; ++i)
-                        deltas[q0 + i] = dot(dy_rows + i * n.values, Y.at(g.b, h, g.q0 + q0 + i),
-                                             Y.col(), n.values);
+                        deltas[q0 + i] = given ? given[row + i]
+                                               : dot(dy_rows + i * n.values,
+                                                     Y.at(g.b, h, g.q0 + q0 + i), Y.col(), n.values);
                     product_below(m, below.cols, n.width, q_rows, n.width,
                                   k_turned + first * n.width, s, lds, below.diagonal);
                     product_below(m, below.cols, n.values, dy_rows, n.values,
