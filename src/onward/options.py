@@ -340,6 +340,7 @@ class TrainerOptions:
         "has ranks along `tp` also work on parts of the positions, between the products whose "
         "weights are cut: less memory for activations, for as many bytes sent",
         "True",
+        {"sequence_parallel": "with --mesh tp=2: share norms and dropout by positions too"},
     )
     """Gives each rank along the axis `tp` of the `mesh` its part of the positions where weights are
     not cut: norms, dropout and residual sums (Korthikanti et al., arXiv 2205.05198). Activations
@@ -354,6 +355,7 @@ class TrainerOptions:
         '(`"allgather"`), positions are exchanged for heads (`"alltoall"`), or keys and values go '
         "round a ring, so that no rank has all of them",
         '"ring"',
+        {"context_parallel_method": "with --mesh cp=2: how attention reaches other positions"},
     )
     """The method by which the ranks along the axis `cp` of the `mesh` attend to the positions of other
     ranks. "allgather": keys and values of all positions on every rank (Llama 3, arXiv 2407.21783).
@@ -418,6 +420,7 @@ class TrainerOptions:
         '(small parameters and embeddings stay fp32); `"bf16"`: in 4 bytes, rounded '
         "stochastically, by the seed",
         '"8bit"',
+        {"optimizer_state": "what AdamW's moments are kept in: 8, 4 or 2.03 bytes a weight"},
     )
     """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes per weight instead of
     8. bf16 is rounded stochastically, without bias, by the seed. 8 bits are codes in blocks of 256;
@@ -430,6 +433,7 @@ class TrainerOptions:
         'memory; `"cpu"`: beside a GPU in the memory of the host; the results are the same to the '
         "bit",
         '"disk"',
+        {"offload_optimizer": "keep AdamW's moments in files of --offload_dir; cpu: beside a GPU"},
     )
     """"disk" keeps the optimizer's moments in files in `offload_dir` (ZeRO-Infinity, arXiv
     2104.07857), which are mapped into memory: an update reads and writes them part by part, and no
@@ -443,6 +447,7 @@ class TrainerOptions:
         read_folder,
         'is the folder of `offload_optimizer="disk"`, on a fast disk, best an NVMe drive',
         '"/scratch/state"',
+        {"offload_dir": "folder on a fast disk that takes these files, which have no names"},
     )
     """The folder that takes the files of `offload_optimizer="disk"`, which has to be there. Ranks
     on several hosts each use the folder of this name on their own host."""

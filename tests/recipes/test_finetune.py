@@ -125,6 +125,21 @@ def test_mixed_precision_learns_as_autocast_does_and_saves_fp32(
     assert table.data_type == onnx.TensorProto.FLOAT16
 
 
+def test_where_moments_lie_and_in_what(text_file: Path, tmp_path: Path) -> None:
+    """In files they are the same numbers; in codes of 8 bits a learning rate brings others."""
+    losses: dict[str, float] = {}
+    moments = {"as ever": [], "files": ["--offload_optimizer", "disk", "--offload_dir"]}
+    moments["files"].append(str(tmp_path))
+    moments["codes"] = ["--optimizer_state", "8bit"]
+    for name, words in moments.items():
+        output = tmp_path / name
+        options = ["--train_file", str(text_file), *SMALL, *words]
+        assert run(output, *options, engine="onward") == 0
+        losses[name] = read(output / "eval_results.json")["eval_loss"]
+    assert losses["files"] == losses["as ever"] != losses["codes"]
+    assert losses["codes"] == pytest.approx(losses["as ever"], rel=1e-2)
+
+
 def test_accumulation_equals_the_larger_batch(text_file: Path, tmp_path: Path) -> None:
     base = FinetuneConfig(
         train_file=str(text_file), vocab_size=300, block_size=16, max_steps=4, dropout=0.0

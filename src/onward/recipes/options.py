@@ -97,6 +97,13 @@ class FinetuneConfig:
         of_trainer("pipeline_schedule", "1F1B")
     )
     pipeline_microbatches: int | None = of_trainer("pipeline_microbatches", None)
+    sequence_parallel: bool = of_trainer("sequence_parallel", False)
+    context_parallel_method: Literal["auto", "allgather", "alltoall", "ring"] = of_trainer(
+        "context_parallel_method", "auto"
+    )
+    optimizer_state: Literal["fp32", "bf16", "8bit"] = of_trainer("optimizer_state", "fp32")
+    offload_optimizer: Literal["cpu", "disk"] | None = of_trainer("offload_optimizer", None)
+    offload_dir: str | None = of_trainer("offload_dir", None)
     bf16: bool = of_trainer("bf16", False)
     fp16: bool = of_trainer("fp16", False)
     export_dtype: Literal["float32", "float16", "bfloat16"] = option(
@@ -149,6 +156,7 @@ class VerifyConfig(FinetuneConfig):
 
 
 RECORD = "run_config.json"  # of an output folder: what its run is
+_STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
 _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 
 # (option, condition on its value, the condition in words)
@@ -189,10 +197,22 @@ def check_options(config: FinetuneConfig) -> None:
         raise InputError(
             "a validation file without a train file", "in --validation_file", "add --train_file"
         )
+    _check_engine(config)
     _check_saving(config)
     _check_reports(config)
     if config.output_dir is not None and not config.dry_run:
         check_output_dir(Path(config.output_dir))
+
+
+def _check_engine(config: FinetuneConfig) -> None:
+    """Raises InputError for optimizer state that eager PyTorch does not have."""
+    given = [name for name in _STATE if getattr(config, name) not in (None, "fp32")]
+    if config.engine == "torch" and given:
+        raise InputError(
+            f"eager PyTorch keeps no {given[0]} {getattr(config, given[0])}",
+            f"in --{given[0]}",
+            "leave it out, or give --engine onward",
+        )
 
 
 def _check_saving(config: FinetuneConfig) -> None:

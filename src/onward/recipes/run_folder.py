@@ -66,7 +66,8 @@ FREE_OPTIONS = frozenset(
         "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "save_strategy",
         "save_steps", "save_total_limit", "memory_budget", "allow_pickle", "train_file",
         "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir", "zero",
-        "pipeline_schedule", "pipeline_microbatches",
+        "pipeline_schedule", "pipeline_microbatches", "sequence_parallel",
+        "context_parallel_method", "offload_optimizer", "offload_dir",
     }
 )  # fmt: skip
 # Options that share the rows of an update out, whose number alone tells runs apart.

@@ -30,6 +30,11 @@ def trainer_options(config: FinetuneConfig) -> TrainerOptions:
         zero=config.zero,
         pipeline_schedule=config.pipeline_schedule,
         pipeline_microbatches=config.pipeline_microbatches,
+        sequence_parallel=config.sequence_parallel,
+        context_parallel_method=config.context_parallel_method,
+        optimizer_state=config.optimizer_state,
+        offload_optimizer=config.offload_optimizer,
+        offload_dir=config.offload_dir,
     )
 
 
@@ -112,7 +117,9 @@ def _check_options(config: FinetuneConfig) -> None:
         raise
     except OnwardError as error:
         what, _, fix = str(error).partition("; fix: ")
-        raise InputError(what, f"with --mesh {config.mesh} --zero {config.zero}", fix) from error
+        alone = prod((sizes_of(config.mesh) or {}).values()) == 1
+        place = f"with --mesh {config.mesh} --zero {config.zero}"
+        raise InputError(what, "on the command line" if alone else place, fix) from error
 
 
 def _check_sizes(config: FinetuneConfig, sizes: dict[str, int]) -> None:
