@@ -362,7 +362,8 @@ class TrainerOptions:
     "alltoall": positions are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509). "ring":
     keys and values go from rank to rank, so that none has all of them (ring attention, arXiv
     2310.01889). A call that cannot take the method, such as one whose heads the ranks do not
-    divide, takes the one of "auto": the one of the first two that passes fewer bytes."""
+    divide, has that of "auto": "alltoall" where it passes fewer bytes, else "ring" where gathered
+    keys would be large beside a rank's queries, else "allgather"."""
 
     pipeline_schedule: str = option(
         "1F1B",

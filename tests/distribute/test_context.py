@@ -93,10 +93,10 @@ def test_results_are_of_all_positions() -> None:
 # ---- what is exchanged
 
 
-def rank_graph(model: steps.Made, mesh: Mesh) -> Graph:
+def rank_graph(model: steps.Made, mesh: Mesh, method: str = "auto") -> Graph:
     """The graph of a rank with what an update needs alone."""
     graph = steps.step_of(model, steps.recipe_of(model, joint=True))
-    [own], _ = steps.ranks_graphs(graph, [mesh], rewritten=False)
+    [own], _ = steps.ranks_graphs(graph, [mesh], rewritten=False, method=method)
     return prune(own, own.signature.requested((), True))
 
 
@@ -122,7 +122,7 @@ def test_keys_are_gathered_twice(kind: str, ranks: int, layers: int) -> None:
     """K and V of each layer are gathered in forward and once more in backward, and their gradients
     reduce-scattered: of B x G x T x K elements, all but an N-th each time. Beside that labels, loss
     and a bucket of gradients are added up once."""
-    own = rank_graph(steps.made(kind, layers=layers), cp(ranks)[0])
+    own = rank_graph(steps.made(kind, layers=layers), cp(ranks)[0], "allgather")
     count = Counter(node.op_type for node in starts(own))
     assert count == {"AllGatherStart": 4 * layers, "ReduceScatterStart": 2 * layers}
     size, part = 3, 5

@@ -42,7 +42,7 @@ def test_every_rule_has_ways_that_are_tried() -> None:
         node = sharded.node_of(case.graph())
         for rule in table.rules_of(case.op):
             for way in sharded.ways(node, 2):
-                call = table.ShardedCall(node, 2, way.inputs, way.method or "auto")
+                call = table.ShardedCall(node, 2, way.inputs, way.method)
                 if any(w.inputs == way.inputs for w in rule(call)):
                     tried.setdefault(f"{rule.__module__}.{rule.__name__}", set()).add(case.op)
     every = (*table.RULES.values(), *table._BY_TRAIT.values())

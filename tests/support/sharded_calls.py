@@ -239,7 +239,7 @@ def ways(node: Node, ranks: int) -> list[Way]:
             every = [s if same else w for same, w in zip(alike, whole, strict=True)]
             givens += [(*whole[:i], s, *whole[i + 1 :]), tuple(every)]
     for given in dict.fromkeys(givens):
-        for method in METHODS if "Attention" in node.op_type else METHODS[:1]:
+        for method in ("", *METHODS) if "Attention" in node.op_type else ("",):
             found += [w for w in ways_of(node, ranks, given, method) if not w.is_whole]
     kept: dict[tuple[Any, ...], Way] = {}
     for way in found:

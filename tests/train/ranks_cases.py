@@ -99,6 +99,11 @@ class Case:
     positions: bool = False
 
     @property
+    def ring(self) -> bool:
+        """Says whether keys and values go round a ring."""
+        return self.options.get("context_parallel_method") == "ring"
+
+    @property
     def has_parts(self) -> bool:
         """Says whether ranks have parts of the weights."""
         return self.zero == 3 or self.tp or self.pp
@@ -150,6 +155,7 @@ class Case:
 
 WINDOW = {"gradient_accumulation_steps": 2}
 CLIPPED, LOW = {"max_grad_norm": 0.5}, {"optimizer_state": "bf16"}
+RING = {"context_parallel_method": "ring"}
 CASES = {
     "gpt2": Case(gpt2, CLIPPED),
     "gpt2 bf16": Case(gpt2, {"mixed_precision": "bf16", **CLIPPED}, near="gpt2"),
@@ -218,6 +224,18 @@ CASES = {
     "gpt2 cp fp16": Case(
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=4
     ),
+    "gpt2 ring": Case(gpt2, {**CLIPPED, **RING}, "AdamW", cp=4),
+    "gpt2 ring window": Case(gpt2, {**WINDOW, **RING}, early=4, cp=2),
+    "bert ring": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, **RING}, "AdamW", padding=True, early=8, cp=4
+    ),
+    "t5 ring": Case(t5, {**WINDOW, **RING}, padding=True, early=2, cp=2),
+    "llama ring": Case(llama, {"memory_budget": 0.5, **RING}, "AdamW", cp=4),
+    "gpt2 ring bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED, **RING}, near="gpt2", cp=4
+    ),
+    "llama ring tp": Case(llama, {**CLIPPED, **RING}, "AdamW", tp=True, cp=2),
+    "gpt2 ring zero 2": Case(gpt2, {**WINDOW, **RING}, "AdamW", early=4, zero=2, cp=2),
     "gpt2 cp tp": Case(gpt2, CLIPPED, "AdamW", tp=True, cp=2),
     "bert cp tp": Case(
         bert, {**WINDOW, "max_grad_value": 0.01}, "AdamW", padding=True, early=8, tp=True, cp=2
@@ -332,7 +350,10 @@ GROUPS = {  # by what ranks share
         n: c for n, c in CASES.items() if c.tp and c.zero and not (c.cp or c.positions)
     },
     "positions between weights": {n: case for n, case in CASES.items() if case.positions},
-    "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero)},
+    "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero or c.ring)},
+    "sequences in a ring": {
+        n: c for n, c in CASES.items() if c.ring and not (c.tp or c.zero)
+    },
     "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
     "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},
     "layers": {n: c for n, c in CASES.items() if c.pp and c.pipelines == 1 and not c.tp},

@@ -10,7 +10,8 @@ Weights, their state and the batch are whole on every rank. The solver of tensor
 the way of each call; none of its inputs is split by a cut of a parameter here, but where a call
 reads positions of a value that all ranks have. Keys and values are gathered, as in Llama 3 (arXiv
 2407.21783, section 3.3.2), or, where ranks divide the heads and fewer bytes are passed, positions
-are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
+are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509), or go round a ring of ranks (arXiv
+2310.01889), where none is to have all of them (`tensor/rules/attention_methods.py`).
 
 A length T is written as `N * part`, so that ranks divide it (`lengths.py`). A graph that
 `tensor_parallel` has made is taken as it is: exchanges along `tp` are then of a rank's positions.
@@ -52,9 +53,7 @@ def context_parallel(
     if ranks == 1 or not graph.inputs_with(Role.BATCH):  # an update alone, by sums of each rank
         return graph
     made = split_lengths(graph, AXIS, ranks)
-    search = ContextSharding(made, ranks, summed)
-    search.method = method
-    solution = search.solution({})
+    solution = ContextSharding(made, ranks, summed, method).solution({})
     solution.gathers_again = True
     if not any(way.shares_work for way in solution.ways.values()):
         raise OnwardError(
@@ -70,11 +69,18 @@ def context_parallel(
 
 class ContextSharding(StepSharding):
     """The choice of ways where ranks have parts of the positions. lengths: of the sequences.
-    summed: as of `context_parallel`."""
+    summed, method: as of `context_parallel`."""
 
-    def __init__(self, lengths: SplitLengths, ranks: int, summed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        lengths: SplitLengths,
+        ranks: int,
+        summed: Collection[str] = (),
+        method: str = "auto",
+    ) -> None:
         graph = lengths.graph
         super().__init__(graph, costs_of_memory(ranks, lengths.parts))
+        self.method = method
         self._of_batch = _computed_from_batch(graph)
         self._lengths, self._along = lengths, ranks
         signature = graph.signature

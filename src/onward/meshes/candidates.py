@@ -40,9 +40,11 @@ class MeshCandidate:
         return dict(self.sizes).get(axis, 1)
 
     def mesh(self) -> Mesh:
-        """The mesh on paper, for rank 0, whose parts of tensors are the largest."""
+        """The mesh on paper, for the rank that has and does most: the first one, whose parts of
+        tensors are the largest, but of positions the last ones, which see most keys."""
         axes = tuple(axis for axis, _ in self.sizes)
-        return Mesh(axes, tuple(size for _, size in self.sizes), (0,) * len(axes))
+        places = tuple(size - 1 if axis == "cp" else 0 for axis, size in self.sizes)
+        return Mesh(axes, tuple(size for _, size in self.sizes), places)
 
     def __str__(self) -> str:
         said = [f"{axis}={size}" for axis, size in self.sizes] or ["one rank"]

@@ -80,9 +80,9 @@ class ParameterKind:
 
 class StepSharding:
     """The search for the shardings of one graph. method: by which attention on positions is asked
-    to exchange."""
+    to exchange, "" where ranks have no parts of sequences."""
 
-    method = "auto"
+    method = ""
 
     def __init__(self, graph: Graph, costs: Costs) -> None:
         self._graph, self._costs, self._ranks = graph, costs, costs.ranks

@@ -81,10 +81,11 @@ class ShardedCall:
     """A call whose ways a rule is asked for.
 
     ranks: along the axis. given: the shardings that the inputs have already; a rule offers the ways
-    that begin with one of them. method: by which attention on positions is asked to exchange.
+    that begin with one of them. method: by which attention on positions is asked to exchange;
+    "" where ranks have no parts of sequences.
     """
 
-    def __init__(self, node: Node, ranks: int, given: Shardings, method: str = "auto") -> None:
+    def __init__(self, node: Node, ranks: int, given: Shardings, method: str = "") -> None:
         self.node, self.ranks, self.given, self.method = node, ranks, given, method
         self.attrs = attributes(node)
 
@@ -174,7 +175,7 @@ def whole(call: ShardedCall) -> Way:
     return Way(call.inputs({}), tuple(REPLICATED for _ in call.node.outputs))
 
 
-def ways_of(node: Node, ranks: int, given: Shardings, method: str = "auto") -> list[Way]:
+def ways_of(node: Node, ranks: int, given: Shardings, method: str = "") -> list[Way]:
     """The ways to run a call whose inputs are sharded as given: the whole on every rank, and those
     of its rules that take at least one input as it is. Each fits the types of the call. method: as
     of `ShardedCall`."""

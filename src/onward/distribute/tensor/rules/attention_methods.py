@@ -4,7 +4,12 @@
     alltoall    positions for heads (`attention_exchange.py`)
     ring        keys and values in turn, from each rank to the next (`attention_ring.py`)
 
-A call that does not take the method that is asked for takes the one that "auto" stands for.
+A call that does not take the method that is asked for has that of "auto", by H heads of queries, G
+of keys and N ranks:
+
+    alltoall    where ranks divide the heads and fewer bytes are passed, `4 H + 4 G < 6 G N`
+    ring        else where what is gathered would be large beside a rank's queries, `G N > 4 H`
+    allgather   else
 """
 
 from __future__ import annotations
@@ -18,15 +23,18 @@ POSITIONS = split(2)
 
 
 def method_of(call: ShardedCall) -> str:
-    """The method of a call of attention: what is asked for where the call takes it, else the one of
-    gathering and exchanging heads that passes fewer bytes."""
+    """The method of a call of attention. Where none is asked for, ranks have parts of weights, and no
+    ring is formed."""
     if call.method == "ring" and takes_ring(call):
         return "ring"
     if call.method == "alltoall" and takes_heads(call):
         return "alltoall"
     if call.method == "allgather":
         return "allgather"
-    return "alltoall" if takes_heads(call) and _heads_are_fewer(call) else "allgather"
+    if takes_heads(call) and _heads_are_fewer(call):
+        return "alltoall"
+    may = call.method != "" and takes_ring(call) and _gathered_are_large(call)
+    return "ring" if may else "allgather"
 
 
 def takes_heads(call: ShardedCall) -> bool:
@@ -47,6 +55,15 @@ def _heads_are_fewer(call: ShardedCall) -> bool:
     heads, groups = call.type(first).shape[1], call.type(first + 1).shape[1]
     assert isinstance(heads, int) and isinstance(groups, int)
     return 4 * heads + 4 * groups < 6 * groups * call.ranks
+
+
+def _gathered_are_large(call: ShardedCall) -> bool:
+    """Whether keys, values and their gradients of all positions, `4 G N` heads of the rank's part,
+    are more than four times its queries, results and their gradients, `4 H`."""
+    first, _, _ = INPUTS[call.node.op_type]
+    heads, groups = call.type(first).shape[1], call.type(first + 1).shape[1]
+    known = isinstance(heads, int) and isinstance(groups, int)
+    return known and groups * call.ranks > 4 * heads
 
 
 def takes_ring(call: ShardedCall) -> bool:
