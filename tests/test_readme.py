@@ -162,6 +162,10 @@ def test_options_are_those_of_the_trainer() -> None:
         if "adasum" in options:
             onward.TrainerOptions(mesh={"dp_replicate": 2}, **options)
             continue
+        if options.keys() & {"offload_optimizer", "offload_dir"}:  # they go together
+            pair = {name: one[name] for one in shown for name in one if name.startswith("offload")}
+            onward.TrainerOptions(**pair)
+            continue
         onward.Trainer(mlp(), onward.optim.AdamW(), nn.functional.cross_entropy, options=options)
 
 

@@ -159,7 +159,7 @@ def trainer_with(**options: Any) -> onward.Trainer:
 def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
     text = str(error.value)
     assert type(error.value) is OnwardError
-    assert "\n" not in text and "fix: " in text and len(text) < 600, text
+    assert "\n" not in text and "fix: " in text and len(text) < 640, text
     return text
 
 

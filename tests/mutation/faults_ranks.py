@@ -37,6 +37,8 @@ ROWS = ("distribute/test_grids.py::test_state_in_rows",)
 ON_PARTS = ("distribute/test_exchanges_on_parts.py",)
 POSITIONS = ("distribute/test_sequence_parallel.py::test_exchanges_of_a_layer",)
 
+AWAY = ("train/test_offloaded_state.py",)
+
 RANKS_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: a collective that is ready does not wait for lower numbers", "plan/order.py",
@@ -525,6 +527,44 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "ranks: a weight that is cut is gathered for fewer bytes", "distribute/tensor/sequence.py",
         "        if have.dim is not None and want != have and (value in self._of_weights or",
         "        if have.dim is not None and want != have and (", POSITIONS,
+    ),
+    Fault(
+        "offloaded: an update with a number of the whole is made in parts", "plan/offloaded.py",
+        "n <= PART or sizes != {n} or not", "n <= PART or not", AWAY,
+    ),
+    Fault(
+        "offloaded: a part draws the numbers of the first", "execute/offloaded.py",
+        'int(attrs.get("first", 0)) + elements.start', 'int(attrs.get("first", 0))', AWAY,
+    ),
+    Fault(
+        "offloaded: memory that is no file is released", "execute/state_store.py",
+        'x.device.type != "cpu" or x.untyped_storage().data_ptr() not in self._mapped',
+        'x.device.type != "cpu"', AWAY,
+    ),
+    Fault(
+        "offloaded: a device keeps what it has updated", "execute/state_store.py",
+        "                home.copy_(place, non_blocking=True)\n", "                pass\n", AWAY,
+    ),
+    Fault(
+        "offloaded: no room is set aside", "execute/state_store.py",
+        "                os.posix_fallocate(file.fileno(), 0, nbytes)\n",
+        "                os.truncate(file.fileno(), nbytes)\n", AWAY,
+    ),
+    Fault(
+        "offloaded: a plan counts all state as its own", "plan/placement.py",
+        "region = MemoryRegion.OFFLOADED if value.name in away else _region(value)",
+        "region = _region(value)", AWAY,
+    ),
+    Fault(
+        "offloaded: a tensor that is saved stays in memory", "checkpoint/tensor_file.py",
+        "    if held is not None:\n        yield held.numpy()\n        if written is not None:\n"
+        "            written([held])\n",
+        "    if held is not None:\n        yield held.numpy()\n", AWAY,
+    ),
+    Fault(
+        "offloaded: memory keeps each part behind its update", "execute/offloaded.py",
+        "            store.release([home for home, _ in (*part.read, *part.written)])\n",
+        "            pass\n", AWAY,
     ),
 )  # fmt: skip
 

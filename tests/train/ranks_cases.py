@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ class Case:
     share sequences, of as many as there are. pp: whether ranks share the layers, and pipelines: in
     how many groups, each with a share of the batch, of four ranks. uneven: whether all ranks but
     one have no rows in some steps. positions: whether pairs of ranks also share the positions
-    between the weights."""
+    between the weights. disk: whether the ranks, but not the one, have moments in files."""
 
     model: Callable[[], torch.nn.Module]
     options: dict[str, Any] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Case:
     pipelines: int = 1
     uneven: bool = False
     positions: bool = False
+    disk: bool = False
 
     @property
     def ring(self) -> bool:
@@ -334,31 +336,36 @@ CASES = {
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", pp=True,
         pipelines=2,
     ),
+    "gpt2 disk": Case(gpt2, CLIPPED, "AdamW", disk=True),
+    "gpt2 zero 2 disk": Case(gpt2, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, disk=True),
+    "llama zero 3 muon disk": Case(llama, WINDOW, "MuonWithAdamW", zero=3, disk=True),
+    "odd tp zero disk": Case(odd, CLIPPED, "AdamW", zero=1, tp=True, disk=True),
+    "gpt2 pp disk": Case(gpt2, WINDOW, "AdamW", early=4, pp=True, disk=True),
 }  # fmt: skip
 
 
+_HELD = {name: case for name, case in CASES.items() if not case.disk}
 GROUPS = {  # by what ranks share
     "the batch": {
-        n: c for n, c in CASES.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
+        n: c for n, c in _HELD.items() if not (c.zero or c.tp or c.cp or c.pp or c.uneven)
     },
-    "uneven rows": {n: case for n, case in CASES.items() if case.uneven and not case.pp},
-    "state": {n: c for n, c in CASES.items() if c.zero and not (c.tp or c.cp or c.uneven or c.pp)},
+    "uneven rows": {n: case for n, case in _HELD.items() if case.uneven and not case.pp},
+    "state": {n: c for n, c in _HELD.items() if c.zero and not (c.tp or c.cp or c.uneven or c.pp)},
     "weights": {
-        n: c for n, c in CASES.items() if c.tp and not (c.zero or c.cp or c.pp or c.positions)
+        n: c for n, c in _HELD.items() if c.tp and not (c.zero or c.cp or c.pp or c.positions)
     },
     "weights and state": {
-        n: c for n, c in CASES.items() if c.tp and c.zero and not (c.cp or c.positions)
+        n: c for n, c in _HELD.items() if c.tp and c.zero and not (c.cp or c.positions)
     },
-    "positions between weights": {n: case for n, case in CASES.items() if case.positions},
-    "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero or c.ring)},
-    "sequences in a ring": {
-        n: c for n, c in CASES.items() if c.ring and not (c.tp or c.zero)
-    },
-    "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
-    "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},
-    "layers": {n: c for n, c in CASES.items() if c.pp and c.pipelines == 1 and not c.tp},
-    "layers and weights": {n: case for n, case in CASES.items() if case.pp and case.tp},
-    "layers and the batch": {n: case for n, case in CASES.items() if case.pipelines > 1},
+    "positions between weights": {n: case for n, case in _HELD.items() if case.positions},
+    "sequences": {n: c for n, c in _HELD.items() if c.cp and not (c.tp or c.zero or c.ring)},
+    "sequences in a ring": {n: c for n, c in _HELD.items() if c.ring and not (c.tp or c.zero)},
+    "sequences and weights": {n: case for n, case in _HELD.items() if case.cp and case.tp},
+    "sequences and state": {n: case for n, case in _HELD.items() if case.cp and case.zero},
+    "layers": {n: c for n, c in _HELD.items() if c.pp and c.pipelines == 1 and not c.tp},
+    "layers and weights": {n: case for n, case in _HELD.items() if case.pp and case.tp},
+    "files": {name: case for name, case in CASES.items() if case.disk},
+    "layers and the batch": {n: case for n, case in _HELD.items() if case.pipelines > 1},
 }
 
 
@@ -403,6 +410,8 @@ def trainer_of(case: Case, ranks: int, model: torch.nn.Module | None = None, **m
     made = {"SGD": sgd, "AdamW": adamw, "LAMB": onward.optim.LAMB(), "Adafactor": adafactor}
     made["MuonWithAdamW"] = onward.optim.MuonWithAdamW(lr=1e-3, eps=1e-4)
     options = {**case.options_of(ranks), **more}
+    if case.disk and ranks > 1:
+        options |= {"offload_optimizer": "disk", "offload_dir": tempfile.gettempdir()}
     model = case.model() if model is None else model
     return onward.Trainer(model, made[case.optimizer], options=options)
 

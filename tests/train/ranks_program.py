@@ -372,9 +372,12 @@ def join(folder: Path, rank: int, ranks: int) -> None:
 
     from onward import compile, shards
     from onward.distribute.tensor import DeviceRates
+    from onward.execute import state_store
+    from onward.plan import offloaded
 
     torch.set_num_threads(1)
     shards.LEAST = 8  # elements of a part
+    offloaded.PART, state_store.SMALL = 256, 1
     slow = DeviceRates(1e8, 1e9, 1e-7, 1e8, 1e-6)
     compile.link_rates = lambda *_: slow  # type: ignore[attr-defined]
     place = f"file://{folder}/store"

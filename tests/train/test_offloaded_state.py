@@ -3,6 +3,7 @@ where no more than a part of it is at a time, and nothing is left behind."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gc
 import logging
@@ -26,6 +27,7 @@ from torch import nn
 import onward
 from onward import OnwardError
 from onward.execute import StateStore, state_store
+from onward.execute.offloaded import bound_away
 from onward.kernels import KernelArguments
 from onward.plan import MemoryRegion, offloaded
 from onward.train import update_road
@@ -148,12 +150,17 @@ def test_a_part_is_updated_as_within_the_whole(
 def test_only_updates_of_large_parameters_are_made_in_parts(small: None, tmp_path: Path) -> None:
     """A norm, a mean over rows and a product of decays are of the whole."""
     counts: dict[str, list[int]] = {}
-    for name in ("AdamW", "NAdam", "LAMB"):
-        trainer = trainer_of((TWINS | OURS)[name], tmp_path)
+    for name in ("AdamW", "NAdam", "LAMB", "bf16 state", "8bit state"):
+        make, options = SETTINGS[name]
+        trainer = trainer_of(make, tmp_path, **options)
         run(trainer, 1)
         launches = [x for x in trainer.plan.launches if x.op.endswith("Update")]
         counts[name] = sorted(len(offloaded.part_ranges(x)) for x in launches)
-    assert counts == {"AdamW": [0, 0, 2, 4], "NAdam": [0] * 4, "LAMB": [0] * 4}
+    in_parts, whole = [0, 0, 2, 4], [0, 0, 0, 0]
+    assert {name: found for name, found in counts.items() if found != whole} == {
+        "AdamW": in_parts,
+        "bf16 state": in_parts,
+    }
     trainer = trainer_of(TWINS["AdamW"], tmp_path)
     run(trainer, 1)
     assert trainer.plan.resident == 2 * 4 * PART
@@ -455,3 +462,41 @@ def test_a_budget_counts_a_part_of_the_moments(small: None, tmp_path: Path) -> N
     # more is saved than recomputing could
     run(away, 1)
     assert away.plan.peak < held.plan.peak
+
+
+def test_an_explanation_counts_a_part_and_names_the_rest(small: None, tmp_path: Path) -> None:
+    held, away = trainer_of(TWINS["AdamW"]), trainer_of(TWINS["AdamW"], tmp_path)
+    for trainer in (held, away):
+        run(trainer, 1)
+    [one, other] = [trainer.explain().memory for trainer in (held, away)]
+    assert one is not None and other is not None
+    moments = held.plan.sizes[MemoryRegion.PERSISTENT] - away.plan.sizes[MemoryRegion.PERSISTENT]
+    assert one.kinds["optimizer"] == moments and other.kinds["optimizer"] == 2 * 4 * PART
+    assert one.total - other.total == moments - 2 * 4 * PART
+    said = [line for line in other.not_counted if "offload_optimizer" in line]
+    assert len(said) == 1 and said[0].startswith(f"{moments / 2**20:.1f} MiB of")
+    assert not any("offload_optimizer" in line for line in one.not_counted)
+    assert away._optimizer.bytes_saved("8bit", away.model.parameters()) == 0
+    assert held._optimizer.bytes_saved("8bit", held.model.parameters()) > 0
+
+
+def test_a_part_of_a_rank_draws_the_numbers_of_its_elements(small: None, tmp_path: Path) -> None:
+    """Moments in bf16 are rounded by the number of an element in the whole parameter."""
+    trainer = trainer_of(TWINS["AdamW"], tmp_path, optimizer_state="bf16")
+    run(trainer, 1)
+    plan = trainer.plan
+    [planned] = [x for x in plan.launches if len(offloaded.part_ranges(x)) == 4]
+    firsts: list[int] = []
+
+    def bind(arguments: KernelArguments) -> Callable[[], None]:
+        firsts.append(arguments.attrs["first"])
+        return lambda: None
+
+    kernel = dataclasses.replace(planned.kernel, bind=bind)
+    planned = dataclasses.replace(planned, kernel=kernel)
+    tensor = trainer.snapshot().last_run.prepared.executable.tensor
+    attrs = {**planned.attrs, "first": 7 * PART}  # of a rank that has these elements
+    inputs = [None if x is None else tensor(x) for x in planned.inputs]
+    arguments = KernelArguments(attrs, inputs, [tensor(y) for y in planned.outputs], [])
+    bound_away(planned, arguments, plan.buffers, StateStore(torch.device("cpu"), tmp_path))
+    assert firsts == [7 * PART, 8 * PART, 9 * PART, 10 * PART]

@@ -62,10 +62,11 @@ def _in_turn(parts: Sequence[OffloadedPart], store: StateStore) -> Launch:
 
 
 def _part(arguments: KernelArguments, elements: range) -> KernelArguments:
-    """The arguments for some elements of the parameter; single numbers are of all."""
+    """The arguments for some elements of the parameter; single numbers and seeds are of all."""
+    whole = arguments.y.numel()
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        return x if x.numel() == 1 else x.view(-1)[elements.start : elements.stop]
+        return x.view(-1)[elements.start : elements.stop] if x.numel() == whole else x
 
     attrs = arguments.attrs
     if "site" in attrs:  # numbers drawn follow from the number of an element in the parameter

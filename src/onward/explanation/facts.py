@@ -34,6 +34,10 @@ NOT_COUNTED = (
 )
 OF_REGIONS = "activations that parts in eager PyTorch keep from forward to backward"
 OWN_OPTIMIZER = "the state of your optimizer; explain(..., optimizer=...) counts it"
+OFFLOADED = (
+    "of the optimizer's state that offload_optimizer keeps outside of the device's memory; a part "
+    "at a time is counted"
+)
 OWN_STEP = "what the step() of your optimizer allocates, its state included before the first step"
 OWN_GRADIENTS = (
     "a second set of activations, where a forward runs before the last one's gradients are freed"
@@ -189,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "ARENA", "KINDS", "NOT_COUNTED", "OF_REGIONS", "OWN_GRADIENTS", "OWN_OPTIMIZER", "OWN_STEP",
-    "Change",
+    "ARENA", "KINDS", "NOT_COUNTED", "OFFLOADED", "OF_REGIONS", "OWN_GRADIENTS",
+    "OWN_OPTIMIZER", "OWN_STEP", "Change",
     "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepFacts", "StepMemory",
 ]  # fmt: skip

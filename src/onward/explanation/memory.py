@@ -12,12 +12,14 @@ from onward.explanation.facts import (
     ARENA,
     KINDS,
     NOT_COUNTED,
+    OFFLOADED,
     OWN_GRADIENTS,
     OWN_OPTIMIZER,
     OWN_STEP,
     StepMemory,
 )
 from onward.graph.ops.optimizers import OPTIMIZERS
+from onward.memory_amounts import mib
 from onward.plan import Layout, MemoryRegion, Plan
 from onward.plan.arena import aligned
 
@@ -54,6 +56,7 @@ def step_memory(
             held = "optimizer" if buffer.index in state else "constants"
             held = "gradients" if buffer.index in sums else held
             kinds[held] += aligned(buffer.nbytes)
+    kinds["optimizer"] += plan.resident
     alive = _alive(plan)
     totals = np.sum([alive[kind] for kind in ARENA], axis=0)
     fullest = int(totals.argmax()) if len(totals) else 0
@@ -70,6 +73,9 @@ def step_memory(
     more = [OWN_GRADIENTS, *([OWN_OPTIMIZER] if optimizer is None else [])] if halves else []
     if plan.signature.left_gradients:
         more.append(OWN_STEP)
+    away = plan.sizes[MemoryRegion.OFFLOADED]
+    if away:
+        more.append(f"{mib(away)} {OFFLOADED}")
     return StepMemory(kinds, fullest, shown, plan.arena_bytes, (*NOT_COUNTED, *more))
 
 

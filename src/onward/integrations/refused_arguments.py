@@ -31,6 +31,7 @@ REFUSED: dict[str, str] = {
 LOST = (
     "mixed_precision", "keep_in_fp32", "loss_scale", "optimizer_state",
     "gradient_accumulation_dtype", "loss_spikes", "seed", "verify", "zero", "compare_ranks_every",
+    "offload_optimizer", "offload_dir",
 )  # fmt: skip
 
 

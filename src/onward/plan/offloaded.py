@@ -27,7 +27,8 @@ def part_ranges(launch: PlannedLaunch) -> list[range]:
     taken = [x for x in (*launch.inputs, *launch.scratch) if x is not None]
     n = _elements(launch.outputs[0])
     sizes = {_elements(x) for x in launch.outputs}
-    if n <= PART or sizes != {n} or not {_elements(x) for x in taken} <= {n, 1}:
+    # besides: single numbers, and the two words of a seed
+    if n <= PART or sizes != {n} or not {_elements(x) for x in taken} <= {n, 1, 2}:
         return []
     if not all(x.is_contiguous for x in (*taken, *launch.outputs)):
         return []
