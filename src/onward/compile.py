@@ -309,8 +309,9 @@ class Compiler:
         require_shareable(forward, self.mesh)
         start = summed(self._padded(forward, recipe.cuts))
         made = pipeline.pipeline_rank(
-            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all, recipe.cuts
-        )
+            start, recipe.parameters, self.mesh, cut, differentiate, divisor_of_all, recipe.cuts,
+            recipe.splits_positions,
+        )  # fmt: skip
         own = recipe.only(pipeline.held_here(cut.holders, self.mesh))
         with self.journal.timed("updates"):
             graph = add_updates(made.graph, own)

@@ -76,7 +76,6 @@ def check_positions(mesh: Mapping[str, int] | str | None) -> None:
 _BESIDE_PP: dict[str, object] = {
     "adasum": False, "fetch": (),
 }  # fmt: skip
-_NOT_BESIDE_PP = ("cp",)  # axes
 
 
 def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, object]) -> None:
@@ -85,12 +84,6 @@ def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, o
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
     if sizes.get("pp", 1) == 1:
         return
-    axis = next((axis for axis in _NOT_BESIDE_PP if sizes.get(axis, 1) > 1), None)
-    if axis is not None:
-        raise OnwardError(
-            f"a mesh with pp and {axis} shares a step in two ways, which is not there yet; fix: "
-            "leave one of them out"
-        )
     if options["zero"] == 3:
         raise OnwardError(
             "zero=3 cuts the weights that each rank along pp has of its stages, which is not there "

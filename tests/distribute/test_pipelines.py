@@ -361,7 +361,7 @@ def test_an_evaluation_is_that_of_one_rank(stages: int) -> None:
 @pytest.mark.parametrize(
     "more",
     [{"fetch": "logits"}, {"gradient_accumulation_average": "micro_batches"}, {"zero": 1},
-     {"adasum": True}, {"mesh": {"pp": 2, "cp": 2}}],
+     {"adasum": True}],
     ids=str,
 )  # fmt: skip
 def test_options_that_do_not_go_with_a_pipeline(more: dict[str, Any]) -> None:

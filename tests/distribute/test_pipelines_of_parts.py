@@ -60,6 +60,22 @@ def test_without_a_norm(more: dict[str, Any]) -> None:
     pipes.compare(found, pipes.one_rank(model, (4,), **more))
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "zero"), [("bert", SIZES, 0), ("llama", {"dp_shard": 2, **SIZES}, 2)]
+)
+def test_positions_between_weights(kind: str, sizes: dict[str, int], zero: int) -> None:
+    """Each rank along tp sends its half of the positions to the next stage."""
+    model, rows = steps.made(kind, layers=2), (6, 6)
+    cut = pipes.cut_of(model, 2, "1F1B", 2)
+    found = meshed.run(model, cut, sizes, rows, zero=zero, sequence=True)
+    pipes.compare(found, pipes.one_rank(model, rows))
+    meshed.require_alike(found)
+    recipe = pipes.recipe_for(model, cut, sequence=True)
+    for graph in meshed.graphs_of(model, meshed.meshes_of(sizes), recipe):
+        sent = {str(type_of(n.inputs[0])) for n in graph if n.op_type == SEND}
+        assert sent >= {f"f32[B.{m},T_tp2,32]" for m in range(2)}
+
+
 def test_exchanges_along_tp_are_inside_an_action() -> None:
     """Both halves of an exchange in the layers belong to one action; ranks of a stage number theirs
     alike, and each sends its own part of what crosses, or all of it."""

@@ -129,7 +129,10 @@ class Case:
             sizes = {"dp_shard" if zero else "dp_replicate": number, "pp": ranks // number}
             if self.tp and ranks > 2:
                 sizes = {"pp": ranks // 2, "tp": 2}
-            return {**self.options, "mesh": sizes, "zero": zero}
+            if self.cp and ranks > 2:
+                sizes = {"pp": ranks // 2, "cp": 2}
+            split = {"sequence_parallel": True} if self.positions and "tp" in sizes else {}
+            return {**self.options, **split, "mesh": sizes, "zero": zero}
         if self.cp and (self.tp or self.zero):
             return {**self.options, **self._of_sequences(ranks)}
         if self.tp:
@@ -313,6 +316,28 @@ CASES = {
     "gpt2 pp tp bf16": Case(
         gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 pp", tp=True, pp=True
     ),
+    "bert pp tp positions": Case(
+        bert, {**WINDOW, "pipeline_microbatches": 3}, "AdamW", padding=True, early=8, tp=True,
+        pp=True, positions=True,
+    ),
+    "gpt2 pp cp": Case(gpt2, {**CLIPPED, "ema_decay": 0.9}, "AdamW", cp=2, pp=True),
+    "bert pp cp": Case(
+        bert, {**WINDOW, "max_grad_value": 0.01, "pipeline_schedule": "GPipe"}, "AdamW",
+        padding=True, early=8, cp=2, pp=True,
+    ),
+    "t5 pp cp": Case(
+        t5, {**CLIPPED, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW", padding=True,
+        cp=2, pp=True,
+    ),
+    "llama pp cp lamb": Case(
+        llama, {"pipeline_microbatches": 3, "memory_budget": 0.5}, "LAMB", cp=2, pp=True
+    ),
+    "gpt2 pp cp bf16": Case(
+        gpt2, {"mixed_precision": "bf16", **CLIPPED}, "AdamW", near="gpt2 pp", cp=2, pp=True
+    ),
+    "gpt2 pp cp fp16": Case(
+        gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", cp=2, pp=True
+    ),
     "gpt2 pp dp": Case(
         gpt2, {**CLIPPED, "pipeline_microbatches": 3}, "AdamW", pp=True, pipelines=2
     ),
@@ -357,12 +382,15 @@ GROUPS = {  # by what ranks share
     "weights and state": {
         n: c for n, c in _HELD.items() if c.tp and c.zero and not (c.cp or c.positions)
     },
-    "positions between weights": {n: case for n, case in _HELD.items() if case.positions},
-    "sequences": {n: c for n, c in _HELD.items() if c.cp and not (c.tp or c.zero or c.ring)},
+    "positions between weights": {n: c for n, c in _HELD.items() if c.positions and not c.pp},
+    "sequences": {
+        n: c for n, c in _HELD.items() if c.cp and not (c.tp or c.zero or c.ring or c.pp)
+    },
     "sequences in a ring": {n: c for n, c in _HELD.items() if c.ring and not (c.tp or c.zero)},
     "sequences and weights": {n: case for n, case in _HELD.items() if case.cp and case.tp},
     "sequences and state": {n: case for n, case in _HELD.items() if case.cp and case.zero},
-    "layers": {n: c for n, c in _HELD.items() if c.pp and c.pipelines == 1 and not c.tp},
+    "layers": {n: c for n, c in _HELD.items() if c.pp and c.pipelines == 1 and not (c.tp or c.cp)},
+    "layers and sequences": {n: case for n, case in _HELD.items() if case.pp and case.cp},
     "layers and weights": {n: case for n, case in _HELD.items() if case.pp and case.tp},
     "files": {name: case for name, case in CASES.items() if case.disk},
     "layers and the batch": {n: case for n, case in _HELD.items() if case.pipelines > 1},

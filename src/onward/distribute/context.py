@@ -43,8 +43,9 @@ def context_parallel(
     """Returns the graph of this rank of a mesh, whose gradients and sums are terms that
     `data_parallel` has to add up along `cp` (`Signature.local_gradients`, `local_sums`).
 
-    graph: of one rank, or what `tensor_parallel` has made of it. Inputs and outputs keep their
-    names, and their shapes but for the symbols of lengths. Sums of an accumulation window are those
+    graph: of one rank, or what `tensor_parallel` has made of it; or forward and gradients of all
+    stages of a pipeline, whose outputs are terms then. Inputs and outputs keep their names, and
+    their shapes but for the symbols of lengths. Sums of an accumulation window are those
     of one rank, but for the parameters `summed`, whose gradients are added up in each micro-batch.
     method: of attention to positions of other ranks, one of `METHODS`; a call that cannot take it
     has that of "auto". Raises OnwardError for a step that reads no sequences.
@@ -92,6 +93,7 @@ class ContextSharding(StepSharding):
         self._windows = {accumulated[name] for name in of_terms if name in accumulated}
         held = {signature.accumulators[name] for name in of_terms}
         self._sums_held = [v for v in graph.inputs if v.name in held]
+        self._summed_later = _sums_of_micro_batches(graph)
         self._rounded = {
             maker for name in self._windows
             if (maker := graph.outputs[name].producer()) is not None and maker.op_type == "Cast"
@@ -102,7 +104,7 @@ class ContextSharding(StepSharding):
         return dict.fromkeys(self._sums_held, PARTIAL)
 
     def wanted(self, name: str, cuts: Mapping[Value, Sharding]) -> Sharding:
-        return PARTIAL if name in self._windows else REPLICATED
+        return PARTIAL if name in self._windows | self._summed_later else REPLICATED
 
     def recorded(self, node: Node, cuts: Mapping[Value, Sharding]) -> Way | None:
         """Records of gradients and sums take terms; what reads them gets all ranks' sum, by the
@@ -133,6 +135,17 @@ class ContextSharding(StepSharding):
             is_named = isinstance(size, Dim) or (dim == 1 and value.producer() is None)
             if is_named and self._lengths.is_length(size, self._along):
                 yield split(dim)
+
+
+def _sums_of_micro_batches(graph: Graph) -> set[str]:
+    """The outputs of a graph without an update that a pipeline adds up over its micro-batches: the
+    loss, which is a sum, its divisor, and gradients."""
+    signature = graph.signature
+    if signature.divisor is None or signature.loss is None:
+        return set()
+    loss = graph.outputs[signature.loss]
+    named = {name for name, value in graph.outputs.items() if value is loss}
+    return named | {signature.divisor, *signature.gradients.values()}
 
 
 def _computed_from_batch(graph: Graph) -> set[Value]:

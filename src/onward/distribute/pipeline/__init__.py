@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from onward.distribute import tensor
+from onward.distribute.context import context_parallel
 from onward.distribute.mesh import Mesh
 from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, Action, Part, schedule
 from onward.distribute.pipeline.staged_forward import StagedForward, staged
@@ -49,6 +50,7 @@ def pipeline_rank(
     differentiate: Differentiate,
     join_divisors: JoinDivisors,
     cuts: Mapping[str, tuple[int, int]] | None = None,
+    sequence: bool = False,
 ) -> RankProgram:
     """Writes forward and gradients of one rank along `pp`.
 
@@ -56,8 +58,9 @@ def pipeline_rank(
     trained. cut: the schedule, and the stages that hold each parameter. differentiate: returns
     a graph with the gradients with respect to these inputs, or zeros. join_divisors: makes one
     divisor of those of all micro-batches. cuts: by parameter, the dim along which ranks of `tp`
-    have a part each, and the number of groups of it. Raises OnwardError for a forward that does not
-    fit the stages, and for a stage that trains nothing.
+    have a part each, and the number of groups of it. sequence: whether ranks along `tp` also have
+    parts of the positions. Ranks along `cp` have parts of them in any case. Raises OnwardError for
+    a forward that does not fit the stages, and for a stage that trains nothing.
     """
     ranks = mesh.size(AXIS)
     table = schedule(cut.schedule, ranks, cut.micro_batches, cut.stages_per_rank)
@@ -69,7 +72,8 @@ def pipeline_rank(
         )
     found = staged(forward, cut.holders)
     inputs = [name for parameter in parameters for name in found.inputs_of(parameter)]
-    graph = _cut_along_tp(differentiate(found.graph, inputs), found, mesh, cuts or {})
+    graph = _cut_along_tp(differentiate(found.graph, inputs), found, mesh, cuts or {}, sequence)
+    graph = context_parallel(graph, mesh)
     return write_rank(found, graph, mesh, table, join_divisors)
 
 
@@ -92,15 +96,16 @@ def evaluation_rank(
 
 
 def _cut_along_tp(
-    graph: Graph, found: StagedForward, mesh: Mesh, cuts: Mapping[str, tuple[int, int]]
-) -> Graph:
+    graph: Graph, found: StagedForward, mesh: Mesh, cuts: Mapping[str, tuple[int, int]],
+    sequence: bool = False,
+) -> Graph:  # fmt: skip
     """What this rank along `tp` runs of all stages: each stage reads its own input of a weight, cut
     like the weight."""
     given = {
         name: tensor.Sharding(*cuts[held]) for (held, _), name in found.inputs.items()
         if held in cuts
     }  # fmt: skip
-    return tensor.tensor_parallel(graph, mesh, cuts=given)[0]
+    return tensor.tensor_parallel(graph, mesh, cuts=given, sequence=sequence)[0]
 
 
 def held_here(holders: Holders, mesh: Mesh) -> set[str]:

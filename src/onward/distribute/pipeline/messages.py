@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from onward.distribute.pipeline.partition import Partition
 from onward.distribute.pipeline.schedules import Action, Part, Table, Timeline
-from onward.graph.graph import Value, type_of
+from onward.graph.graph import Value, type_of, where
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,13 @@ class Message:
 
     @property
     def record(self) -> str:
-        """What is sent, and why, alike at both ends."""
+        """What is sent, and why, alike at both ends and on all ranks of a stage, whose values may
+        have other names."""
         of = "activation" if self.sent.part is Part.FORWARD else "gradient"
-        return f"{of} {self.value.name} of {self.sent} for {self.needed}"
+        maker = self.value.producer()
+        assert maker is not None, "a message is the result of a node"
+        what = f"{maker.op_type} of {where(maker) or 'the step'}"
+        return f"{of} {what}, of {self.sent} for {self.needed}"
 
 
 def messages_of(found: Partition, table: Table, timeline: Timeline) -> list[Message]:
@@ -79,10 +83,7 @@ def action_of(part: Part, stage: int, micro: int, table: object) -> Action:
 
 def digest_of(messages: list[Message]) -> str:
     """A digest of who sends what to whom, alike on ranks whose graphs go together."""
-    lines = [
-        f"{m.number} {m.source} {m.target} {m.record} {type_of(m.value).dtype.name}"
-        for m in messages
-    ]
+    lines = [f"{m.number} {m.source} {m.target} {m.record} {type_of(m.value)}" for m in messages]
     return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 

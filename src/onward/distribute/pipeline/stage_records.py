@@ -22,6 +22,7 @@ from onward.distribute.data_parallel import builder, data_parallel, replaced, ta
 from onward.distribute.mesh import Mesh
 from onward.distribute.zero import zero
 from onward.graph.graph import Graph, Node, Value
+from onward.mesh_sizes import SUMMED_AXES
 from onward.shards import Shard
 
 _OF_STAGES = ("norms", "finite", "loss")  # sums that stages have terms of; they count equal labels
@@ -57,8 +58,8 @@ def summed_over_samples(
     order: Sequence[str],
 ) -> Graph:  # fmt: skip
     """Returns a copy of a rank's step whose first records are replaced by sums over the axes of
-    data. Arguments as of `zero`; shards may have parameters of other stages too."""
-    if mesh.batches == 1:
+    data and along `cp`. Arguments as of `zero`; shards may have parameters of other stages too."""
+    if all(mesh.size(axis) == 1 for axis in SUMMED_AXES):
         return _unrecorded(graph)
     signature = graph.signature
     trained = {**signature.updated, **signature.accumulators}
