@@ -64,7 +64,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("trainer")
         patch.chdir(folder)
         programs = blocks(TRAINER, "python")
-        assert len(programs) == 14
+        assert len(programs) == 15
         for i, program in enumerate(programs):
             exec(compile(program, f"docs/trainer.md, program {i + 1}", "exec"), found)
             if i == 1:  # later programs use the same names
