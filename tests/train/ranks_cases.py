@@ -335,9 +335,7 @@ GROUPS = {  # by what ranks share
     },
     "positions between weights": {n: case for n, case in CASES.items() if case.positions},
     "sequences": {n: c for n, c in CASES.items() if c.cp and not (c.tp or c.zero or c.ring)},
-    "sequences in a ring": {
-        n: c for n, c in CASES.items() if c.ring and not (c.tp or c.zero)
-    },
+    "sequences in a ring": {n: c for n, c in CASES.items() if c.ring and not (c.tp or c.zero)},
     "sequences and weights": {n: case for n, case in CASES.items() if case.cp and case.tp},
     "sequences and state": {n: case for n, case in CASES.items() if case.cp and case.zero},
     "layers": {n: c for n, c in CASES.items() if c.pp and c.pipelines == 1 and not c.tp},
