@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "zero": (*NO_NUMBERS, None, -1, 4, 1.0, 0.5, math.nan, 1, 2, 3),  # 1 to 3 need ranks
     "adasum": (None, 0, 1, "auto", 1.0, [], np.int64(1), True),  # True needs ranks
     "sequence_parallel": (None, 0, 1, "auto", 1.0, [], np.int64(1), True),  # True needs tp
+    "context_parallel_method": (None, "", "Ring", "all_gather", "ulysses", 1, True, ["ring"]),
     "pipeline_schedule": (None, "", "gpipe", "1f1b", "ZBVZeroBubble", 1, True, ["GPipe"]),
     "pipeline_microbatches": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
     "compare_ranks_every": (*NO_NUMBERS, 0, -1, 1.5, 2.0, math.nan),
@@ -126,6 +127,9 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "zero": ((0, 0), (np.int64(0), 0)),
     "adasum": ((False, False), (np.False_, False)),
     "sequence_parallel": ((False, False), (np.False_, False)),
+    "context_parallel_method": tuple(
+        (name, name) for name in ("auto", "allgather", "alltoall", "ring")
+    ),
     "pipeline_schedule": tuple(
         (name, name) for name in ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
     ),

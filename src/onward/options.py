@@ -357,8 +357,8 @@ class TrainerOptions:
         '"ring"',
         {"context_parallel_method": "with --mesh cp=2: how attention reaches other positions"},
     )
-    """The method by which the ranks along the axis `cp` of the `mesh` attend to the positions of other
-    ranks. "allgather": keys and values of all positions on every rank (Llama 3, arXiv 2407.21783).
+    """The method by which the ranks along the axis `cp` of the `mesh` attend to the positions of
+    others. "allgather": keys and values of all positions on every rank (Llama 3, arXiv 2407.21783).
     "alltoall": positions are exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509). "ring":
     keys and values go from rank to rank, so that none has all of them (ring attention, arXiv
     2310.01889). A call that cannot take the method, such as one whose heads the ranks do not

@@ -106,6 +106,24 @@ def test_partners_get_what_the_other_has(distance: int) -> None:
         np.testing.assert_array_equal(outputs["y"], xs[rank ^ (2 * distance)])
 
 
+@pytest.mark.parametrize("shift", [1, 2])
+def test_a_ring_gets_what_the_rank_before_has(shift: int) -> None:
+    meshes = ranks_of(("dp_replicate", "tp"), (3, 2))
+    xs = [real(3) for _ in meshes]
+    graphs: list[Graph] = []
+    for mesh in meshes:
+        graph = Graph()
+        x = graph.input("x", parse_type("f32[3]"), Role.BATCH)
+        exchange = Collectives(graph, mesh)
+        more = {"shift": shift}
+        [y] = exchange.run(Builder(graph), "ExchangeStart", [x], "dp_replicate", "x", **more)
+        graph.output("y", y)
+        graphs.append(graph)
+    found = lockstep(meshes, graphs, [{"x": x} for x in xs])
+    for rank, outputs in enumerate(found):
+        np.testing.assert_array_equal(outputs["y"], xs[(rank - 2 * shift) % 6])
+
+
 def test_sums_are_in_the_order_of_the_ranks() -> None:
     meshes = ranks_of(("tp",), (3,))
     xs = [np.array([n], np.float32) for n in (2.0**24, 1.0, -(2.0**24))]

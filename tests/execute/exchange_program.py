@@ -34,6 +34,7 @@ CASES: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
     ("ExchangeStart", {"distance": 1}, "f32[6,5]", True),
     ("ExchangeStart", {"distance": 1}, "f64[3]", False),
     ("ExchangeStart", {"distance": 1}, "f16[2,5]", False),
+    ("ExchangeStart", {"shift": 1}, "f32[6,5]", True),
 )
 MESSAGES = ("f32[6,5]", "bf16[6,5]", "i64[3]", "b[7]")  # from rank 0 to rank 1, and back
 SEVERAL = ("AllReduceStart", "BroadcastStart")

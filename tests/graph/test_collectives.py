@@ -104,6 +104,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distance 3 some of 6 ranks": ("ExchangeStart", "f32[4]", {"distance": 3, "size": 6}),
     "distance 0 some of 2 ranks": ("ExchangeStart", "f32[4]", {"distance": 0}),
     "partner 2 of 2 ranks": ("ExchangeStart", "f32[4]", {"partner": 2}),
+    "shift 2 of 2 ranks": ("ExchangeStart", "f32[4]", {"shift": 2}),
+    "shift 0 of 3 ranks": ("ExchangeStart", "f32[4]", {"shift": 0, "size": 3}),
     "to 2 of 2 ranks": ("SendStart", "f32[4]", {"to": 2}),
     "source -1 of 2 ranks": ("ReceiveStart", "i64[1]", {"source": -1}),
     "must be a known shape": ("ReceiveStart", "i64[1]", {}),

@@ -20,6 +20,7 @@ from faults_precision import PRECISION_FAULTS
 from faults_ranks import RANKS_FAULTS
 from faults_regions import REGION_FAULTS
 from faults_reporting import REPORTING_FAULTS
+from faults_rings import RINGS_FAULTS
 from faults_simulate import SIMULATE_FAULTS
 from faults_tensor import TENSOR_FAULTS
 from faults_train import TRAIN_FAULTS
@@ -41,6 +42,7 @@ FAULTS = (
     *REPORTING_FAULTS,
     *FILES_FAULTS,
     *RANKS_FAULTS,
+    *RINGS_FAULTS,
     *TENSOR_FAULTS,
     *PIPELINE_FAULTS,
     *SIMULATE_FAULTS,

@@ -156,7 +156,7 @@ TENSOR_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a mask for each query hides what it hides from the first ones",
-        "distribute/tensor/rules/attention_queries.py",
+        "distribute/tensor/rules/attention_methods.py",
         "shape[0] in (1, q.shape[0]) and shape[1:3] == (1, 1)", "shape[0] in (1, q.shape[0])",
         TENSOR_RULES,
     ),
@@ -173,7 +173,7 @@ TENSOR_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: heads are exchanged whatever it costs",
-        "distribute/tensor/rules/attention_exchange.py",
+        "distribute/tensor/rules/attention_methods.py",
         "4 * heads + 4 * groups < 6 * groups * call.ranks", "True", CONTEXT,
     ),
     Fault(

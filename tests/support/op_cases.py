@@ -559,10 +559,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Real(shape, -0.9, 2.0)
         case ("LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad", 4):
             return Real(shape, 0.1, 2.0)  # 1/std
-        case ("FlashAttentionGrad", 8 | 9):  # the highest score, the sum of its exponentials
-            return Real(shape, *((2.0, 4.0) if i == 8 else (4.0, 6.0)), accumulated=True)
-        case ("FlashAttentionGrad", 13):  # delta
-            return Real(shape, accumulated=True)
+        case ("FlashAttentionGrad", 8 | 9 | 13):  # highest score, sum of its exponentials, delta
+            ends = {8: (2.0, 4.0), 9: (4.0, 6.0), 13: (-2.0, 2.0)}[i]
+            return Real(shape, *ends, accumulated=True)
         case ("SoftmaxCrossEntropyLossGrad", 1):
             return Real(shape, -4.0, -0.1)  # log-probabilities
         case ("SoftmaxCrossEntropyLossGrad", 3):

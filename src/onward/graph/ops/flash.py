@@ -265,8 +265,8 @@ OPS = (
         doc="dq, dk, dv of FlashAttention, and with `bias_gradient` that of its bias, from dy, its "
         "first six inputs, its three outputs, the coordinates and the bias. Last, delta f[B,H,Q], "
         "the sum of dy * y over the features, in the place of y: where q attends to keys beside "
-        "these, peak, total and delta are those over all of them, and dq, dk, dv are what these keys "
-        "add to the gradients.",
+        "these, peak, total and delta are those over all of them, and dq, dk, dv are what these "
+        "keys add to the gradients.",
         cases=(
             *(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
             *(_part_case(attrs, inputs) for attrs, inputs in _OF_PARTS),

@@ -77,9 +77,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     deltas = spec.inputs[13:14] if first else ()
     if deltas:
         del types[13]
-    return not_f32([*types[at : at + 2], *deltas]) or not_one_element(
-        types[:at] + types[at + 2 :]
-    )
+    return not_f32([*types[at : at + 2], *deltas]) or not_one_element(types[:at] + types[at + 2 :])
 
 
 def _low(spec: KernelSpec) -> bool:

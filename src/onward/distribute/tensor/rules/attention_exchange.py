@@ -13,6 +13,7 @@ from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, type_of, where
 
+
 @way_rule(*INPUTS)
 def _exchanged_positions(call: ShardedCall) -> Iterator[Way]:
     if method_of(call) != "alltoall":

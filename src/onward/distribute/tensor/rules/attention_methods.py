@@ -23,8 +23,8 @@ POSITIONS = split(2)
 
 
 def method_of(call: ShardedCall) -> str:
-    """The method of a call of attention. Where none is asked for, ranks have parts of weights, and no
-    ring is formed."""
+    """The method of a call of attention. Where none is asked for, ranks have parts of weights and
+    form no ring."""
     if call.method == "ring" and takes_ring(call):
         return "ring"
     if call.method == "alltoall" and takes_heads(call):
@@ -62,8 +62,9 @@ def _gathered_are_large(call: ShardedCall) -> bool:
     are more than four times its queries, results and their gradients, `4 H`."""
     first, _, _ = INPUTS[call.node.op_type]
     heads, groups = call.type(first).shape[1], call.type(first + 1).shape[1]
-    known = isinstance(heads, int) and isinstance(groups, int)
-    return known and groups * call.ranks > 4 * heads
+    if not isinstance(heads, int) or not isinstance(groups, int):
+        return False
+    return groups * call.ranks > 4 * heads
 
 
 def takes_ring(call: ShardedCall) -> bool:

@@ -27,7 +27,7 @@ from onward.distribute.tensor.ways import (
 )
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, type_of, where
-from onward.graph.types import DType, Size, Type, product
+from onward.graph.types import Size, Type, product
 
 # by op: the places among the inputs of q, of those with a row for each query, of the mask, of the
 # coordinates of queries, and of the bias

@@ -128,8 +128,8 @@ class RingCall:
         return coordinates_of(self.b, samples, positions, mask)
 
     def reading(self, result: Value, *xs: Value) -> Value:
-        """The result as it is, but read from what the last turn has brought where this rank does not
-        see it: an exchange is in the graphs of all ranks, or of none."""
+        """The result as it is. A rank that does not see the keys of the last turn reads them
+        all the same, since an exchange is in the graphs of all ranks or of none."""
         if self.sees(self.part(self.place.ranks - 1)):
             return result
         for x in xs:
