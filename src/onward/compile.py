@@ -218,7 +218,8 @@ class Compiler:
         one row (`held`), along a dim (`cuts`), of such a part as one row (both), or those of some
         layers (`stages`)."""
         if stages is not None:
-            return pipeline.evaluation_rank(self._padded(forward, cuts), self.mesh, stages, cuts)
+            start = self._padded(forward, cuts)
+            return pipeline.evaluation_rank(start, self.mesh, stages, cuts, held)
         graph = forward
         if cuts:
             graph = cut_along(self._padded(forward, cuts), self.mesh, cuts)
@@ -336,7 +337,7 @@ class Compiler:
         """The graph of one rank of a pipeline with what it exchanges behind the messages."""
         return pipeline.exchanged_sums(
             graph, self.mesh, cut.holders, messages, digest, recipe.parameters, recipe.shards,
-            recipe.summed_parts, recipe.cuts,
+            recipe.summed_parts, recipe.cuts, recipe.held,
         )  # fmt: skip
 
     def _link_rates(self) -> DeviceRates:

@@ -84,11 +84,6 @@ def check_pipeline(mesh: Mapping[str, int] | str | None, options: Mapping[str, o
     sizes = {} if mesh is None or isinstance(mesh, str) else mesh
     if sizes.get("pp", 1) == 1:
         return
-    if options["zero"] == 3:
-        raise OnwardError(
-            "zero=3 cuts the weights that each rank along pp has of its stages, which is not there "
-            "yet; fix: zero=1 or 2, or more ranks along pp"
-        )
     name = next((n for n, value in _BESIDE_PP.items() if options[n] != value), None)
     if options["gradient_accumulation_average"] == "micro_batches":
         name = 'gradient_accumulation_average="micro_batches"'

@@ -40,7 +40,8 @@ CASES = [
     ("t5", 2, {"dp_shard": 2, "pp": 4}, 4, (9,), 0), ("gpt2", 2, SHARDS, 2, (6, 7), 1),
     ("bert", 3, {"dp_shard": 2, "pp": 3}, 1, (5,), 1), ("t5", 2, SHARDS, 2, (6, 6), 2),
     ("llama", 2, {"dp_replicate": 2, "dp_shard": 2, "pp": 2}, 2, (12, 9), 2),
-    ("llama", 4, {"pp": 4, "dp_shard": 2}, 4, (10,), 1),
+    ("llama", 4, {"pp": 4, "dp_shard": 2}, 4, (10,), 1), ("gpt2", 2, SHARDS, 2, (6,), 3),
+    ("llama", 2, {"dp_replicate": 2, "pp": 2, "dp_shard": 2}, 2, (12, 9), 3),
 ]  # fmt: skip
 
 
@@ -74,7 +75,8 @@ def test_ranks_make_the_update_of_one(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
 @pytest.mark.parametrize(
-    ("kind", "sizes", "zero"), [("gpt2", REPLICAS, 0), ("bert", SHARDS, 1), ("t5", SHARDS, 2)]
+    ("kind", "sizes", "zero"),
+    [("gpt2", REPLICAS, 0), ("bert", SHARDS, 1), ("t5", SHARDS, 2), ("bert", SHARDS, 3)],
 )
 def test_interleaved_stages(kind: str, sizes: dict[str, int], zero: int, name: str) -> None:
     model = steps.made(kind, layers=4 if kind != "t5" else 2)
@@ -85,7 +87,7 @@ def test_interleaved_stages(kind: str, sizes: dict[str, int], zero: int, name: s
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize(
     "more",
     [{"max_grad_norm": None}, {"skip_nonfinite": False}, {"max_grad_value": 1e-3},
@@ -267,7 +269,15 @@ def test_a_number_that_is_not_finite_in_one_pipeline() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "zero"),
-    [({"pp": 2}, 0), (REPLICAS, 0), (SHARDS, 1), (SHARDS, 2), ({"tp": 2, "pp": 2}, 0)],
+    [
+        ({"pp": 2}, 0),
+        (REPLICAS, 0),
+        (SHARDS, 1),
+        (SHARDS, 2),
+        ({"tp": 2, "pp": 2}, 0),
+        (SHARDS, 3),
+        ({"cp": 2, "pp": 2}, 0),
+    ],
 )
 def test_a_window_that_ends_early(sizes: dict[str, int], zero: int) -> None:
     """The update by the sums that all ranks have: a tied weight's are of two stages."""
@@ -281,9 +291,10 @@ def test_a_window_that_ends_early(sizes: dict[str, int], zero: int) -> None:
     full = steps.feeds(whole, model, steps.batch("gpt2", 96, 4))
     full[whole.signature.window_scale or ""] = np.array(0.25)
     draw, total = np.random.default_rng(1), dict(full)
-    terms: dict[tuple[int, int], pipes.Arrays] = {}
-    for share, place in itertools.product(range(meshes[0].batches), range(2)):
-        own = terms[share, place] = dict(full)
+    terms: dict[tuple[int, int, int], pipes.Arrays] = {}
+    parts = range(meshes[0].size("cp"))  # of positions, of which each rank has the sums
+    for share, place, part in itertools.product(range(meshes[0].batches), range(2), parts):
+        own = terms[share, place, part] = dict(full)
         for name, held in accumulators.items():
             if place in cut.holders[name]:
                 own[held] = draw.integers(-9, 9, full[held].shape).astype(np.float32)
@@ -295,9 +306,9 @@ def test_a_window_that_ends_early(sizes: dict[str, int], zero: int) -> None:
         )
         graphs.append(prune(graph, graph.signature.requested((), True)))
         place = mesh.coordinate("pp")
-        own = terms[mesh.share, place]
+        own = terms[mesh.share, place, mesh.coordinate("cp")]
         if zero > 1:  # parts are summed over all samples
-            others = [terms[share, place] for share in range(mesh.batches)]
+            others = [terms[share, place, 0] for share in range(mesh.batches)]
             cut_here = meshed.recipe_for(model, mesh, recipe, zero).summed_parts
             held = {accumulators[n] for n in cut_here}
             own = own | {n: np.sum([each[n] for each in others], 0) for n in held}

@@ -8,6 +8,8 @@ PIPES = ("distribute/test_pipelines.py",)
 STAGES = ("distribute/test_pipeline_stages.py",)
 SCHEDULES = ("distribute/test_pipeline_schedules.py",)
 SHARES = ("distribute/test_pipelines_of_shares.py",)
+POSITIONS = ("distribute/test_pipelines_of_positions.py",)
+WEIGHTS = ("distribute/test_pipelines_of_weights.py",)
 PARTS = ("distribute/test_pipelines_of_parts.py",)
 GLOO = ("execute/test_exchanges.py",)
 
@@ -104,7 +106,37 @@ PIPELINE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "pipeline: samples are not summed over pipelines", "distribute/pipeline/stage_records.py",
-        "    if mesh.batches == 1:\n", "    if True:\n", SHARES,
+        "    if all(mesh.size(axis) == 1 for axis in SUMMED_AXES):\n", "    if True:\n", SHARES,
+    ),
+    Fault(
+        "pipeline: terms of positions are not summed", "distribute/pipeline/stage_records.py",
+        "all(mesh.size(axis) == 1 for axis in SUMMED_AXES)", "mesh.batches == 1", POSITIONS,
+    ),
+    Fault(
+        "pipeline: each rank sums the gradients of all positions in each micro-batch",
+        "distribute/context.py", "in self._windows | self._summed_later", "in self._windows",
+        POSITIONS,
+    ),
+    Fault(
+        "pipeline: ranks along cp have whole sequences", "distribute/pipeline/__init__.py",
+        "    graph = context_parallel(graph, mesh)\n", "", POSITIONS,
+    ),
+    Fault(
+        "pipeline: messages are told by names of values", "distribute/pipeline/messages.py",
+        """what = f"{maker.op_type} of {where(maker) or 'the step'}\"""", "what = self.value.name",
+        POSITIONS,
+    ),
+    Fault(
+        "pipeline: positions between the weights stay whole", "distribute/pipeline/__init__.py",
+        "cuts=given, sequence=sequence)", "cuts=given)", PARTS,
+    ),
+    Fault(
+        "pipeline: a stage reads its own part of a weight", "distribute/pipeline/stage_records.py",
+        "held=parts, order=order", "order=order", WEIGHTS,
+    ),
+    Fault(
+        "pipeline: an evaluation reads parts of weights", "distribute/pipeline/__init__.py",
+        "gathered_ahead(made.graph, mesh, parts)", "made.graph", WEIGHTS,
     ),
     Fault(
         "pipeline: whole weights count twice in the norm along tp", "distribute/pipeline/sums.py",

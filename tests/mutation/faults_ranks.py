@@ -200,8 +200,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "    if shard.padding:\n", "    if False:\n", GATHERS,
     ),
     Fault(
-        "ranks: collectives keep the numbers that they were made with", "distribute/zero.py",
-        "        number_in_order(graph)\n", "        pass\n", (*GATHERS, *TRAINERS),
+        "ranks: collectives keep the numbers that they were made with", "distribute/__init__.py",
+        "    if parts or mesh.size(", "    if mesh.size(", (*GATHERS, *TRAINERS),
     ),
     Fault(
         "ranks: a rank keeps the part of the first", "train/cut_tensors.py",

@@ -200,7 +200,8 @@ TENSOR_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a window's terms are summed with each micro-batch", "distribute/context.py",
-        "return PARTIAL if name in self._windows else REPLICATED", "return REPLICATED", CONTEXT,
+        "return PARTIAL if name in self._windows | self._summed_later else REPLICATED",
+        "return PARTIAL if name in self._summed_later else REPLICATED", CONTEXT,
     ),
     Fault(
         "ranks: a length is cut to what ranks divide", "distribute/lengths.py",

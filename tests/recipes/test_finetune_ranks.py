@@ -205,7 +205,6 @@ def test_meshes_that_are_asked_for(options: dict[str, Any], ranks: int, mesh: st
         ({"zero": 1}, 1, "needs 2 processes, and one process is started"),
         ({"zero": 1, "mesh": "dp_replicate=2"}, 2, "along dp_shard, of which there is one"),
         ({"zero": 4}, 2, "stage 1, 2 or 3 of ZeRO, or 0"),
-        ({"mesh": "pp=2,dp_shard=2", "zero": 3}, 4, "zero=3 cuts the weights"),
         ({"mesh": "cp=3", "block_size": 64}, 3, "in --block_size; fix: give 66"),
         ({"mesh": "pp=2", "pipeline_microbatches": 9}, 2, "make no 9 micro-batches"),
         ({"mesh": "pp=2", "per_device_train_batch_size": 1}, 2, "fix: give 2 or more"),

@@ -77,7 +77,8 @@ def recipe_for(model: steps.Made, mesh: Mesh, recipe: Recipe, zero: int) -> Reci
     if not zero:
         return recipe
     shards = shards_for(model, mesh, recipe.parameters)
-    return replace(recipe, shards=shards, summed_parts=tuple(shards) if zero > 1 else ())
+    held = shards if zero == 3 else {}
+    return replace(recipe, shards=shards, summed_parts=tuple(shards) if zero > 1 else (), held=held)
 
 
 def graphs_of(

@@ -58,6 +58,8 @@ MESHES: dict[str, tuple[dict[str, int], int]] = {  # sizes, and the stage of ZeR
     "dp 2 x pp 2": ({"dp_replicate": 2, "pp": 2}, 0),
     "zero 2 x pp 2": ({"dp_shard": 2, "pp": 2}, 2),
     "pp 2 x tp 2": ({"pp": 2, "tp": 2}, 0),
+    "zero 3 x pp 2": ({"dp_shard": 2, "pp": 2}, 3),
+    "pp 2 x cp 2": ({"pp": 2, "cp": 2}, 0),
 }  # fmt: skip
 RUNS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], bool]] = {  # padding
     "gpt2 within a window": (gpt2, WINDOW, False),

@@ -357,6 +357,18 @@ CASES = {
         gpt2, {"mixed_precision": "bf16", **CLIPPED, "pipeline_microbatches": 3}, "AdamW",
         near="gpt2 pp", zero=2, pp=True, pipelines=2,
     ),
+    "gpt2 pp zero 3": Case(
+        gpt2, {**CLIPPED, "ema_decay": 0.9, "pipeline_microbatches": 3}, "AdamW", zero=3, pp=True,
+        pipelines=2,
+    ),
+    "t5 pp zero 3": Case(
+        t5, {**WINDOW, "memory_budget": 0.5, "pipeline_schedule": "InterleavedZeroBubble"}, "AdamW",
+        padding=True, early=2, zero=3, pp=True, pipelines=2,
+    ),
+    "bert pp zero 3 bf16": Case(
+        bert, {"mixed_precision": "bf16", **CLIPPED, "pipeline_schedule": "GPipe"}, "AdamW",
+        padding=True, near="bert pp budget", zero=3, pp=True, pipelines=2,
+    ),
     "gpt2 pp dp fp16": Case(
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", pp=True,
         pipelines=2,

@@ -55,7 +55,7 @@ def evaluated(trainer: Any, case: Case, rank: int, ranks: int) -> None:
     data: Any = {n: x[number::count].clone() for n, x in rows(case, STEPS).items()}
     found = float(trainer.eval_step(data).loss)
     cut = [bool(p.isnan().all()) for p in trainer.model.parameters() if p.numel() >= 64]
-    whole_parts = case.zero == 3 and not case.tp
+    whole_parts = case.zero == 3 and not (case.tp or case.pp)
     assert all(cut) if whole_parts else sum(cut) > (0 if case.pp else len(cut) // 2), cut
     if case.options.get("ema_decay"):
         with trainer.ema_weights():

@@ -23,6 +23,7 @@ from ranks_cases import apart
             ["one process", "cp 2 x tp 2", "zero 2 x cp 2", "zero 2 x pp 2"],
         ),
         ("t5 between updates", ["one process", "zero 3 of 2", "tp 2", "dp 2 x pp 2"]),
+        ("t5 between updates", ["one process", "zero 3 x pp 2", "pp 2 x cp 2"]),
     ],
 )
 def test_a_run_goes_on_from_any_mesh_to_any_other(

@@ -50,6 +50,9 @@ SETUPS = [
     Setup({"pp": 2, "tp": 2}, 0, ALONG),
     Setup({"dp_replicate": 2, "dp_shard": 2, "pp": 2}, 2),
     Setup({"dp_shard": 2, "pp": 2, "tp": 2}, 2, ALONG),
+    Setup({"dp_shard": 2, "pp": 2}, 3),
+    Setup({"pp": 2, "cp": 2}),
+    Setup({"dp_shard": 2, "pp": 2, "cp": 2}, 3),
 ]
 
 
@@ -82,14 +85,16 @@ def holders(setup: Setup, name: str) -> tuple[int, ...]:
 
 
 def gradients(setup: Setup) -> list[dict[str, dict[int, np.ndarray]]]:
-    """For each share of the batch, the gradient that each stage with a parameter has."""
+    """For each share of the batch, and each part of its positions, the gradient of each stage with a
+    parameter."""
     draw = np.random.default_rng(3)
+    first = setup.meshes[0]
     return [
         {
             n: {s: draw.integers(-99, 99, shape).astype(np.float32) for s in holders(setup, n)}
             for n, shape in SHAPES.items()
         }
-        for _ in range(setup.meshes[0].batches)
+        for _ in range(first.batches * first.size("cp"))
     ]
 
 
@@ -102,8 +107,9 @@ def saved_by(setup: Setup) -> dict[str, Any]:
             cut = summed_here(held, name)
             if is_elsewhere(cut):
                 continue
-            is_row = row_of(cut) is not None  # rows are summed over all samples
-            given = drawn if is_row else [drawn[mesh.share]]
+            is_row = row_of(cut) is not None  # rows are summed over all samples and positions
+            number = mesh.share * mesh.size("cp") + mesh.coordinate("cp")
+            given = drawn if is_row else [drawn[number]]
             total = np.sum([each[name][mesh.coordinate("pp")] for each in given], 0)
             whole = torch.from_numpy(total.reshape(shape))
             sums[f"accumulator.{name}"] = (whole if cut is None else part_of(cut, whole)).clone()
@@ -131,7 +137,7 @@ def total_of(setup: Setup, found: list[Mapping[str, Any]], name: str) -> np.ndar
         index = numbers if cut is None else part_of(cut, numbers)
         assert sums.shape == index.shape
         is_again = (mesh.coordinate("tp") and name not in setup.cuts) or (
-            mesh.coordinate("dp_replicate") and row_of(cut) is not None
+            (mesh.coordinate("dp_replicate") or mesh.coordinate("cp")) and row_of(cut) is not None
         )
         if not is_again:
             np.add.at(total, index.numpy().astype(int), sums.numpy())

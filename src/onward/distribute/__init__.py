@@ -85,7 +85,7 @@ def distribute(
         graph = zero(graph, mesh, here, average, summed, parts, order)
     else:
         graph = data_parallel(graph, mesh, average)
-    if mesh.size(tensor.AXIS) > 1 or splits_sequences(mesh):
+    if parts or mesh.size(tensor.AXIS) > 1 or splits_sequences(mesh):
         number_in_order(graph)
     return graph
 

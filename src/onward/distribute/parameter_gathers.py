@@ -19,7 +19,7 @@ import numpy as np
 
 from onward.distribute.collectives import IN_FLIGHT, Collectives, StartedCollective
 from onward.distribute.mesh import Mesh
-from onward.graph.build import Builder
+from onward.graph.build import Builder, handed_on
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of, where
 from onward.graph.names import user_name
 from onward.graph.ops import OPS
@@ -48,7 +48,9 @@ def gathered_ahead(graph: Graph, mesh: Mesh, held: Mapping[str, Shard], kept: in
     whose nodes read whole parameters that are gathered ahead of them.
 
     An update of such a parameter reads the part. kept: bytes of gathered parameters that stay for a
-    later reader.
+    later reader. In the graph of a rank of a pipeline, which has all of its micro-batches, readers
+    are those of all actions in their order: weights of a stage that fit into `kept` are gathered
+    once a step, and others for each action, so that memory is bounded whatever a stage has.
     """
     graph = graph.clone()
     sources = _Sources(graph, held)
@@ -176,7 +178,7 @@ def _start(
     ready from the beginning."""
     reader = span.nodes[0]
     backward = bool(reader.meta.get("backward"))
-    b = Builder(graph, before, where(reader), backward)
+    b = Builder(graph, before, where(reader), backward, marks=handed_on(before))
     part = b.cast(graph.find_input(span.name), sources.dtype(span.name))
     if shard.size < shard.length:
         zeros = np.zeros(shard.length - shard.size, type_of(part).dtype.numpy())
@@ -189,7 +191,8 @@ def _end(graph: Graph, sources: _Sources, span: GatheredSpan, shard: Shard, befo
     """Waits for a parameter, ahead of its first reader."""
     assert span.started is not None, "an exchange ends before it starts"
     reader = span.nodes[0]
-    b = Builder(graph, before, where(reader), bool(reader.meta.get("backward")))
+    backward = bool(reader.meta.get("backward"))
+    b = Builder(graph, before, where(reader), backward, marks=handed_on(before))
     [whole] = span.started.wait(b)
     if shard.padding:
         whole = b.Slice(whole, b.ints([0]), b.ints([shard.elements]))
@@ -207,6 +210,7 @@ def _read(graph: Graph, sources: _Sources, span: GatheredSpan, node: Node) -> No
             x, *rest = maker.inputs
             assert x is not None, "what follows from a parameter reads it first"
             b = Builder.at(graph, maker, node)
+            b.marks = handed_on(node)
             span.values[value] = b.one(maker.op_type, [gathered(x), *rest], attributes(maker))
         return span.values[value]
 

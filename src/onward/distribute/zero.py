@@ -26,7 +26,6 @@ from onward.distribute.collectives import (
     Collectives,
     ExchangesInFlight,
     StartedCollective,
-    number_in_order,
 )
 from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
 from onward.distribute.mesh import Mesh
@@ -108,8 +107,6 @@ def zero(
     b = builder(graph, None)
     for name in flying.rest():
         ends[name](b)
-    if held:
-        number_in_order(graph)
     return graph
 
 

@@ -74,6 +74,22 @@ def _state_beside_others(dice: random.Random) -> tuple[Sizes, Case]:
     return sizes, {"zero": dice.choice([1, 2, 2, 3, 3]), **cuts}
 
 
+def _layers(dice: random.Random) -> tuple[Sizes, Case]:
+    """Pipelines by every schedule, alone and beside each other axis."""
+    beside = dice.choice(_BESIDE_LAYERS)
+    sizes = {"pp": dice.choice([2, 2, 3, 4]) if len(beside) < 2 else 2, **dict.fromkeys(beside, 2)}
+    axes = list(sizes)
+    dice.shuffle(axes)
+    more: Case = {
+        "schedule": dice.choice(SCHEDULES), "micro_batches": dice.choice([1, 2, 2, 3, 4])
+    }  # fmt: skip
+    if "dp_shard" in sizes:
+        more["zero"] = dice.choice([0, 1, 2, 3, 3])
+    if "tp" in sizes:
+        more |= {**_cuts(dice), "sequence": "cp" not in sizes and dice.random() < 0.3}
+    return {axis: sizes[axis] for axis in axes}, more
+
+
 def _adaptive(dice: random.Random) -> tuple[Sizes, Case]:
     sizes = {"dp_replicate": dice.choice([2, 4, 8])}
     if dice.random() < 0.3:
@@ -86,6 +102,11 @@ def _cuts(dice: random.Random) -> Case:
     return {"cuts": dice.choice(["chosen", "drawn", "drawn"])}
 
 
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
+_BESIDE_LAYERS: tuple[tuple[str, ...], ...] = (
+    (), (), ("dp_replicate",), ("dp_shard",), ("dp_shard",), ("tp",), ("cp",), ("cp",),
+    ("dp_replicate", "tp"), ("dp_shard", "tp"), ("dp_shard", "cp"), ("cp", "tp"),
+)  # fmt: skip
 # each draws sizes by axis, the last axis with neighbours, and settings; with its weight
 MESHES: tuple[tuple[int, Callable[[random.Random], tuple[Sizes, Case]]], ...] = (
     (3, _replicas),
@@ -98,6 +119,7 @@ MESHES: tuple[tuple[int, Callable[[random.Random], tuple[Sizes, Case]]], ...] = 
     (4, _sequences_and_weights),
     (5, _state_beside_others),
     (4, _positions_between_weights),
+    (8, _layers),
     (3, _adaptive),
 )
 FAMILIES = ("gpt2", "gpt2", "bert", "t5", "llama")
@@ -105,7 +127,8 @@ OPTIMIZERS = (
     "SGD", "SGD", "AdamW", "AdamW", "Adam", "Adamax", "Adagrad", "RMSprop", "NAdam", "RAdam", "Lion"
 )  # fmt: skip
 _ROWS = (2, 2, 2, 3, 3, 4, 5)
-WHOLE_TENSORS = ("LAMB", "Adafactor")  # updates that read all of a parameter: not with zero
+# updates that read all of a parameter: not with zero, nor where ranks share layers and weights
+WHOLE_TENSORS = ("LAMB", "Adafactor")
 
 
 def case_of(seed: int) -> Case:
@@ -116,18 +139,19 @@ def case_of(seed: int) -> Case:
     shares = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
     window = dice.choice([1, 1, 1, 2, 3]) if shares <= 8 else 1
     parts = sizes.get("tp" if settings.get("sequence") else "cp", 1)
+    least = settings.get("micro_batches", 1)  # a row for each micro-batch of a pipeline
     longest = 7 if parts == 1 else 8 // parts  # positions of a rank
     case: Case = {
         "seed": seed, "sizes": sizes, "zero": 0, "adasum": False, "cuts": "", "sequence": False,
-        **settings,
+        "schedule": "", "micro_batches": 1, **settings,
         "window": window,
-        "rows": [[dice.choice(_ROWS) for _ in range(shares)] for _ in range(window)],
+        "rows": [[max(dice.choice(_ROWS), least) for _ in range(shares)] for _ in range(window)],
         "lengths": [
             [parts * dice.randint(min(3, longest), longest) for _ in range(shares)]
             for _ in range(window)
         ],
         "is_program": dice.random() < 0.45,
-        "is_packed": dice.random() < 0.4 and parts == 1,
+        "is_packed": dice.random() < 0.4 and parts == 1 and "pp" not in sizes,
         "average": dice.choice(["labels", "labels", "labels", "micro_batches"]),
         "max_grad_norm": dice.choice([None, None, 0.05, 0.5, 100.0]),
         "max_grad_value": None,
@@ -135,6 +159,8 @@ def case_of(seed: int) -> Case:
         "groups": dice.choice([1, 1, 2]),
         "bucket": dice.choice([0, 0, 600, 4000]),  # bytes; 0: as it is
     }  # fmt: skip
+    if "pp" in sizes:  # whose loss is the mean over all labels
+        case["average"] = "labels"
     if case["max_grad_norm"] is None and dice.random() < 0.3:
         case["max_grad_value"] = dice.choice([1e-4, 1e-2])
     case["optimizer"] = _optimizer(dice, case)
@@ -145,7 +171,8 @@ def case_of(seed: int) -> Case:
 def _optimizer(dice: random.Random, case: Case) -> str:
     if case["adasum"]:
         return "SGD"
-    if not case["zero"] and dice.random() < 0.1:
+    is_whole = not case["zero"] and not {"pp", "tp"} <= case["sizes"].keys()
+    if is_whole and dice.random() < 0.1:
         return dice.choice(WHOLE_TENSORS)
     return dice.choice(OPTIMIZERS)
 
@@ -162,4 +189,4 @@ def _family(dice: random.Random) -> Case:
     }  # fmt: skip
 
 
-__all__ = ["MESHES", "MOST", "Case", "case_of"]
+__all__ = ["MESHES", "MOST", "SCHEDULES", "Case", "case_of"]

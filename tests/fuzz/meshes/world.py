@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,12 @@ from fuzz.meshes.models import Drawn, InvalidCase, Tensors
 from onward.capture import CapturedModule, CaptureRequest
 from onward.capture.dtypes import to_type
 from onward.compile import Compiler
-from onward.differentiate import Recipe, UpdateGroup
+from onward.differentiate import Recipe, UpdateGroup, summed
 from onward.differentiate.loss_sum import obstacle
 from onward.distribute import Mesh, data_parallel, lockstep, ranks_of
+from onward.distribute.pipeline import batch_names, chosen_stages
 from onward.distribute.tensor import DeviceRates, Sharding, TensorCut, chosen_cuts
+from onward.distribute.tensor.conversions import Costs
 from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
 from onward.graph.graph import Graph, Role, role_of, type_of
@@ -34,7 +36,7 @@ from onward.graph.types import DType, Type
 from onward.journal import Journal
 from onward.kernels import host
 from onward.rewrite import prune
-from onward.shards import Shard
+from onward.shards import PipelineCut, Shard
 
 Arrays = dict[str, np.ndarray]
 RATE = 0.25
@@ -77,6 +79,11 @@ class World:
         self.cuts: dict[str, tuple[int, int]] = {}
         if any(obstacle(forward) for _, forward in self.captures):
             self.average = "micro_batches"
+            if case["schedule"]:
+                raise InvalidCase("a pipeline's loss is a mean over labels")
+        self.pipeline: PipelineCut | None = None
+        if case["schedule"]:
+            self.pipeline = self._pipeline()
         if case["sizes"].get("tp", 1) > 1:
             self.cuts = self._cuts()
 
@@ -113,6 +120,7 @@ class World:
             summed_parts=tuple(updated) if case["zero"] >= 2 and micro_batches > 1 else (),
             held=held, cuts=self.cuts if mesh.size("tp") > 1 else {},
             adasum=case["adasum"] and mesh.ranks > 1, sequence=case["sequence"],
+            pipeline=self.pipeline if mesh.size("pp") > 1 else None,
         )  # fmt: skip
 
     def _groups(self) -> list[UpdateGroup]:
@@ -181,6 +189,16 @@ class World:
                 found[name] = dice.choice(able)
         return found
 
+    def _pipeline(self) -> PipelineCut:
+        """The schedule, and the stages that are chosen for the first batch."""
+        name, number = self.case["schedule"], self.case["sizes"]["pp"]
+        each = 2 if name.startswith("Interleaved") else 1
+        captured, forward = self.captures[0]
+        sizes = captured.dims(list(self.batches[0][0].values())) or {}
+        costs = Costs(RATES, number * each, {n: 8 * size for n, size in sizes.items()})
+        holders = chosen_stages(summed(forward), number * each, costs)
+        return PipelineCut(name, self.case["micro_batches"], each, holders)
+
     def step(self, mesh: Mesh, forward: Graph, micro_batches: int) -> Graph:
         """The step's graph of a rank."""
         recipe = self.recipe(mesh, micro_batches)
@@ -213,12 +231,13 @@ class World:
                 graph = self.step(mesh, forward, window)
                 signature = graph.signature
                 graph = prune(graph, signature.requested((), k == window - 1))
-                feeds = self.feeds(graph, captured, data, seen + int(starts[mesh.share]), window)
+                start = seen + int(starts[mesh.share])
+                feeds = self.feeds(graph, captured, data, start, window, forward)
                 feeds = {n: self.part(mesh, signature, n, x) for n, x in feeds.items()}
                 graphs.append(graph)
                 given.append({**feeds, **{n: x for n, x in state.items() if n in feeds}})
                 whole.append(signature)
-            _same_sequence(graphs)
+            _same_sequence(self.meshes, graphs)
             found = lockstep(self.meshes, graphs, given)
             for state, outputs, signature in zip(states, found, whole, strict=True):
                 state.update(carried(signature, outputs))
@@ -283,13 +302,19 @@ class World:
         return {n: outputs[n] for n in told if n is not None and n in outputs}
 
     def feeds(
-        self, graph: Graph, captured: CapturedModule, data: Tensors, offset: int, window: int
-    ) -> Arrays:
+        self, graph: Graph, captured: CapturedModule, data: Tensors, offset: int, window: int,
+        forward: Graph | None = None,
+    ) -> Arrays:  # fmt: skip
         """Every input of a whole step's graph, its state drawn by name. offset: the number of the
-        first sample in the window. window: micro-batches."""
+        first sample in the window. window: micro-batches. forward: of a rank, whose batch may be
+        cut into the micro-batches of a pipeline."""
         signature = graph.signature
         given: Arrays = {n: t.detach().numpy() for n, t in captured.owned.items()}
         given |= {captured.leaves[i]: t.numpy() for i, t in enumerate(data.values())}
+        if forward is not None and self.pipeline is not None:
+            number = self.pipeline.micro_batches
+            for name, own in batch_names(forward, number).items():
+                given |= dict(zip(own, np.array_split(given.pop(name), number), strict=True))
         settings, record = self.settings(), OPTIMIZERS[self.case["optimizer"]]
         for h, name in signature.hyperparameters.items():
             given[name] = np.array(record.hyperparameters[h.name](settings[h.group]))
@@ -349,12 +374,13 @@ class World:
         """What all ranks have made, whole. Raises AssertionError where ranks that have the same
         thing have other numbers of it."""
         made: Arrays = {}
-        signature = signatures[0]
-        inputs = {out: name for name, out in signature.updated.items()}
-        slots = {held: slot.parameter for slot, held in signature.slots.items()}
-        of_slots = {held: slot for slot, held in signature.slots.items()}
-        for name in [*inputs, signature.grad_norm, signature.finite]:
-            if name is not None and name in found[0]:
+        for outputs, signature in zip(found, signatures, strict=True):
+            inputs = {out: name for name, out in signature.updated.items()}
+            slots = {held: slot.parameter for slot, held in signature.slots.items()}
+            of_slots = {held: slot for slot, held in signature.slots.items()}
+            for name in [*inputs, signature.grad_norm, signature.finite]:
+                if name is None or name not in outputs or name in made:
+                    continue
                 owner = slots.get(inputs.get(name, ""), inputs.get(name, ""))
                 slot = of_slots.get(inputs.get(name, ""))
                 if slot is not None and self.cuts:  # Adafactor's state is of other shapes, whole
@@ -365,32 +391,35 @@ class World:
         return made
 
     def _whole(self, name: str, owner: str, found: Sequence[Arrays], is_weight: bool) -> np.ndarray:
-        arrays = [outputs[name] for outputs in found]
-        if owner and arrays[0].ndim:
+        arrays = {rank: outputs[name] for rank, outputs in enumerate(found) if name in outputs}
+        first, *_ = arrays.values()
+        if owner and first.ndim:
             mesh, shape = self.meshes[0], tuple(self.parameters[owner].shape)
             cut = self._tensor_cut(mesh, owner, shape)
             local = shape if cut is None else cut.part(np.empty(shape, bool)).shape
             if owner in self.shards(mesh) and (self.case["zero"] == 3 or not is_weight):
                 arrays = self._joined_along("dp_shard", arrays, partial(_of_rows, shape=local))
-            if cut is not None and arrays[0].shape == local:
+            if cut is not None and next(iter(arrays.values())).shape == local:
                 arrays = self._joined_along("tp", arrays, cut.joined)
-        for other in arrays[1:]:
-            np.testing.assert_array_equal(other, arrays[0], err_msg=f"{name} of two ranks")
-        return arrays[0]
+        first, *others = arrays.values()
+        for other in others:
+            np.testing.assert_array_equal(other, first, err_msg=f"{name} of two ranks")
+        return first
 
     def _joined_along(
-        self, axis: str, arrays: Sequence[np.ndarray], join: Callable[[list[np.ndarray]], Any]
-    ) -> list[np.ndarray]:
-        """What each rank has together with the others along an axis."""
+        self, axis: str, arrays: Mapping[int, np.ndarray], join: Callable[[list[np.ndarray]], Any]
+    ) -> dict[int, np.ndarray]:
+        """What each rank has together with the others along an axis. arrays: by rank; those of
+        other stages may have none."""
         groups: dict[tuple[int, ...], list[int]] = {}
-        for rank, mesh in enumerate(self.meshes):
+        for rank in arrays:
+            mesh = self.meshes[rank]
             others = tuple(c for a, c in zip(mesh.axes, mesh.coordinates, strict=True) if a != axis)
             groups.setdefault(others, []).append(rank)
-        made = list(arrays)
+        made = dict(arrays)
         for ranks in groups.values():
             whole = join([arrays[rank] for rank in ranks])
-            for rank in ranks:
-                made[rank] = whole
+            made.update(dict.fromkeys(ranks, whole))
         return made
 
 
@@ -419,16 +448,17 @@ def _one_loss(found: Sequence[Arrays], signatures: Sequence[Signature]) -> float
     return float(told[0])
 
 
-def _same_sequence(graphs: Sequence[Graph]) -> None:
-    """Raises InvalidCase where ranks would be refused, since their graphs, of other captures,
-    exchange other things."""
-    said = [
-        [(n.op_type, n.attributes["axis"].value, n.attributes["record"].value)
-         for n in graph if n.op_type in STARTS]
-        for graph in graphs
-    ]  # fmt: skip
-    if any(other != said[0] for other in said[1:]):
-        raise InvalidCase("ranks whose captures exchange other things")
+def _same_sequence(meshes: Sequence[Mesh], graphs: Sequence[Graph]) -> None:
+    """Raises InvalidCase where ranks, of one stage where they share the layers, would be refused,
+    since their graphs, of other captures, exchange other things."""
+    said: dict[int, list[tuple[Any, ...]]] = {}
+    for mesh, graph in zip(meshes, graphs, strict=True):
+        own = [
+            (n.op_type, n.attributes["axis"].value, n.attributes["record"].value)
+            for n in graph if n.op_type in STARTS
+        ]  # fmt: skip
+        if said.setdefault(mesh.coordinate("pp"), own) != own:
+            raise InvalidCase("ranks whose captures exchange other things")
 
 
 def _symbols(graph: Graph) -> set[str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from onward.distribute import tensor
 from onward.distribute.context import context_parallel
 from onward.distribute.mesh import Mesh
+from onward.distribute.parameter_gathers import gathered_ahead
 from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, Action, Part, schedule
 from onward.distribute.pipeline.staged_forward import StagedForward, staged
 from onward.distribute.pipeline.stages import Holders, chosen_stages, stages_without
@@ -37,7 +38,7 @@ from onward.distribute.pipeline.write import (
 )
 from onward.errors import OnwardError
 from onward.graph.graph import Graph
-from onward.shards import PipelineCut
+from onward.shards import PipelineCut, Shard
 
 Differentiate = Callable[[Graph, Sequence[str]], Graph]
 
@@ -78,11 +79,12 @@ def pipeline_rank(
 
 
 def evaluation_rank(
-    forward: Graph, mesh: Mesh, cut: PipelineCut, cuts: Mapping[str, tuple[int, int]] | None = None
-) -> Graph:
+    forward: Graph, mesh: Mesh, cut: PipelineCut,
+    cuts: Mapping[str, tuple[int, int]] | None = None, held: Mapping[str, Shard] | None = None,
+) -> Graph:  # fmt: skip
     """Writes the forward of one rank along `pp`, whose loss every rank has in the end; the batch is
-    one. cuts: as of `pipeline_rank`. Raises OnwardError for a forward that does not fit the
-    stages."""
+    one. cuts: as of `pipeline_rank`. held: by parameter, the part of it that this rank has, as one
+    row. Raises OnwardError for a forward that does not fit the stages."""
     if forward.signature.loss is None:
         raise OnwardError(
             "an evaluation along pp gives the loss alone, and this batch has none; fix: give labels"
@@ -92,7 +94,10 @@ def evaluation_rank(
     table = [[Action(Part.FORWARD, s, 0) for s in stages if s % ranks == r] for r in range(ranks)]
     found = staged(forward, cut.holders)
     made = write_rank(found, _cut_along_tp(found.graph, found, mesh, cuts or {}), mesh, table)
-    return exchanged_loss(made.graph, mesh, made.messages, made.digest)
+    inputs = {value.name for value in made.graph.inputs}
+    parts = {name: shard for name, shard in (held or {}).items() if name in inputs}
+    graph = gathered_ahead(made.graph, mesh, parts)
+    return exchanged_loss(graph, mesh, made.messages, made.digest)
 
 
 def _cut_along_tp(

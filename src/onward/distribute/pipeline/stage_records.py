@@ -55,17 +55,20 @@ def recorded_for_stages(graph: Graph, shared: Collection[str]) -> tuple[Graph, S
 
 def summed_over_samples(
     graph: Graph, mesh: Mesh, shards: Mapping[str, Shard], summed: Collection[str],
-    order: Sequence[str],
+    order: Sequence[str], held: Mapping[str, Shard],
 ) -> Graph:  # fmt: skip
     """Returns a copy of a rank's step whose first records are replaced by sums over the axes of
-    data and along `cp`. Arguments as of `zero`; shards may have parameters of other stages too."""
+    data and along `cp`. Arguments as of `zero`; shards and held may have parameters of other stages
+    too."""
     if all(mesh.size(axis) == 1 for axis in SUMMED_AXES):
         return _unrecorded(graph)
     signature = graph.signature
     trained = {**signature.updated, **signature.accumulators}
     here = {name: shard for name, shard in shards.items() if name in trained}
-    if here:
-        return zero(graph, mesh, here, summed=summed, order=order)
+    inputs = {value.name for value in graph.inputs}
+    parts = {name: shard for name, shard in held.items() if name in inputs}
+    if here or parts:
+        return zero(graph, mesh, here, summed=summed, held=parts, order=order)
     return data_parallel(graph, mesh)
 
 

@@ -38,14 +38,15 @@ def exchanged_sums(
     graph: Graph, mesh: Mesh, holders: Holders, messages: int = 0, digest: str = "",
     trained: Collection[str] | None = None, shards: Mapping[str, Shard] | None = None,
     summed: Collection[str] = (), cuts: Collection[str] = (),
+    held: Mapping[str, Shard] | None = None,
 ) -> Graph:  # fmt: skip
     """Returns a copy of a rank's step in which what the update reads of gradients, and the loss,
     are those of all samples and all stages.
 
     holders: by parameter, the stages that hold it. messages: the number of those in the step, whose
     digest is part of the record of the loss's exchange. trained: the parameters of all stages that
-    are trained; None: all. shards, summed: as of `zero`, of the axis `dp_shard`. cuts: parameters
-    of which ranks along `tp` have a part each.
+    are trained; None: all. shards, summed, held: as of `zero`, of the axis `dp_shard`. cuts:
+    parameters of which ranks along `tp` have a part each.
     """
     shared = {
         name: held for name, held in tied(holders, mesh.size(AXIS)).items()
@@ -53,7 +54,7 @@ def exchanged_sums(
     }  # fmt: skip
     order = order_of_norms(graph)
     graph, records = recorded_for_stages(graph, shared)
-    graph = summed_over_samples(graph, mesh, shards or {}, summed, order)
+    graph = summed_over_samples(graph, mesh, shards or {}, summed, order, held or {})
     gradients = {n: taken(graph, out) for n, out in records.gradients.items()}
     sums = {n: taken(graph, out) for n, out in records.sums.items()}
     exchange = _Exchange(graph, mesh, messages)
