@@ -561,15 +561,31 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "offloaded: a tensor that is saved stays in memory", "checkpoint/tensor_file.py",
-        "    if held is not None:\n        yield held.numpy()\n        if written is not None:\n"
-        "            written([held])\n",
-        "    if held is not None:\n        yield held.numpy()\n",
+        "                    written([held])\n            held = bytes_",
+        "                    pass\n            held = bytes_",
         (f"{AWAY}memory_falls_by_the_moments",),
     ),
     Fault(
         "offloaded: memory keeps each part behind its update", "execute/offloaded.py",
         "            store.release([home for home, _ in (*part.read, *part.written)])\n",
         "            pass\n", (f"{AWAY}memory_falls_by_the_moments",),
+    ),
+    Fault(
+        "ranks: on paper state beside tp is parts of whole weights", "meshes/on_paper.py",
+        "_part_of(shapes[name], ranks, *cut)", "shapes[name]", PREDICTED,
+    ),
+    Fault(
+        "ranks: on paper no rank owns a parameter", "meshes/on_paper.py",
+        "owner=owners.get(name)", "owner=None", PREDICTED,
+    ),
+    Fault(
+        "ranks: on paper positions between weights are whole", "meshes/on_paper.py",
+        "sequence=candidate.sequence", "sequence=False", PREDICTED,
+    ),
+    Fault(
+        "ranks: counts of sequences in parts are those of whole ones", "meshes/counts.py",
+        'shared.memory["activations"] / ranks}\n    return _Shared(',
+        'shared.memory["activations"]}\n    return _Shared(', PREDICTED,
     ),
 )  # fmt: skip
 

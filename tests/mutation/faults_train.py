@@ -36,8 +36,7 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state: slots begin with zeros", "train/optimizer_state.py",
-        "return made.fill_(first) if first else made",
-        "return made", OPTIMIZERS,
+        "            made.fill_(first)\n", "            pass\n", OPTIMIZERS,
     ),
     Fault(
         "update: a group that maximizes minimizes", "differentiate/update/apply.py",
