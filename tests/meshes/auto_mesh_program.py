@@ -1,5 +1,5 @@
-"""One of two processes that train with mesh="auto" over Gloo, and what each finds; `run` starts
-both and returns their results."""
+"""One of two processes that train with mesh="auto" over Gloo, and what each finds, or of four whose
+plans are compared with those on paper; `run` starts them and returns their results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def batch(step: int, rank: int | None) -> dict[str, torch.Tensor]:
     return data if rank is None else {n: x[rank * ROWS :][:ROWS] for n, x in data.items()}
 
 
-def trainer_of(width: int = 64, **options: Any) -> Any:
+def trainer_of(width: int = 64, optimizer: str = "AdamW", **options: Any) -> Any:
     import tiny
 
     import onward
 
     model = tiny.gpt2(0.1, layers=2, width=width, n_head=4, vocab_size=128)
-    return onward.Trainer(model, onward.optim.AdamW(lr=1e-3, eps=1e-4), options=options)
+    made = {"AdamW": onward.optim.AdamW(lr=1e-3, eps=1e-4), "LAMB": onward.optim.LAMB()}
+    return onward.Trainer(model, made[optimizer], options=options)
 
 
 def alone(**options: Any) -> dict[str, torch.Tensor]:
@@ -78,24 +79,44 @@ def found(
     }  # fmt: skip
 
 
-def plans(rank: int) -> dict[str, Any]:
+PLANS: dict[int, dict[str, tuple[dict[str, int], int, dict[str, Any]]]] = {  # by ranks
+    2: {
+        "data": ({"dp_replicate": 2}, 0, {}),
+        "zero 1": ({"dp_shard": 2}, 1, {}),
+        "zero 3": ({"dp_shard": 2}, 3, {}),
+        "tp": ({"tp": 2}, 0, {}),
+        "tp positions": ({"tp": 2}, 0, {"sequence_parallel": True}),
+        "zero 1 lamb": ({"dp_shard": 2}, 1, {"optimizer": "LAMB"}),
+    },
+    4: {
+        "zero 1 tp": ({"dp_shard": 2, "tp": 2}, 1, {}),
+        "zero 3 tp": ({"dp_shard": 2, "tp": 2}, 3, {}),
+        "zero 2 tp window": ({"dp_shard": 2, "tp": 2}, 2, {"gradient_accumulation_steps": 1}),
+        "zero 1 cp": ({"dp_shard": 2, "cp": 2}, 1, {}),
+        "cp tp": ({"cp": 2, "tp": 2}, 0, {}),
+    },
+}
+
+
+def plans(rank: int, ranks: int) -> dict[str, Any]:
     """For each mesh: the plan that runs, and what was predicted of it on paper."""
     import tiny
 
     from onward.plan import sequence_hash
 
     said: dict[str, Any] = {}
-    for text, zero in (("dp_replicate=2", 0), ("dp_shard=2", 1), ("dp_shard=2", 3), ("tp=2", 0)):
-        axis = text.partition("=")[0]
-        is_tensor = axis == "tp"  # a batch that is worth cutting weights for
-        data, width = (tiny.batch(16, 32), 256) if is_tensor else (batch(0, rank), 64)
-        trainer = trainer_of(width, mesh={axis: 2}, zero=zero)
+    for name, (sizes, zero, more) in PLANS[ranks].items():
+        is_tensor = "tp" in sizes  # a batch that is worth cutting weights for
+        data, width = (tiny.batch(16, 32), 256) if is_tensor else (batch(0, rank % 2), 64)
+        data = tiny.batch(ROWS, LENGTH) if "cp" in sizes and not is_tensor else data
+        trainer = trainer_of(width, mesh=sizes, zero=zero, **more)
         trainer.train_step(data)
         assert trainer._weights.is_cut == (is_tensor or zero == 3)
-        own = trainer_of(width, mesh="auto", zero=zero) if zero else trainer_of(width)
-        paper = _on_paper(own, data, {axis: 2}, zero)
+        more = {n: x for n, x in more.items() if n != "sequence_parallel"}
+        own = trainer_of(width, **({"mesh": "auto", "zero": zero} if zero else {}), **more)
+        paper = _on_paper(own, data, trainer.options)
         plan = trainer.plan
-        said[f"{text} {zero}"] = {
+        said[name] = {
             "launches": len(plan.launches), "arena": plan.arena_bytes,
             "sequence": sequence_hash(plan),
         }, {
@@ -105,7 +126,7 @@ def plans(rank: int) -> dict[str, Any]:
     return said
 
 
-def _on_paper(trainer: Any, data: Any, sizes: dict[str, int], zero: int) -> Any:
+def _on_paper(trainer: Any, data: Any, options: Any) -> Any:
     from onward.meshes.candidates import candidate
     from onward.meshes.on_paper import rank_step
     from onward.train.explain import subject_of
@@ -113,7 +134,8 @@ def _on_paper(trainer: Any, data: Any, sizes: dict[str, int], zero: int) -> Any:
     bound = trainer._bind((data,), {})
     subject: Any = subject_of(trainer.snapshot(), trainer._steps, bound, ())
     rows = bound.batch_size
-    return rank_step(subject, candidate(sizes, zero), rows).remade.executable.plan
+    asked = candidate(options.mesh, options.zero, options.sequence_parallel)
+    return rank_step(subject, asked, rows).remade.executable.plan
 
 
 def failed(rank: int) -> str:
@@ -146,16 +168,24 @@ def apart(rank: int) -> str:
     return "nothing"
 
 
-def _main(folder: Path, rank: int) -> None:
+def _main(folder: Path, ranks: int, rank: int) -> None:
     from torch import distributed
 
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
+    results = of_two(rank) if ranks == 2 else {}
+    results["plans"] = plans(rank, ranks)
+    torch.save(results, folder / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def of_two(rank: int) -> dict[str, Any]:
+    """What one of two ranks finds that choose their mesh."""
     whole = 4 * sum(p.numel() for p in trainer_of().model.parameters())
-    small = int(6 * whole)  # of both ranks together, beside the weights that both have
-    results = {
+    small = int(7.9 * whole)  # of both ranks together, beside the weights that both have
+    return {
         "plenty": found(rank, lambda rank: PLENTY),
         "small": found(rank, lambda rank: small),
         "unlike": found(rank, lambda rank: small if rank else PLENTY),
@@ -163,18 +193,15 @@ def _main(folder: Path, rank: int) -> None:
         "stage": found(rank, lambda rank: PLENTY, zero=1),
         "window": found(rank, lambda rank: small, gradient_accumulation_steps=3),
         "failed": failed(rank),
-        "plans": plans(rank),
         "apart": apart(rank),
     }
-    torch.save(results, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
 
 
-def run(folder: Path) -> list[dict[str, Any]]:
-    """Runs both processes; returns what each has found."""
-    run_ranks(__file__, [str(folder)], 2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]  # noqa: TID251
+def run(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """Runs the processes; returns what each has found."""
+    run_ranks(__file__, [str(folder), str(ranks)], ranks)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]  # noqa: TID251
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

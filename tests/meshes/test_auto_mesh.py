@@ -78,7 +78,14 @@ def test_ranks_that_do_not_choose_together_are_refused(results: list[dict[str, A
         assert "chooses its mesh" in one["apart"] and "fix: " in one["apart"]
 
 
-@pytest.mark.parametrize("mesh", ["dp_replicate=2 0", "dp_shard=2 1", "dp_shard=2 3", "tp=2 0"])
+@pytest.mark.parametrize("mesh", auto_mesh_program.PLANS[2])
 def test_the_plan_on_paper_is_the_plan_that_runs(mesh: str, results: list[dict[str, Any]]) -> None:
     ran, paper = results[0]["plans"][mesh]
     assert paper == ran
+
+
+def test_plans_on_paper_of_four_ranks_are_those_that_run(tmp_path: Path) -> None:
+    [first, *_] = auto_mesh_program.run(tmp_path, 4)
+    assert first["plans"].keys() == auto_mesh_program.PLANS[4].keys()
+    odd = {name: pair for name, pair in first["plans"].items() if pair[0] != pair[1]}
+    assert not odd

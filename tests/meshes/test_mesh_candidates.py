@@ -20,7 +20,8 @@ from onward.meshes.candidates import (
 from onward.options import TrainerOptions
 from onward.train.mesh_choice import ranks_with_one_batch
 
-Found = tuple[int, int, int, int]  # ranks along dp_replicate, dp_shard, tp; the stage
+# ranks along dp_replicate, dp_shard, cp, tp; the stage; whether positions are shared
+Found = tuple[int, int, int, int, int, bool]
 
 
 def recipe(optimizer: str = "AdamW", **more: Any) -> Recipe:
@@ -32,30 +33,68 @@ def found(ranks: int, limits: MeshLimits) -> list[Found]:
     made = candidates(ranks, limits)
     assert all(one.ranks == ranks for one in made)
     return [
-        (one.size("dp_replicate"), one.size("dp_shard"), one.size("tp"), one.zero) for one in made
-    ]
+        (
+            one.size("dp_replicate"), one.size("dp_shard"), one.size("cp"), one.size("tp"),
+            one.zero, one.sequence,
+        )
+        for one in made
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 12, 16, 30])
-@pytest.mark.parametrize("most_tp", [1, 2, 6])
-def test_all_sizes_are_there_once(ranks: int, most_tp: int) -> None:
+@pytest.mark.parametrize("one_batch", [1, 2, 6])
+def test_all_sizes_are_there_once(ranks: int, one_batch: int) -> None:
+    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
     every = [
-        (r, s, t, zero)
-        for r, s, t in product(range(1, ranks + 1), repeat=3)
+        (r, s, c, t, zero, split)
+        for r, s, c, t in product(sizes, repeat=4)
         for zero in (0, 1, 2, 3)
-        if r * s * t == ranks and (s > 1) == (zero > 0) and not (zero and t > 1)
-        and most_tp % t == 0
+        for split in (False, True)
+        if r * s * c * t == ranks and (s > 1) == (zero > 0) and one_batch % (c * t) == 0
+        and ((t > 1 and c == 1) or not split)
     ]  # fmt: skip
-    made = found(ranks, MeshLimits((1, 2, 3), most_tp))
+    made = found(ranks, MeshLimits((1, 2, 3), one_batch))
     assert sorted(made) == sorted(every)
-    assert made[0] == (ranks, 1, 1, 0)
+    assert made[0] == (ranks, 1, 1, 1, 0, False)
+
+
+def test_each_candidate_is_one_that_a_trainer_takes() -> None:
+    """By its options, with its axes in an order in which ranks with one batch are neighbours."""
+    order = ("dp_replicate", "dp_shard", "cp", "tp")
+    for one in candidates(16, MeshLimits((1, 2, 3), 8)):
+        axes = [axis for axis, _ in one.sizes]
+        assert axes == [axis for axis in order if axis in axes], one
+        sizes = dict(one.sizes)
+        TrainerOptions(mesh=sizes, zero=one.zero, sequence_parallel=one.sequence)
+        again = read_candidate(",".join(f"{a}={n}" for a, n in one.sizes), one.zero, one.sequence)
+        assert again == one
+
+
+def test_positions_that_are_asked_for_are_shared_wherever_weights_are() -> None:
+    options = TrainerOptions(mesh="auto", sequence_parallel=True)
+    made = candidates(4, limits_of(options, recipe(), one_batch=4))
+    assert made[0] == candidate({"dp_replicate": 4})
+    alone = [one for one in made if one.size("tp") > 1 and one.size("cp") == 1]
+    assert alone and all(one.sequence for one in alone)
+
+
+def test_state_of_whole_parameters_is_not_cut_beside_weights() -> None:
+    """As a Trainer refuses it."""
+    made = candidates(8, limits_of(TrainerOptions(), recipe("LAMB"), one_batch=4))
+    assert any(one.zero for one in made) and any(one.zero and one.size("cp") > 1 for one in made)
+    assert not any(one.zero and one.size("tp") > 1 for one in made)
+    made = candidates(8, limits_of(TrainerOptions(), recipe(), one_batch=4))
+    assert any(one.zero and one.size("tp") > 1 for one in made)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
-    limits = limits_of(TrainerOptions(mesh="auto", zero=stage), recipe(), most_tp=4)
+    limits = limits_of(TrainerOptions(mesh="auto", zero=stage), recipe(), one_batch=2)
     made = found(4, limits)
-    assert made == [(1, 4, 1, stage), (2, 2, 1, stage)]
+    assert made == [
+        (1, 4, 1, 1, stage, False), (2, 2, 1, 1, stage, False), (1, 2, 1, 2, stage, False),
+        (1, 2, 1, 2, stage, True), (1, 2, 2, 1, stage, False),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -63,7 +102,7 @@ def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
     [
         ({}, recipe(), (1, 3), 4),
         ({}, recipe(accumulate=True), (1, 2, 3), 4),
-        ({}, recipe("LAMB"), (), 4),
+        ({}, recipe("LAMB"), (1, 3), 4),
         ({"ema_decay": 0.9}, recipe(accumulate=True), (1, 2, 3), 4),
         ({"optimizer_state": "8bit"}, recipe(), (1, 3), 4),
         ({"adasum": True, "mesh": {"dp_replicate": 4}}, recipe(), (), 1),
@@ -74,15 +113,16 @@ def test_what_options_allow(
     options: dict[str, Any], made: Recipe, stages: tuple[int, ...], tp: int
 ) -> None:
     """The stages and `tp` that a Trainer with these options would take by name, and no others."""
-    limits = limits_of(TrainerOptions(**options), made, most_tp=4)
-    assert (limits.stages, limits.most_tp) == (stages, tp)
+    limits = limits_of(TrainerOptions(**options), made, one_batch=4)
+    assert (limits.stages, limits.one_batch) == (stages, tp)
     for one in candidates(4, limits):
-        TrainerOptions(**{**options, "mesh": dict(one.sizes), "zero": one.zero})
+        given = {"mesh": dict(one.sizes), "zero": one.zero, "sequence_parallel": one.sequence}
+        TrainerOptions(**{**options, **given})
 
 
 def test_adasum_has_one_mesh() -> None:
-    limits = limits_of(TrainerOptions(mesh="auto", adasum=True), recipe(), most_tp=4)
-    assert found(4, limits) == [(4, 1, 1, 0)]
+    limits = limits_of(TrainerOptions(mesh="auto", adasum=True), recipe(), one_batch=4)
+    assert found(4, limits) == [(4, 1, 1, 1, 0, False)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from onward.errors import OnwardError
 from onward.meshes.candidates import MeshCandidate, candidate
-from onward.meshes.choice import BUILT, MeshChoice, chosen
+from onward.meshes.choice import BUILT, SHOWN, MeshChoice, chosen
 from onward.meshes.prediction import MEMORY_KINDS, StepPrediction
 
 USUAL = candidate({"dp_replicate": 8})
@@ -117,6 +117,18 @@ def test_what_ranks_cannot_share_is_left_out() -> None:
 def test_a_step_that_no_mesh_can_share_is_refused() -> None:
     with pytest.raises(OnwardError, match=r"^a step cannot be shared along dp_replicate=8; fix"):
         choose({USUAL: (1.0, 50)}, refused="dp_replicate")
+
+
+def test_a_table_of_many_meshes_shows_the_fastest_and_the_built_ones() -> None:
+    quick = {USUAL: (9.0, 50)} | {
+        candidate({"dp_replicate": n, "cp": 64}): (1.0 + n / 100, 500) for n in range(2, 32)
+    }
+    found, built = choose(quick)
+    lines = str(found).splitlines()
+    shown = [line for line in lines if line.startswith(("~", "*", "  ")) and "cp=64" in line]
+    assert len(found.table) == 31 and len(shown) == SHOWN and built == [USUAL]
+    assert "  ... and 14 more from counts" in lines
+    assert sum(line.startswith("*") for line in lines) == 1, "the chosen one, though the slowest"
 
 
 def test_the_table_has_each_candidate_in_the_order_of_time() -> None:

@@ -122,11 +122,12 @@ def test_copies_of_what_gloo_exchanges_follow_its_calls(mesh: str, zero: int) ->
 
 
 @functools.cache
-def wide(mesh: str) -> StepPrediction:
+def wide(mesh: str, **options: Any) -> StepPrediction:
     """A batch that is worth cutting weights for."""
     torch.manual_seed(0)
     model = tiny.gpt2(0.1, layers=2, width=256, n_head=4, vocab_size=128)
-    trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-3))
+    options |= {"mesh": "auto"} if options else {}
+    trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-3), options=options)
     return trainer.explain_mesh(tiny.batch(16, 32), mesh=mesh, cluster=CLUSTER).chosen
 
 
@@ -142,6 +143,74 @@ def test_ranks_along_tp_hold_parts_and_send_sums(ranks: int) -> None:
     hidden = 4 * one.rows * 32 * 256
     assert 2 * 2 * hidden <= sums.nbytes <= 2 * 2 * 2 * hidden + 3 * hidden
     assert 4 <= sums.count <= 4 * 2 + 6
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_state_beside_tp_is_parts_of_parts(stage: int) -> None:
+    """Each rank along dp_shard has half of what ranks along tp have, but for what is too small."""
+    one, tensor = wide("dp_shard=2,tp=2", zero=stage), wide("tp=2")
+    assert one.memory["moments"] == pytest.approx(tensor.memory["moments"] / 2, rel=0.03)
+    share = 2 if stage == 3 else 1
+    assert one.memory["weights"] == pytest.approx(tensor.memory["weights"] / share, rel=0.03)
+    found = {(x.op, x.axis): x.nbytes for x in one.exchanges}
+    scattered = found["ReduceScatter", "dp_shard"]
+    assert scattered == pytest.approx(tensor.memory["weights"], rel=0.03), "the gradients of parts"
+
+
+def test_positions_between_weights_take_less_for_more_passes() -> None:
+    """At most an N-th of the activations where they are shared; ten passes where eight were."""
+    one, whole = wide("tp=2", sequence_parallel=True), wide("tp=2")
+    assert str(one.candidate) == "tp=2, sequence_parallel" and str(whole.candidate) == "tp=2"
+    assert 0.5 * whole.memory["activations"] < one.memory["activations"]
+    assert one.memory["activations"] < 0.85 * whole.memory["activations"]
+    assert {"AllGather", "ReduceScatter"} <= {x.op for x in one.exchanges}
+    assert 1.0 < one.sent()["tp"] / whole.sent()["tp"] < 1.5
+
+
+def test_ranks_along_cp_send_keys_and_gradients() -> None:
+    """Gradients of all weights are summed, and keys and values of each layer gathered."""
+    one, whole = wide("cp=2"), wide("dp_replicate=2")
+    assert one.memory["weights"] == whole.memory["weights"] and one.rows == 2 * whole.rows
+    found = {x.op: x.nbytes for x in one.exchanges}
+    assert found["AllReduce"] == pytest.approx(whole.memory["weights"], rel=0.05)
+    keys = 2 * 2 * 4 * one.rows * 32 * 256  # of two layers, once
+    assert keys <= sum(n for op, n in found.items() if op != "AllReduce") <= 4 * keys
+
+
+def test_counts_of_meshes_of_several_axes_are_near_their_graphs() -> None:
+    torch.manual_seed(0)
+    model = tiny.gpt2(0.1, layers=2, width=256, n_head=4, vocab_size=128)
+    trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-3))
+    found = trainer.explain_mesh(tiny.batch(16, 32), mesh="auto", ranks=4, cluster=CLUSTER)
+    table = {str(one.candidate): one for one in found.table if not one.built}
+    checked = 0
+    for mesh, options in (
+        ("dp_shard=2,tp=2", {"zero": 1}), ("dp_shard=2,tp=2", {"zero": 3}),
+        ("dp_shard=2,cp=2", {"zero": 1}), ("cp=2,tp=2", {}), ("cp=4", {}),
+        ("tp=4", {"sequence_parallel": True}),
+    ):  # fmt: skip
+        want = wide(mesh, **options)
+        counts = table.get(str(want.candidate))
+        if counts is not None:
+            checked += 1
+            assert 0.6 < counts.nbytes / want.nbytes < 1.7, (mesh, options)
+            assert 0.3 < counts.seconds / want.seconds < 3, (mesh, options)
+    assert len(table) > 8 and checked > 3
+
+
+def test_an_owner_of_parameters_has_their_state() -> None:
+    """LAMB updates whole parameters: the largest are given first to the rank that has least."""
+    trainer = trainer_of(onward.optim.LAMB(), zero=1, mesh="auto")
+    given = tiny.batch(ROWS, LENGTH)
+    one = trainer.explain_mesh(given, mesh="dp_shard=2", cluster=CLUSTER).chosen
+    loads, mine, whole = [0, 0], 0, 0
+    for n in sorted(numels(), reverse=True):
+        owner = loads.index(min(loads))
+        loads[owner] += n
+        mine += n if owner == 0 and n >= 2 * 2048 else 0
+        whole += n if n < 2 * 2048 else 0  # too small to be cut: on all ranks
+    assert one.memory["moments"] == pytest.approx(8 * (mine + whole), rel=0.02)
+    assert "Broadcast" in {x.op for x in one.exchanges}
 
 
 def test_a_product_of_axes_has_the_exchanges_of_both() -> None:

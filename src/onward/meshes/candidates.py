@@ -7,7 +7,7 @@ axis are a new function there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -21,10 +21,12 @@ from onward.options import TrainerOptions
 @dataclass(frozen=True)
 class MeshCandidate:
     """A mesh that may train a model. sizes: ranks by axis, those of one rank left out; the last
-    axis has neighbours. zero: the stage of ZeRO."""
+    axis has neighbours. zero: the stage of ZeRO. sequence: whether ranks along `tp` have parts of
+    the positions between the weights (`TrainerOptions.sequence_parallel`)."""
 
     sizes: tuple[tuple[str, int], ...]
     zero: int = 0
+    sequence: bool = False
 
     @property
     def ranks(self) -> int:
@@ -48,28 +50,33 @@ class MeshCandidate:
 
     def __str__(self) -> str:
         said = [f"{axis}={size}" for axis, size in self.sizes] or ["one rank"]
-        return ", ".join(said + ([f"zero={self.zero}"] if self.zero else []))
+        said += [f"zero={self.zero}"] if self.zero else []
+        return ", ".join([*said, "sequence_parallel"] if self.sequence else said)
 
 
-def candidate(sizes: dict[str, int], zero: int = 0) -> MeshCandidate:
+def candidate(sizes: Mapping[str, int], zero: int = 0, sequence: bool = False) -> MeshCandidate:
     """The candidate of these sizes."""
-    return MeshCandidate(tuple((a, n) for a, n in sizes.items() if n > 1), zero)
+    return MeshCandidate(tuple((a, n) for a, n in sizes.items() if n > 1), zero, sequence)
 
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """What the options of a Trainer and its step allow of a mesh. stages: of ZeRO beside 0. most_
-    tp: the ranks that are given one batch, so that they can share the weights. fixed: the stage
-    that the options name, which all candidates then have."""
+    """What the options of a Trainer and its step allow of a mesh. stages: of ZeRO beside 0.
+    one_batch: the ranks that are given one batch, so that they can share weights and sequences.
+    fixed: the stage that the options name, which all candidates then have. elementwise: whether
+    each element is updated by itself, so that state is cut beside weights. sequence: whether
+    positions are shared wherever weights are."""
 
     stages: tuple[int, ...]
-    most_tp: int
+    one_batch: int
     fixed: int = 0
     power_of_two: bool = False
+    elementwise: bool = True
+    sequence: bool = False
 
 
-def limits_of(options: TrainerOptions, recipe: Recipe, most_tp: int) -> MeshLimits:
-    """The limits of a Trainer with these options, whose step has this recipe. most_tp: as of
+def limits_of(options: TrainerOptions, recipe: Recipe, one_batch: int) -> MeshLimits:
+    """The limits of a Trainer with these options, whose step has this recipe. one_batch: as of
     `MeshLimits`."""
     elementwise = all(group.optimizer.elementwise for group in recipe.groups)
 
@@ -82,10 +89,11 @@ def limits_of(options: TrainerOptions, recipe: Recipe, most_tp: int) -> MeshLimi
 
     # without a window, stage 2 is stage 1
     stages = (1, 2, 3) if recipe.accumulate else (1, 3)
-    stages = tuple(z for z in stages if elementwise and allows({"dp_shard": 2}, z))
-    fixed = options.zero
-    shares_weights = not fixed and allows({"tp": 2}, 0)
-    return MeshLimits(stages, most_tp if shares_weights else 1, fixed, options.adasum)
+    stages = tuple(z for z in stages if allows({"dp_shard": 2}, z))
+    shared = one_batch if allows({"tp": 2}, 0) else 1
+    return MeshLimits(
+        stages, shared, options.zero, options.adasum, elementwise, options.sequence_parallel
+    )
 
 
 def _replicas(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
@@ -97,24 +105,49 @@ def _replicas(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
 def _shards(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
     """Ranks along `dp_shard` have parts of the state, and replicas of these groups more of the
     batch; the whole along `dp_shard` first."""
+    for sizes, stage in _of_data(ranks, limits):
+        if stage:
+            yield candidate(sizes, stage)
+
+
+def _one_batch(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
+    """Neighbours have one batch, and share the weights along `tp`, the positions of each sequence
+    along `cp`, or both; where they share weights alone, also the positions between these. Groups of
+    them have a share of the batch each, and parts of the state along `dp_shard`."""
+    for size in divisors(ranks):
+        if size == 1 or size > limits.one_batch or limits.one_batch % size:
+            continue
+        for tp in reversed(divisors(size)):
+            inner = {"cp": size // tp, "tp": tp}
+            for outer, stage in _of_data(ranks // size, limits):
+                if stage and tp > 1 and not limits.elementwise:
+                    continue
+                for split in _splits(inner, limits):
+                    yield candidate({**outer, **inner}, stage, split)
+
+
+def _of_data(ranks: int, limits: MeshLimits) -> Iterator[tuple[dict[str, int], int]]:
+    """The ways in which groups of ranks can share a batch, with the stage of ZeRO."""
+    if not limits.fixed:
+        yield {"dp_replicate": ranks}, 0
     for stage in (limits.fixed,) if limits.fixed else limits.stages:
         for size in reversed(divisors(ranks)):
             if size > 1:
-                yield candidate({"dp_replicate": ranks // size, "dp_shard": size}, stage)
+                yield {"dp_replicate": ranks // size, "dp_shard": size}, stage
 
 
-def _tensor(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
-    """Ranks along `tp` share the weights and one batch."""
-    for size in divisors(ranks):
-        if 1 < size <= limits.most_tp and limits.most_tp % size == 0:
-            yield candidate({"dp_replicate": ranks // size, "tp": size})
+def _splits(inner: Mapping[str, int], limits: MeshLimits) -> tuple[bool, ...]:
+    """Whether positions are shared between the weights."""
+    if inner["tp"] == 1 or inner["cp"] > 1:
+        return (False,)
+    return (True,) if limits.sequence else (False, True)
 
 
 # in the order in which one is taken before another that is as fast
 WAYS: tuple[Callable[[int, MeshLimits], Iterator[MeshCandidate]], ...] = (
     _replicas,
     _shards,
-    _tensor,
+    _one_batch,
 )
 
 
@@ -135,9 +168,9 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def read_candidate(text: str, zero: int) -> MeshCandidate | None:
-    """The candidate that a user writes, `dp_replicate=2,tp=2`; None for "auto". Raises OnwardError
-    for anything else."""
+def read_candidate(text: str, zero: int, sequence: bool = False) -> MeshCandidate | None:
+    """The candidate that a user writes, `dp_replicate=2,tp=2`; None for "auto". sequence: as of
+    `MeshCandidate`. Raises OnwardError for anything else."""
     if text.strip() == AUTO:
         return None
     found: dict[str, int] = {}
@@ -148,7 +181,7 @@ def read_candidate(text: str, zero: int) -> MeshCandidate | None:
                 f"mesh is {text!r}; fix: ranks by axis, such as dp_replicate=2,tp=2, or {AUTO}"
             )
         found[axis] = int(size)
-    return candidate(found, zero)
+    return candidate(found, zero, sequence)
 
 
 __all__ = [

@@ -13,6 +13,7 @@ from onward.meshes.prediction import MEMORY_KINDS, StepPrediction
 
 MARGIN = 0.05  # by which another mesh has to be faster than the usual one
 BUILT = 3  # candidates beside the usual one whose graphs are built
+SHOWN = 16  # candidates in a table, and all that were built
 _LEAVES = 0.9  # of a rank's memory; the rest is the runtime's
 _MORE = 4  # candidates that are built where none of the first fits
 _SLACK = 1.2  # by which counts may be wrong about memory
@@ -170,10 +171,15 @@ def refused(candidate: MeshCandidate, why: str) -> StepPrediction:
 def table_lines(
     table: Iterable[StepPrediction], memory: float, taken: MeshCandidate | None = None
 ) -> list[str]:
-    """A line for each candidate under a heading: `*` the chosen one; `~` predicted from counts."""
+    """A line for each candidate under a heading: `*` the chosen one; `~` predicted from counts, of
+    which the fastest are shown."""
     head = ("ms", "exposed", *MEMORY_KINDS, "all, MiB")
     lines = ["  " + " ".join(f"{word:>11}" for word in head) + "  mesh"]
-    for one in table:
+    left = 0
+    for number, one in enumerate(table):
+        if number >= SHOWN and not one.built and one.candidate != taken:
+            left += 1
+            continue
         mark = "*" if one.candidate == taken else " " if one.built else "~"
         if one.refusal:
             lines.append(f"{mark} {one.candidate}: {one.refusal}")
@@ -183,6 +189,8 @@ def table_lines(
         cells += [f"{one.memory[kind] / 2**20:,.0f}" for kind in MEMORY_KINDS]
         cells.append(f"{one.nbytes / 2**20:,.0f}" + ("" if fits(one.nbytes, memory) else "!"))
         lines.append(f"{mark} " + " ".join(f"{c:>11}" for c in cells) + f"  {one.candidate}")
+    if left:
+        lines.append(f"  ... and {left} more from counts")
     lines.append("  (exposed: by exchanges; ~ from counts, without a graph; ! does not fit)")
     return lines
 
@@ -207,5 +215,5 @@ def details(one: StepPrediction) -> list[str]:
 
 
 __all__ = [
-    "BUILT", "MARGIN", "MeshChoice", "chosen", "details", "fits", "refused", "table_lines",
+    "BUILT", "MARGIN", "SHOWN", "MeshChoice", "chosen", "details", "fits", "refused", "table_lines",
 ]  # fmt: skip

@@ -104,21 +104,24 @@ def _sharded(
     ranks, stage = candidate.size("dp_shard"), candidate.zero
     group = group_along(candidate, "dp_shard", cluster)
 
+    trained = counts.trained / candidate.size("tp")
+
     def seconds(kind: str) -> float:
-        return collective_seconds(kind, counts.trained, group, cluster)
+        return collective_seconds(kind, trained, group, cluster)
 
     if not stage:
         return _with(shared, beside=shared.beside + seconds(ALL_REDUCE))
     memory = {**shared.memory, "moments": shared.memory["moments"] / ranks}
     if not cluster.scatters:
-        memory["exchanged"] = min(2.0 * IN_FLIGHT, counts.trained)
+        memory["exchanged"] = min(2.0 * IN_FLIGHT, trained)
     beside, waited = seconds(REDUCE_SCATTER), seconds(ALL_GATHER)
     if stage >= 2:
-        memory["gradients"] = counts.sums / ranks + counts.gradients
+        sums = counts.sums / candidate.size("tp")
+        memory["gradients"] = shared.memory["gradients"] - sums * (1 - 1 / ranks)
         beside *= counts.micro_batches
     if stage == 3:
-        memory["weights"] = counts.weights - counts.trained * (1 - 1 / ranks)
-        memory["gathered"] = min(3.0 * IN_FLIGHT, counts.trained)
+        memory["weights"] = shared.memory["weights"] - trained * (1 - 1 / ranks)
+        memory["gathered"] = min(3.0 * IN_FLIGHT, trained)
         beside += 2 * counts.micro_batches * waited
         waited = 0.0
     made = _with(shared, beside=shared.beside + beside, waited=shared.waited + waited)
@@ -137,9 +140,34 @@ def _tensor(
     part = 0.1 + 0.9 / ranks  # norms, embeddings and sums of residuals are whole
     cut = ("weights", "gradients", "moments", "activations")
     memory = {n: x * part if n in cut else x for n, x in shared.memory.items()}
+    if candidate.sequence:  # these have a part of the positions; ten passes for eight
+        memory["activations"] = shared.memory["activations"] / ranks
+        spent *= 10 / 8
     return _Shared(
         shared.computing * part, shared.backward * part, shared.update * part, memory,
         shared.beside, shared.waited + spent,
+    )  # fmt: skip
+
+
+def _context(
+    shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
+) -> _Shared:
+    """Parts of each sequence: keys and values of all parts are gathered, for the backward once
+    more, and their gradients are summed; of products of widths 3h, h, 4h, h they are 2h."""
+    ranks = candidate.size("cp")
+    group = group_along(candidate, "cp", cluster)
+
+    def seconds(kind: str, nbytes: float) -> float:
+        return collective_seconds(kind, nbytes, group, cluster)
+
+    tensor = candidate.size("tp")
+    keys = counts.products * 2 / 9 / tensor
+    spent = 2 * seconds(ALL_GATHER, keys) + seconds(REDUCE_SCATTER, keys)
+    summed = seconds(ALL_REDUCE, counts.trained / tensor)
+    memory = {**shared.memory, "activations": shared.memory["activations"] / ranks}
+    return _Shared(
+        shared.computing / ranks, shared.backward / ranks, shared.update, memory,
+        shared.beside + summed, shared.waited + spent * counts.micro_batches,
     )  # fmt: skip
 
 
@@ -150,6 +178,7 @@ def _with(shared: _Shared, **changes: object) -> _Shared:
 # by axis, innermost mode first
 _MODES: Mapping[str, Callable[[_Shared, StepCounts, MeshCandidate, Cluster], _Shared]] = {
     "tp": _tensor,
+    "cp": _context,
     "dp_shard": _sharded,
     "dp_replicate": _replicated,
 }

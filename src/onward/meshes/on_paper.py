@@ -7,12 +7,14 @@ under ZeRO (`shards.py`), dims of weights along `tp` as the search over the grap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from onward.compile import Compiler
-from onward.differentiate import Recipe
+from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute.tensor import Sharding, TensorCut
 from onward.explanation import Subject
 from onward.explanation.subject import Remade
 from onward.journal import Journal
@@ -59,22 +61,28 @@ def rank_step(subject: Subject, candidate: MeshCandidate, rows: int) -> RankStep
     of the rank's micro-batch, for which the cuts along `tp` are chosen. Raises OnwardError for a
     step that ranks cannot share so."""
     mesh, alone = candidate.mesh(), alone_in_memory(subject.captured.owned)
-    recipe, shares = _uncut(recipe_of(subject)), dict[str, float]()
-    parameters: Mapping[str, Any] = {
-        n: t for n, t in subject.captured.owned.items() if n in subject.captured.parameters
+    recipe = replace(_uncut(recipe_of(subject)), sequence=candidate.sequence)
+    shares: dict[str, float] = {}
+    shapes: dict[str, Sequence[int]] = {
+        n: tuple(t.shape)
+        for n, t in subject.captured.owned.items()
+        if n in subject.captured.parameters
     }
-    if candidate.zero:
-        shards = _shards(recipe, parameters, candidate.size(SHARD_AXIS))
-        updated = {n: s for n, s in shards.items() if n in set(recipe.parameters)}
-        held = {n: s for n, s in shards.items() if n in alone} if candidate.zero == 3 else {}
-        sums = tuple(updated) if candidate.zero >= 2 and recipe.accumulate else ()
-        recipe = replace(recipe, shards=updated, summed_parts=sums, held=held)
-        shares = {n: s.size / s.elements for n, s in held.items()}
     ranks = candidate.size("tp")
     if ranks > 1:
         cuts = _tensor_cuts(subject, recipe, candidate, rows)
         recipe = replace(recipe, cuts={n: cut for n, cut in cuts.items() if n in alone})
-        shares = dict.fromkeys(recipe.cuts, 1 / ranks)
+        for name, cut in recipe.cuts.items():
+            whole, shapes[name] = shapes[name], _part_of(shapes[name], ranks, *cut)
+            shares[name] = prod(shapes[name]) / prod(whole)
+    if candidate.zero:
+        wholes = subject.captured.owned
+        shards = _shards(recipe, shapes, wholes, candidate.size(SHARD_AXIS))
+        updated = {n: s for n, s in shards.items() if n in set(recipe.parameters)}
+        held = {n: s for n, s in shards.items() if n in alone} if candidate.zero == 3 else {}
+        sums = tuple(updated) if candidate.zero >= 2 and recipe.accumulate else ()
+        recipe = replace(recipe, shards=updated, summed_parts=sums, held=held)
+        shares |= {n: s.size / s.elements * shares.get(n, 1.0) for n, s in held.items()}
     base = subject.compiler
     compiler = Compiler(base.target, base.disable, Journal(quiet=True), base.policy, mesh)
 
@@ -85,17 +93,48 @@ def rank_step(subject: Subject, candidate: MeshCandidate, rows: int) -> RankStep
     return RankStep(candidate, Remade(own), shares)
 
 
-def _shards(recipe: Recipe, parameters: Mapping[str, Any], ranks: int) -> dict[str, Shard]:
-    """The part of each parameter that rank 0 along `dp_shard` has, of those that are cut."""
+def _part_of(shape: Sequence[int], ranks: int, dim: int, groups: int) -> tuple[int, ...]:
+    """The shape of what rank 0 along `tp` has of a parameter that is cut along a dim."""
+    cut = TensorCut("tp", ranks, 0, Sharding(dim, groups))
+    return (*shape[:dim], cut.inner(shape[dim]) * cut.sharding.pieces, *shape[dim + 1 :])
+
+
+def _shards(
+    recipe: Recipe, shapes: Mapping[str, Sequence[int]], wholes: Mapping[str, Any], ranks: int
+) -> dict[str, Shard]:
+    """The part of each parameter that rank 0 along `dp_shard` has, of those that are cut. shapes:
+    of what ranks along `tp` have. wholes: parameters by name, which are given to owners where they
+    are not updated element by element (`train/state_shards.py`)."""
     blocks = {
         name: group.optimizer.forms[group.form].block
         for group in recipe.groups if group.form for name in group.parameters
     }  # fmt: skip
     found = {
-        name: shard_of(p.numel(), SHARD_AXIS, ranks, 0, blocks.get(name, 1))
-        for name, p in parameters.items()
+        name: shard_of(prod(shape), SHARD_AXIS, ranks, 0, blocks.get(name, 1))
+        for name, shape in shapes.items()
     }
-    return {name: shard for name, shard in found.items() if shard is not None}
+    owners = _owners(recipe, wholes, ranks)
+    return {
+        name: replace(shard, owner=owners.get(name))
+        for name, shard in found.items()
+        if shard is not None
+    }
+
+
+def _owners(recipe: Recipe, wholes: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    """The rank that updates each parameter which is not updated element by element: the largest
+    first, to the one that has least so far."""
+    groups = sorted((g for g in recipe.groups if not g.optimizer.elementwise), key=_index)
+    names = [name for group in groups for name in group.parameters]
+    loads, found = [0] * ranks, dict[str, int]()
+    for name in sorted(names, key=lambda n: -wholes[n].numel()):
+        found[name] = loads.index(min(loads))
+        loads[found[name]] += wholes[name].numel()
+    return found
+
+
+def _index(group: UpdateGroup) -> int:
+    return group.index
 
 
 def _tensor_cuts(

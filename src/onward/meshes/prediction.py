@@ -111,6 +111,7 @@ class StepPrediction:
         return {
             "mesh": dict(self.candidate.sizes),
             "zero": self.candidate.zero,
+            "sequence_parallel": self.candidate.sequence,
             "rows": self.rows,
             "built": self.built,
             "refusal": self.refusal,

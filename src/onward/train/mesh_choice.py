@@ -59,7 +59,7 @@ class MeshQuestions:
         options = self._trainer.options
         require_own_batch(options)
         text = mesh if isinstance(mesh, str) else ",".join(f"{a}={n}" for a, n in mesh.items())
-        asked = read_candidate(text, options.zero)
+        asked = read_candidate(text, options.zero, options.sequence_parallel)
         if asked is not None and ranks not in (None, asked.ranks):
             raise OnwardError(
                 f"a mesh of {asked} has {asked.ranks} ranks, not {ranks}; fix: leave ranks out"
@@ -70,7 +70,10 @@ class MeshQuestions:
         place = self._machine(count, self._free(1)) if cluster is None else cluster
         question = self._question(place, None)
         if asked is not None:
-            replace(options, mesh=dict(asked.sizes), zero=asked.zero)  # raises for what is refused
+            given = {"mesh": dict(asked.sizes), "zero": asked.zero}
+            replace(
+                options, **given, sequence_parallel=asked.sequence
+            )  # raises for what is refused
             return predicted_one(question, asked)
         limits = limits_of(options, recipe_of(question.subject), count)
         return chosen_mesh(question, count, limits)
@@ -97,7 +100,8 @@ class MeshQuestions:
         if "mesh" not in first:
             raise OnwardError("rank 0 could not choose a mesh; fix: see what it says")
         sizes: dict[str, int] = json.loads(first["mesh"])
-        return replace(self._trainer.options, mesh=sizes, zero=int(first["zero"]))
+        zero, sequence = int(first["zero"]), bool(int(first["sequence"]))
+        return replace(self._trainer.options, mesh=sizes, zero=zero, sequence_parallel=sequence)
 
     def _decided(self, ranks: int, local: int, memory: float, shared: int) -> dict[str, str]:
         """The choice as facts for the others; logs it. shared: ranks that have one batch."""
@@ -109,7 +113,11 @@ class MeshQuestions:
         log.log(logging.INFO if is_usual else logging.WARNING, "%s", found.line())
         one = found.chosen.candidate
         sizes = dict(one.sizes) or {"dp_replicate": ranks}
-        return {"mesh": json.dumps(sizes), "zero": str(one.zero)}
+        return {
+            "mesh": json.dumps(sizes),
+            "zero": str(one.zero),
+            "sequence": str(int(one.sequence)),
+        }
 
     def _question(self, cluster: Cluster, rows: int | None) -> MeshQuestion:
         options = self._trainer.options
