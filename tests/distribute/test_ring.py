@@ -12,8 +12,10 @@ import sharded_steps as steps
 
 from onward.compile import Compiler
 from onward.distribute import Mesh, context_parallel, ranks_of
+from onward.distribute.lengths import split_lengths
 from onward.distribute.tensor.rules.attention_methods import method_of
 from onward.distribute.tensor.ways import ShardedCall
+from onward.explanation.exchanges import exchange_notes
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, attributes, type_of
 from onward.graph.ops.collective import STARTS, sequence_of
@@ -186,14 +188,25 @@ def test_the_peak_has_parts_of_keys(kind: str, heads: int, length: int) -> None:
     assert ring < planned(model, 4, "ring", length).peak
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("ring", ["in 2 calls of attention along cp keys and values go round a ring"]),
+        ("alltoall", ["in 2 calls of attention along cp positions are exchanged for heads"]),
+        ("allgather", []),
+    ],
+)
+def test_an_explanation_names_the_method(method: str, said: list[str]) -> None:
+    plan = planned(steps.made("gpt2", layers=2), 4, method, 16)
+    assert list(exchange_notes(plan)) == said
+
+
 # ---- which method
 
 
 def methods(model: steps.Made, ranks: int, asked: str) -> list[str]:
     """The methods of the calls of attention of a step, forward and backward."""
     graph = steps.step_of(model, steps.recipe_of(model, joint=True))
-    from onward.distribute.lengths import split_lengths
-
     split = split_lengths(graph, "cp", ranks).graph
     return [
         method_of(ShardedCall(n, ranks, (), asked)) for n in split if "FlashAttention" in n.op_type

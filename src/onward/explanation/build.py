@@ -9,6 +9,7 @@ from typing import Any
 
 from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
+from onward.explanation.exchanges import exchange_notes
 from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts
 from onward.explanation.sizes import Sizes
 from onward.explanation.step_explanation import StepExplanation
@@ -42,7 +43,7 @@ def explained(
         model=type(subject.model).__name__,
         loop=subject.loop,
         captured=True,
-        notes=tuple(subject.captured.notes),
+        notes=(*subject.captured.notes, *exchange_notes(plan)),
         regions=regions,
         results=_results(plan),
         no_gradient=subject.still.unreached,
