@@ -85,7 +85,7 @@ def holders(setup: Setup, name: str) -> tuple[int, ...]:
 
 
 def gradients(setup: Setup) -> list[dict[str, dict[int, np.ndarray]]]:
-    """For each share of the batch, and each part of its positions, the gradient of each stage with a
+    """For each share of the batch and part of its positions, the gradient of each stage with a
     parameter."""
     draw = np.random.default_rng(3)
     first = setup.meshes[0]
