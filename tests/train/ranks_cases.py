@@ -373,6 +373,14 @@ CASES = {
         gpt2, {"mixed_precision": "fp16", **WINDOW}, early=4, near="gpt2 window", pp=True,
         pipelines=2,
     ),
+    "gpt2 pp zero lamb": Case(gpt2, CLIPPED, "LAMB", zero=1, pp=True, pipelines=2),
+    "llama pp zero 2 muon": Case(
+        llama, {**WINDOW, **CLIPPED, "pipeline_schedule": "Interleaved1F1B"}, "MuonWithAdamW",
+        early=4, zero=2, pp=True, pipelines=2,
+    ),
+    "bert pp zero 2 adafactor": Case(
+        bert, WINDOW, "Adafactor", padding=True, early=8, zero=2, pp=True, pipelines=2
+    ),
     "gpt2 disk": Case(gpt2, CLIPPED, "AdamW", disk=True),
     "gpt2 zero 2 disk": Case(gpt2, {**WINDOW, **CLIPPED}, "AdamW", early=4, zero=2, disk=True),
     "llama zero 3 muon disk": Case(llama, WINDOW, "MuonWithAdamW", zero=3, disk=True),

@@ -42,16 +42,15 @@ class StateShards:
     ZeRO, which cuts these parts, and other parameters, as rows; 0 cuts nothing, and 2 or 3 cut the
     sums of a window's gradients too. Where an optimizer reads a whole parameter to update it, one
     rank, its owner, has all of its state, and others have none. Raises OnwardError for such an
-    optimizer beside other axes that cut weights.
+    optimizer beside `tp`, whose ranks have parts of weights.
     """
 
     def __init__(self, mesh: Mesh, stage: int, record: Record, forms: StateForms) -> None:
-        other = next((a for a in (TENSOR_AXIS, PIPELINE_AXIS) if mesh.size(a) > 1), None)
-        if stage and other is not None and not record.elementwise:
+        if stage and mesh.size(TENSOR_AXIS) > 1 and not record.elementwise:
             raise OnwardError(
                 f"zero={stage} has one rank update a whole parameter by {record.said}, and ranks "
-                f"along {other} have parts of the model; fix: zero=0, a mesh without {other}, or "
-                "an optimizer such as AdamW"
+                "along tp have parts of it; fix: zero=0, a mesh without tp, or an optimizer such "
+                "as AdamW"
             )
         self._mesh, self._stage, self._record, self._forms = mesh, stage, record, forms
         self._found: dict[torch.Tensor, Shard | None] = {}
