@@ -150,7 +150,7 @@ def grid_case(sizes: Sizes, zero: int, kind: str, window: int, **more: Any) -> C
     shares = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
     return {
         "seed": 3, "sizes": dict(sizes), "zero": zero, "adasum": False, "cuts": "chosen",
-        "sequence": False,
+        "sequence": False, "schedule": "",
         "window": window, "rows": [[2 + r % 2 for r in range(shares)] for _ in range(window)],
         "lengths": [[4 + 4 * (r % 2) for r in range(shares)] for _ in range(window)],
         "is_program": False, "is_packed": False, "average": "labels", "max_grad_norm": 0.05,

@@ -79,7 +79,7 @@ def test_positions_that_are_asked_for_are_shared_wherever_weights_are() -> None:
 
 
 def test_state_of_whole_parameters_is_not_cut_beside_weights() -> None:
-    """As a Trainer refuses it."""
+    """A Trainer refuses to cut such state beside weights that are cut along tp."""
     made = candidates(8, limits_of(TrainerOptions(), recipe("LAMB"), one_batch=4))
     assert any(one.zero for one in made) and any(one.zero and one.size("cp") > 1 for one in made)
     assert not any(one.zero and one.size("tp") > 1 for one in made)

@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
     "gradient_accumulation_steps": 3, "max_steps": 7, "learning_rate": 0.5,
     "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.5, "max_grad_norm": None,
     "bf16": True, "fp16": True, "export_dtype": "float16", "dropout": 0.5, "seed": 1,
-    "logging_steps": 3, "mesh": "dp_replicate=2",
+    "logging_steps": 3, "mesh": "dp_replicate=2", "optimizer_state": "bf16",
 }  # fmt: skip
 
 

@@ -416,7 +416,7 @@ class World:
             mesh = self.meshes[rank]
             others = tuple(c for a, c in zip(mesh.axes, mesh.coordinates, strict=True) if a != axis)
             groups.setdefault(others, []).append(rank)
-        made = dict(arrays)
+        made: dict[int, Any] = dict(arrays)
         for ranks in groups.values():
             whole = join([arrays[rank] for rank in ranks])
             made.update(dict.fromkeys(ranks, whole))
