@@ -214,7 +214,7 @@ def test_owners_of_whole_parameters_are_balanced_and_the_same_on_every_rank() ->
 
 def test_owners_are_refused_where_tp_cuts_weights() -> None:
     mesh = ranks_of(("dp_shard", "tp"), (2, 2))[0]
-    with pytest.raises(OnwardError, match="LAMB, and ranks along tp have .*; fix: zero=0, "):
+    with pytest.raises(OnwardError, match=r"LAMB, and ranks along tp have .*; fix: zero=0, "):
         held(onward.optim.LAMB(), mesh)
 
 
