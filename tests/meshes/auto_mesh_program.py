@@ -87,6 +87,9 @@ PLANS: dict[int, dict[str, tuple[dict[str, int], int, dict[str, Any]]]] = {  # b
         "tp": ({"tp": 2}, 0, {}),
         "tp positions": ({"tp": 2}, 0, {"sequence_parallel": True}),
         "zero 1 lamb": ({"dp_shard": 2}, 1, {"optimizer": "LAMB"}),
+        "pp": ({"pp": 2}, 0, {}),
+        "pp GPipe": ({"pp": 2}, 0, {"pipeline_schedule": "GPipe", "pipeline_microbatches": 4}),
+        "pp zero bubble": ({"pp": 2}, 0, {"pipeline_schedule": "InterleavedZeroBubble"}),
     },
     4: {
         "zero 1 tp": ({"dp_shard": 2, "tp": 2}, 1, {}),
@@ -94,6 +97,11 @@ PLANS: dict[int, dict[str, tuple[dict[str, int], int, dict[str, Any]]]] = {  # b
         "zero 2 tp window": ({"dp_shard": 2, "tp": 2}, 2, {"gradient_accumulation_steps": 1}),
         "zero 1 cp": ({"dp_shard": 2, "cp": 2}, 1, {}),
         "cp tp": ({"cp": 2, "tp": 2}, 0, {}),
+        "data pp": ({"dp_replicate": 2, "pp": 2}, 0, {}),
+        "zero 1 pp": ({"dp_shard": 2, "pp": 2}, 1, {"pipeline_schedule": "Interleaved1F1B"}),
+        "zero 3 pp": ({"dp_shard": 2, "pp": 2}, 3, {}),
+        "pp cp": ({"pp": 2, "cp": 2}, 0, {}),
+        "pp tp": ({"pp": 2, "tp": 2}, 0, {}),
     },
 }
 
@@ -108,13 +116,14 @@ def plans(rank: int, ranks: int) -> dict[str, Any]:
     for name, (sizes, zero, more) in PLANS[ranks].items():
         is_tensor = "tp" in sizes  # a batch that is worth cutting weights for
         data, width = (tiny.batch(16, 32), 256) if is_tensor else (batch(0, rank % 2), 64)
-        data = tiny.batch(ROWS, LENGTH) if "cp" in sizes and not is_tensor else data
+        is_one = ("cp" in sizes or "pp" in sizes) and not is_tensor
+        data = tiny.batch(ROWS, LENGTH) if is_one else data
         trainer = trainer_of(width, mesh=sizes, zero=zero, **more)
         trainer.train_step(data)
-        assert trainer._weights.is_cut == (is_tensor or zero == 3)
+        assert trainer._weights.is_cut == (is_tensor or zero == 3 or "pp" in sizes)
         more = {n: x for n, x in more.items() if n != "sequence_parallel"}
         own = trainer_of(width, **({"mesh": "auto", "zero": zero} if zero else {}), **more)
-        paper = _on_paper(own, data, trainer.options)
+        paper = _on_paper(own, data, trainer.options, trainer._ranks.mesh.coordinate("pp"))
         plan = trainer.plan
         said[name] = {
             "launches": len(plan.launches), "arena": plan.arena_bytes,
@@ -126,16 +135,19 @@ def plans(rank: int, ranks: int) -> dict[str, Any]:
     return said
 
 
-def _on_paper(trainer: Any, data: Any, options: Any) -> Any:
+def _on_paper(trainer: Any, data: Any, options: Any, stage: int) -> Any:
     from onward.meshes.candidates import candidate
-    from onward.meshes.on_paper import rank_step
+    from onward.meshes.on_paper import rank_steps
+    from onward.shards import PipelineCut
     from onward.train.explain import subject_of
 
     bound = trainer._bind((data,), {})
     subject: Any = subject_of(trainer.snapshot(), trainer._steps, bound, ())
     rows = bound.batch_size
     asked = candidate(options.mesh, options.zero, options.sequence_parallel)
-    return rank_step(subject, asked, rows).remade.executable.plan
+    micro_batches = options.pipeline_microbatches or asked.size("pp")
+    cut = PipelineCut(options.pipeline_schedule, micro_batches, options.stages_per_rank)
+    return rank_steps(subject, asked, rows, cut)[stage].remade.executable.plan
 
 
 def failed(rank: int) -> str:

@@ -20,8 +20,9 @@ from onward.meshes.candidates import (
 from onward.options import TrainerOptions
 from onward.train.mesh_choice import ranks_with_one_batch
 
-# ranks along dp_replicate, dp_shard, cp, tp; the stage; whether positions are shared
-Found = tuple[int, int, int, int, int, bool]
+MEANS = "gradient_accumulation_average"
+# ranks along dp_replicate, dp_shard, pp, cp, tp; the stage; whether positions are shared
+Found = tuple[int, int, int, int, int, int, bool]
 
 
 def recipe(optimizer: str = "AdamW", **more: Any) -> Recipe:
@@ -34,8 +35,8 @@ def found(ranks: int, limits: MeshLimits) -> list[Found]:
     assert all(one.ranks == ranks for one in made)
     return [
         (
-            one.size("dp_replicate"), one.size("dp_shard"), one.size("cp"), one.size("tp"),
-            one.zero, one.sequence,
+            one.size("dp_replicate"), one.size("dp_shard"), one.size("pp"), one.size("cp"),
+            one.size("tp"), one.zero, one.sequence,
         )
         for one in made
     ]  # fmt: skip
@@ -46,21 +47,24 @@ def found(ranks: int, limits: MeshLimits) -> list[Found]:
 def test_all_sizes_are_there_once(ranks: int, one_batch: int) -> None:
     sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
     every = [
-        (r, s, c, t, zero, split)
-        for r, s, c, t in product(sizes, repeat=4)
+        (r, s, p, c, t, zero, split)
+        for r, s, p, c, t in product(sizes, repeat=5)
+        if r * s * p * c * t == ranks and one_batch % (p * c * t) == 0
         for zero in (0, 1, 2, 3)
         for split in (False, True)
-        if r * s * c * t == ranks and (s > 1) == (zero > 0) and one_batch % (c * t) == 0
+        if (s > 1) == (zero > 0)
         and ((t > 1 and c == 1) or not split)
     ]  # fmt: skip
     made = found(ranks, MeshLimits((1, 2, 3), one_batch))
     assert sorted(made) == sorted(every)
-    assert made[0] == (ranks, 1, 1, 1, 0, False)
+    assert made[0] == (ranks, 1, 1, 1, 1, 0, False)
+    without = found(ranks, MeshLimits((1, 2, 3), one_batch, pipelines=False))
+    assert without == [one for one in made if one[2] == 1]
 
 
 def test_each_candidate_is_one_that_a_trainer_takes() -> None:
     """By its options, with its axes in an order in which ranks with one batch are neighbours."""
-    order = ("dp_replicate", "dp_shard", "cp", "tp")
+    order = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
     for one in candidates(16, MeshLimits((1, 2, 3), 8)):
         axes = [axis for axis, _ in one.sizes]
         assert axes == [axis for axis in order if axis in axes], one
@@ -92,8 +96,9 @@ def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
     limits = limits_of(TrainerOptions(mesh="auto", zero=stage), recipe(), one_batch=2)
     made = found(4, limits)
     assert made == [
-        (1, 4, 1, 1, stage, False), (2, 2, 1, 1, stage, False), (1, 2, 1, 2, stage, False),
-        (1, 2, 1, 2, stage, True), (1, 2, 2, 1, stage, False),
+        (1, 4, 1, 1, 1, stage, False), (2, 2, 1, 1, 1, stage, False),
+        (1, 2, 1, 1, 2, stage, False), (1, 2, 1, 1, 2, stage, True),
+        (1, 2, 1, 2, 1, stage, False), (1, 2, 2, 1, 1, stage, False),
     ]  # fmt: skip
 
 
@@ -106,8 +111,10 @@ def test_a_stage_that_is_asked_for_stays(stage: int) -> None:
         ({"ema_decay": 0.9}, recipe(accumulate=True), (1, 2, 3), 4),
         ({"optimizer_state": "8bit"}, recipe(), (1, 3), 4),
         ({"adasum": True, "mesh": {"dp_replicate": 4}}, recipe(), (), 1),
+        ({"fetch": ("logits",)}, recipe(), (1, 3), 4),
+        ({MEANS: "micro_batches"}, recipe(), (1, 3), 4),
     ],
-    ids=["AdamW", "a window", "LAMB", "averages", "8 bits", "adasum"],
+    ids=["AdamW", "a window", "LAMB", "averages", "8 bits", "adasum", "fetch", "means"],
 )
 def test_what_options_allow(
     options: dict[str, Any], made: Recipe, stages: tuple[int, ...], tp: int
@@ -118,11 +125,13 @@ def test_what_options_allow(
     for one in candidates(4, limits):
         given = {"mesh": dict(one.sizes), "zero": one.zero, "sequence_parallel": one.sequence}
         TrainerOptions(**{**options, **given})
+    has_pipelines = any(one.size("pp") > 1 for one in candidates(4, limits))
+    assert has_pipelines == (not options.keys() & {"fetch", "adasum", MEANS})
 
 
 def test_adasum_has_one_mesh() -> None:
     limits = limits_of(TrainerOptions(mesh="auto", adasum=True), recipe(), one_batch=4)
-    assert found(4, limits) == [(4, 1, 1, 1, 0, False)]
+    assert found(4, limits) == [(4, 1, 1, 1, 1, 0, False)]
 
 
 @pytest.mark.parametrize(

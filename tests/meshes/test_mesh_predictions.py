@@ -177,6 +177,77 @@ def test_ranks_along_cp_send_keys_and_gradients() -> None:
     assert keys <= sum(n for op, n in found.items() if op != "AllReduce") <= 4 * keys
 
 
+@functools.cache
+def staged(mesh: str, schedule: str = "1F1B", micro: int | None = None) -> StepPrediction:
+    """Eight layers of which nothing else is worth mentioning, on links that cost nothing."""
+    torch.manual_seed(0)
+    model = tiny.gpt2(0.1, layers=8, width=128, n_head=4, vocab_size=16)
+    given = {"pipeline_schedule": schedule, "pipeline_microbatches": micro}
+    trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-3), options=given)
+    fast = Link(1e30, 1e-30)
+    cluster = replace(CLUSTER, in_node=fast, across=fast)
+    return trainer.explain_mesh(tiny.batch(8, 16), mesh=mesh, cluster=cluster).chosen
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_along_pp_hold_layers_and_send_hidden_states(ranks: int) -> None:
+    """Each boundary passes the hidden state of every sample, and its gradient back."""
+    one, whole = staged(f"pp={ranks}"), staged("dp_replicate=2")
+    assert one.rows == 8 * ranks, "as many samples as the ranks would have apart"
+    for kind in ("weights", "moments"):
+        share = one.memory[kind] / whole.memory[kind]
+        assert 1 / ranks <= share < 1.25 / ranks, kind
+    hidden = 4 * one.rows * 16 * 128
+    sent = {x.op: x for x in one.exchanges}["Send"]
+    assert sent.count % ranks == 0, "micro-batches of one row or more"
+    ways = 1 if ranks == 2 else 2  # the first and the last rank send one way alone
+    assert hidden <= sent.nbytes <= ways * 2 * hidden
+
+
+def shares_idle(ranks: int, schedule: str, micro: int | None = None) -> float:
+    """The time that the busiest rank waits for others, as a share of its own."""
+    one = staged(f"pp={ranks}", schedule, micro)
+    return one.exposed / one.computing
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_pipeline_idles_as_its_schedule_says(ranks: int, schedule: str, rounds: int) -> None:
+    """P - 1 micro-batches of M pass until the last rank has work (GPipe, arXiv 1811.06965)."""
+    micro = rounds * ranks
+    assert shares_idle(ranks, schedule, micro) == pytest.approx((ranks - 1) / micro, rel=0.25)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_interleaved_stages_idle_less(ranks: int) -> None:
+    """Two stages a rank halve it; gradients of weights fill what is left (arXiv 2401.10241)."""
+    plain, interleaved, filled = (
+        shares_idle(ranks, s) for s in ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
+    )
+    assert 0.35 * plain < interleaved < 0.75 * plain
+    assert filled < interleaved
+
+
+def test_micro_batches_in_memory_follow_the_schedule() -> None:
+    """GPipe keeps all of them until the backward begins, 1F1B at most one for each rank."""
+    kept = {s: staged("pp=2", s, 8).memory["activations"] for s in ("GPipe", "1F1B")}
+    assert 0.2 * kept["GPipe"] < kept["1F1B"] < 0.6 * kept["GPipe"]
+
+
+def test_pipelines_beside_other_axes_send_less_each() -> None:
+    alone = staged("pp=2")
+    sent = {x.op: x.nbytes for x in alone.exchanges}["Send"]
+    for mesh in ("pp=2,tp=2", "pp=2,cp=2"):
+        one = staged(mesh)
+        [messages] = [x for x in one.exchanges if x.op == "Send"]
+        # twice the samples; ranks along cp have half of the positions, along tp whole sums
+        assert messages.nbytes == pytest.approx(sent * (2 if "tp" in mesh else 1), rel=0.01)
+        assert {x.axis for x in one.exchanges} == {axis for axis, _ in one.candidate.sizes}
+    data = staged("dp_shard=2,pp=2")
+    assert {x.op: x.nbytes for x in data.exchanges if x.axis == "pp"}["Send"] == sent
+
+
 def test_counts_of_meshes_of_several_axes_are_near_their_graphs() -> None:
     torch.manual_seed(0)
     model = tiny.gpt2(0.1, layers=2, width=256, n_head=4, vocab_size=128)
@@ -187,7 +258,8 @@ def test_counts_of_meshes_of_several_axes_are_near_their_graphs() -> None:
     for mesh, options in (
         ("dp_shard=2,tp=2", {"zero": 1}), ("dp_shard=2,tp=2", {"zero": 3}),
         ("dp_shard=2,cp=2", {"zero": 1}), ("cp=2,tp=2", {}), ("cp=4", {}),
-        ("tp=4", {"sequence_parallel": True}),
+        ("tp=4", {"sequence_parallel": True}), ("dp_replicate=2,pp=2", {}),
+        ("pp=2,cp=2", {}), ("dp_shard=2,pp=2", {"zero": 3}),
     ):  # fmt: skip
         want = wide(mesh, **options)
         counts = table.get(str(want.candidate))
@@ -195,7 +267,7 @@ def test_counts_of_meshes_of_several_axes_are_near_their_graphs() -> None:
             checked += 1
             assert 0.6 < counts.nbytes / want.nbytes < 1.7, (mesh, options)
             assert 0.3 < counts.seconds / want.seconds < 3, (mesh, options)
-    assert len(table) > 8 and checked > 3
+    assert len(table) > 12 and checked > 5
 
 
 def test_an_owner_of_parameters_has_their_state() -> None:
@@ -328,7 +400,9 @@ def test_slow_links_and_large_batches_keep_the_usual_mesh() -> None:
     [
         ({"mesh": "dp_replicate=2", "ranks": 3}, {}, r"has 2 ranks, not 3; fix: leave ranks out"),
         ({"mesh": "auto"}, {}, r'mesh="auto" of how many ranks; fix: ranks=4'),
-        ({"mesh": "pp=2"}, {}, r"cut into stages before"),
+        ({"mesh": "pp=8"}, {}, r"do not make 8 stages of a pipeline; fix: fewer ranks along pp"),
+        ({"mesh": "pp=2"}, {"pipeline_microbatches": 9}, r"no 9 micro-batches .*; fix: a row"),
+        ({"mesh": "pp=2"}, {"fetch": ("logits",)}, r"fetch and a mesh with pp"),
     ],
     ids=str,
 )
@@ -343,7 +417,7 @@ def test_a_mesh_that_cannot_be_is_refused(
 def test_nothing_of_the_trainer_changes() -> None:
     trainer = trainer_of()
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    for mesh in ("dp_replicate=2", "tp=2"):
+    for mesh in ("dp_replicate=2", "tp=2", "pp=2"):
         trainer.explain_mesh(tiny.batch(ROWS, LENGTH), mesh=mesh, cluster=CLUSTER)
     assert all(map(torch.equal, before, trainer.model.parameters()))
     assert trainer.updates == 0 and trainer.options.mesh is None

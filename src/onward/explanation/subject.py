@@ -142,6 +142,7 @@ class Remade:
         packed = self._step.packed(asked.results) if prepared.counts else None
         if packed is None:
             graph, budget = self._graphs.step, self.subject.memory_budget
+            _, dims = self._graphs.in_micro_batches({}, dims)
             return quiet.plan(graph, asked.outputs(graph), dims, budget)
         counts = {
             name: -(-count * batch_size // self.batch_size)

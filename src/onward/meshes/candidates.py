@@ -14,7 +14,7 @@ from math import prod
 from onward.differentiate import Recipe
 from onward.distribute import Mesh
 from onward.errors import OnwardError
-from onward.mesh_sizes import AUTO, AXES, auto_sizes, check_sharing
+from onward.mesh_sizes import AUTO, AXES, auto_sizes, check_pipeline, check_sharing
 from onward.options import TrainerOptions
 
 
@@ -41,11 +41,13 @@ class MeshCandidate:
         """The number of ranks along an axis; 1 where the mesh does not have it."""
         return dict(self.sizes).get(axis, 1)
 
-    def mesh(self) -> Mesh:
+    def mesh(self, stage: int = 0) -> Mesh:
         """The mesh on paper, for the rank that has and does most: the first one, whose parts of
-        tensors are the largest, but of positions the last ones, which see most keys."""
+        tensors are the largest, but of positions the last ones, which see most keys. stage: the
+        rank along `pp`."""
         axes = tuple(axis for axis, _ in self.sizes)
-        places = tuple(size - 1 if axis == "cp" else 0 for axis, size in self.sizes)
+        given = {"pp": stage, "cp": self.size("cp") - 1}
+        places = tuple(given.get(axis, 0) for axis in axes)
         return Mesh(axes, tuple(size for _, size in self.sizes), places)
 
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ class MeshLimits:
     one_batch: the ranks that are given one batch, so that they can share weights and sequences.
     fixed: the stage that the options name, which all candidates then have. elementwise: whether
     each element is updated by itself, so that state is cut beside weights. sequence: whether
-    positions are shared wherever weights are."""
+    positions are shared wherever weights are. pipelines: whether ranks may share the layers."""
 
     stages: tuple[int, ...]
     one_batch: int
@@ -73,6 +75,7 @@ class MeshLimits:
     power_of_two: bool = False
     elementwise: bool = True
     sequence: bool = False
+    pipelines: bool = True
 
 
 def limits_of(options: TrainerOptions, recipe: Recipe, one_batch: int) -> MeshLimits:
@@ -83,6 +86,7 @@ def limits_of(options: TrainerOptions, recipe: Recipe, one_batch: int) -> MeshLi
     def allows(sizes: dict[str, int], zero: int) -> bool:
         try:
             check_sharing(sizes, zero, options.adasum)
+            check_pipeline(sizes, vars(options))
         except OnwardError:
             return False
         return True
@@ -92,8 +96,9 @@ def limits_of(options: TrainerOptions, recipe: Recipe, one_batch: int) -> MeshLi
     stages = tuple(z for z in stages if allows({"dp_shard": 2}, z))
     shared = one_batch if allows({"tp": 2}, 0) else 1
     return MeshLimits(
-        stages, shared, options.zero, options.adasum, elementwise, options.sequence_parallel
-    )
+        stages, shared, options.zero, options.adasum, elementwise, options.sequence_parallel,
+        allows({"pp": 2}, 0) and not recipe.left_gradients,
+    )  # fmt: skip
 
 
 def _replicas(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
@@ -126,6 +131,23 @@ def _one_batch(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
                     yield candidate({**outer, **inner}, stage, split)
 
 
+def _pipelines(ranks: int, limits: MeshLimits) -> Iterator[MeshCandidate]:
+    """Ranks along `pp` have some of the layers each, and one batch in micro-batches; those of a
+    stage may share it along `tp` and `cp`. Groups of them have a share of the batch each, and parts
+    of the state along `dp_shard`."""
+    for size in divisors(ranks) if limits.pipelines else []:
+        if size > limits.one_batch or limits.one_batch % size:
+            continue
+        for stages in divisors(size)[1:]:
+            for tp in divisors(size // stages):
+                inner = {"pp": stages, "cp": size // stages // tp, "tp": tp}
+                if tp > 1 and not limits.elementwise:
+                    continue
+                for outer, stage in _of_data(ranks // size, limits):
+                    for split in _splits(inner, limits):
+                        yield candidate({**outer, **inner}, stage, split)
+
+
 def _of_data(ranks: int, limits: MeshLimits) -> Iterator[tuple[dict[str, int], int]]:
     """The ways in which groups of ranks can share a batch, with the stage of ZeRO."""
     if not limits.fixed:
@@ -148,6 +170,7 @@ WAYS: tuple[Callable[[int, MeshLimits], Iterator[MeshCandidate]], ...] = (
     _replicas,
     _shards,
     _one_batch,
+    _pipelines,
 )
 
 

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 
 from onward.distribute.collectives import IN_FLIGHT
 from onward.meshes.candidates import MeshCandidate
-from onward.meshes.prediction import StepPrediction, group_along
+from onward.meshes.prediction import StepPrediction
+from onward.meshes.replayed import STAGES, group_along
+from onward.shards import PipelineCut
 from onward.simulate import Cluster
-from onward.simulate.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, collective_seconds
+from onward.simulate.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    SEND,
+    collective_seconds,
+)
 
 HIDDEN = 0.7  # of the backward's seconds, beside which exchanges run
 
@@ -23,7 +31,7 @@ class StepCounts:
     """What the step of one rank computes and holds, whole. rows: samples of its micro-batch.
     micro_batches: of an update. seconds: of forward and backward of one, of its backward, of the
     update. trained, weights, sums, moments, activations, other: bytes. products: bytes of the
-    results of the forward's products of weights."""
+    results of the forward's products of weights. hidden: of one of these in the middle."""
 
     rows: int
     micro_batches: int
@@ -38,13 +46,14 @@ class StepCounts:
     activations: float
     other: float
     products: float
+    hidden: float = 0.0
 
     def at(self, rows: int) -> StepCounts:
         """The counts of a micro-batch of other samples."""
         share = rows / self.rows
         changed = {
             name: getattr(self, name) * share
-            for name in ("computing", "backward", "activations", "products")
+            for name in ("computing", "backward", "activations", "products", "hidden")
         }
         return StepCounts(**{**vars(self), **changed, "rows": rows})
 
@@ -62,8 +71,11 @@ class _Shared:
     waited: float = 0.0
 
 
-def predicted(counts: StepCounts, candidate: MeshCandidate, cluster: Cluster) -> StepPrediction:
-    """The prediction from counts; as exact as its formulae, to order candidates by."""
+def predicted(
+    counts: StepCounts, candidate: MeshCandidate, cluster: Cluster, pipeline: PipelineCut
+) -> StepPrediction:
+    """The prediction from counts; as exact as its formulae, to order candidates by. pipeline: how
+    ranks along `pp` share a step."""
     memory = {
         "weights": counts.weights, "gradients": counts.sums + counts.gradients,
         "moments": counts.moments, "activations": counts.activations, "gathered": 0.0,
@@ -75,6 +87,8 @@ def predicted(counts: StepCounts, candidate: MeshCandidate, cluster: Cluster) ->
     for axis, mode in _MODES.items():
         if candidate.size(axis) > 1:
             shared = mode(shared, counts, candidate, cluster)
+    if candidate.size(STAGES) > 1:
+        shared = _staged(shared, counts, candidate, cluster, pipeline)
     exposed = max(0.0, shared.beside - HIDDEN * shared.backward)
     computing = shared.computing + shared.update
     held = {name: round(nbytes) for name, nbytes in shared.memory.items()}
@@ -168,6 +182,28 @@ def _context(
     return _Shared(
         shared.computing / ranks, shared.backward / ranks, shared.update, memory,
         shared.beside + summed, shared.waited + spent * counts.micro_batches,
+    )  # fmt: skip
+
+
+def _staged(
+    shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster,
+    cut: PipelineCut,
+) -> _Shared:  # fmt: skip
+    """A part of the layers, and micro-batches one behind the other (GPipe, arXiv 1811.06965): P - 1
+    of them pass until the last rank has work; of interleaved stages, a part of one."""
+    ranks, micro = candidate.size(STAGES), cut.micro_batches
+    group = group_along(candidate, STAGES, cluster)
+    pieces = cut.stages_per_rank * (3 if cut.schedule == "InterleavedZeroBubble" else 1)
+    idle = (ranks - 1) / (pieces * micro)
+    share = counts.hidden / micro / candidate.size("tp") / candidate.size("cp")
+    sent = collective_seconds(SEND, share, group, cluster) * 2 * (ranks - 1 + micro)
+    alive = 1.0 if cut.schedule == "GPipe" else min(1.0, ranks / micro)
+    held = {n: x / ranks for n, x in shared.memory.items() if n != "other"}
+    held["activations"] *= alive
+    computing = shared.computing / ranks
+    return _Shared(
+        computing, shared.backward / ranks, shared.update / ranks, {**shared.memory, **held},
+        shared.beside / ranks, shared.waited / ranks + computing * idle + sent,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The step of one rank of a mesh on paper: its recipe, graph and plan, without processes.
 
 The parts that a rank holds are those that a Trainer of that mesh would give it: rows of elements
-under ZeRO (`shards.py`), dims of weights along `tp` as the search over the graph chooses them.
+under ZeRO (`shards.py`), dims of weights along `tp` as the search over the graph chooses them, and
+the layers of its stages along `pp`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from typing import Any
 
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute.mesh import Mesh
+from onward.distribute.pipeline import held_here
 from onward.distribute.tensor import Sharding, TensorCut
+from onward.errors import OnwardError
 from onward.explanation import Subject
 from onward.explanation.subject import Remade
+from onward.graph.names import user_name
 from onward.journal import Journal
 from onward.meshes.candidates import MeshCandidate
 from onward.prepare.graphs import Graphs
-from onward.shards import Shard, shard_of
+from onward.shards import PipelineCut, Shard, shard_of
 
 SHARD_AXIS = "dp_shard"
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """The step of rank 0 of a mesh. remade: its graph and plan. parts: by parameter, the share of
-    its elements that the rank holds, below 1 for those that are cut."""
+    """The step of one rank of a mesh. remade: its graph and plan. parts: by parameter, the share of
+    its elements that the rank holds, below 1 for those that are cut, and 0 for those of other
+    stages."""
 
     candidate: MeshCandidate
     remade: Remade
@@ -53,14 +59,17 @@ def recipe_of(subject: Subject) -> Recipe:
 
 def _uncut(recipe: Recipe) -> Recipe:
     """The recipe of a rank that has all of every tensor."""
-    return replace(recipe, shards={}, summed_parts=(), held={}, cuts={})
+    return replace(recipe, shards={}, summed_parts=(), held={}, cuts={}, pipeline=None)
 
 
-def rank_step(subject: Subject, candidate: MeshCandidate, rows: int) -> RankStep:
-    """Makes the step of rank 0 of a candidate. subject: the step of one rank alone. rows: samples
-    of the rank's micro-batch, for which the cuts along `tp` are chosen. Raises OnwardError for a
-    step that ranks cannot share so."""
-    mesh, alone = candidate.mesh(), alone_in_memory(subject.captured.owned)
+def rank_steps(
+    subject: Subject, candidate: MeshCandidate, rows: int, pipeline: PipelineCut
+) -> list[RankStep]:
+    """Makes the steps of the ranks of a candidate that differ: one for each place along `pp`, and
+    otherwise of rank 0 alone. subject: the step of one rank alone. rows: samples of a rank's batch,
+    for which the cuts along `tp` and the stages are chosen. pipeline: how ranks along `pp` share a
+    step, without its holders. Raises OnwardError for a step that ranks cannot share so."""
+    alone = alone_in_memory(subject.captured.owned)
     recipe = replace(_uncut(recipe_of(subject)), sequence=candidate.sequence)
     shares: dict[str, float] = {}
     shapes: dict[str, Sequence[int]] = {
@@ -83,14 +92,65 @@ def rank_step(subject: Subject, candidate: MeshCandidate, rows: int) -> RankStep
         sums = tuple(updated) if candidate.zero >= 2 and recipe.accumulate else ()
         recipe = replace(recipe, shards=updated, summed_parts=sums, held=held)
         shares |= {n: s.size / s.elements * shares.get(n, 1.0) for n, s in held.items()}
-    base = subject.compiler
+    places = candidate.size("pp")
+    if places > 1:
+        with_rows = subject.captured.leading_leaves(subject.batch.tensors)
+        if rows != subject.batch.batch_size:  # which may be less than there are micro-batches
+            subject = replace(subject, batch=subject.batch.with_rows(rows, with_rows))
+        holders = _holders(subject, recipe, candidate, rows, pipeline.stages_per_rank)
+        _require_memory_of_their_own(holders, alone)
+        recipe = replace(recipe, pipeline=replace(pipeline, holders=holders))
+    meshes = [candidate.mesh(place) for place in range(places)]
+    return [RankStep(candidate, *_of_rank(subject, recipe, mesh, shares)) for mesh in meshes]
+
+
+def _of_rank(
+    subject: Subject, recipe: Recipe, mesh: Mesh, shares: Mapping[str, float]
+) -> tuple[Remade, dict[str, float]]:
+    """The step of one rank, and the share that it holds of each parameter. shares: those of the
+    ranks that hold a parameter at all."""
+    base, cut = subject.compiler, recipe.pipeline
     compiler = Compiler(base.target, base.disable, Journal(quiet=True), base.policy, mesh)
 
     def graphs(other: Compiler) -> Graphs:
-        return Graphs(other, subject.captured, recipe)
+        return Graphs(other, subject.captured, recipe, stages=cut)
 
     own = replace(subject, compiler=compiler, graphs=graphs, ran=None)
-    return RankStep(candidate, Remade(own), shares)
+    here = set() if cut is None else held_here(cut.holders, mesh)
+    absent = [] if cut is None else [name for name in cut.holders if name not in here]
+    return Remade(own), {**shares, **dict.fromkeys(absent, 0.0)}
+
+
+def _holders(
+    subject: Subject, recipe: Recipe, candidate: MeshCandidate, rows: int, stages: int
+) -> dict[str, tuple[int, ...]]:
+    """The stages that hold each parameter, for so many samples like the subject's. stages: of a
+    rank."""
+    if recipe.left_gradients:
+        raise OnwardError(
+            "the optimizer makes its own step, and each rank along pp holds the weights of its "
+            "stages alone; fix: an optimizer with an update in the graph"
+        )
+    whole = next((g.optimizer for g in recipe.groups if not g.optimizer.elementwise), None)
+    if whole is not None and candidate.size("tp") > 1:
+        raise OnwardError(
+            f"{whole.said} reads all of a parameter, of which ranks along tp have parts beside "
+            "pp; fix: pp without tp, or an optimizer such as AdamW"
+        )
+    compiler = _alone(subject)
+    forward = compiler.forward(subject.captured)
+    return compiler.stages(forward, candidate.size("pp") * stages, _sizes(subject, rows))
+
+
+def _require_memory_of_their_own(holders: Collection[str], alone: Collection[str]) -> None:
+    """Raises OnwardError for weights that a rank of another stage cannot let go of."""
+    shared = next((name for name in holders if name not in alone), None)
+    if shared is not None:
+        raise OnwardError(
+            f"{user_name(shared)} shares its memory with another tensor of the model, and each "
+            "rank along pp lets go of the weights of other stages; fix: weights with memory of "
+            "their own"
+        )
 
 
 def _part_of(shape: Sequence[int], ranks: int, dim: int, groups: int) -> tuple[int, ...]:
@@ -141,14 +201,23 @@ def _tensor_cuts(
     subject: Subject, recipe: Recipe, candidate: MeshCandidate, rows: int
 ) -> dict[str, tuple[int, int]]:
     """How the search cuts parameters along `tp`, for so many samples like the subject's."""
-    base = subject.compiler
-    compiler = Compiler(base.target, base.disable, Journal(quiet=True), base.policy)
+    compiler = _alone(subject)
     forward = compiler.forward(subject.captured)
+    settled = replace(recipe, average="micro_batches")
+    return compiler.tensor_cuts(forward, settled, candidate.mesh(), _sizes(subject, rows))
+
+
+def _alone(subject: Subject) -> Compiler:
+    """A compiler of one rank."""
+    base = subject.compiler
+    return Compiler(base.target, base.disable, Journal(quiet=True), base.policy)
+
+
+def _sizes(subject: Subject, rows: int) -> dict[str, int]:
+    """The sizes of a batch by symbol, for so many samples like the subject's."""
     sizes = dict(subject.captured.dims(subject.batch.tensors) or {})
     leading = subject.captured.leading(subject.batch.tensors)
-    sizes |= {name: rows // factor for name, factor in leading.items()}
-    settled = replace(recipe, average="micro_batches")
-    return compiler.tensor_cuts(forward, settled, candidate.mesh(), sizes)
+    return sizes | {name: rows // factor for name, factor in leading.items()}
 
 
 def alone_in_memory(owned: Mapping[str, Any]) -> Collection[str]:
@@ -163,4 +232,4 @@ def alone_in_memory(owned: Mapping[str, Any]) -> Collection[str]:
     }  # fmt: skip
 
 
-__all__ = ["SHARD_AXIS", "RankStep", "alone_in_memory", "rank_step", "recipe_of"]
+__all__ = ["SHARD_AXIS", "RankStep", "alone_in_memory", "rank_steps", "recipe_of"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from onward.errors import OnwardError
 from onward.explanation import Subject
@@ -13,17 +15,11 @@ from onward.meshes.candidates import MeshCandidate, MeshLimits, candidates
 from onward.meshes.choice import MeshChoice, chosen, fits, refused
 from onward.meshes.counts import StepCounts
 from onward.meshes.counts import predicted as predicted_from_counts
-from onward.meshes.on_paper import RankStep, rank_step, recipe_of
-from onward.meshes.prediction import (
-    ReplayedPlan,
-    StepPrediction,
-    counted,
-    exchange_copies,
-    memory_by_kind,
-    replayed,
-    work_of_launch,
-)
+from onward.meshes.on_paper import RankStep, rank_steps, recipe_of
+from onward.meshes.prediction import StepPrediction, counted, exchange_copies, memory_by_kind
+from onward.meshes.replayed import ReplayedPlan, replayed, work_of_launch
 from onward.plan import Plan
+from onward.shards import PipelineCut
 from onward.simulate import Cluster
 
 
@@ -32,12 +28,19 @@ class MeshQuestion:
     """A step whose meshes are asked for. subject: the step of one rank alone. cluster: what it
     would run on. micro_batches: of an update. rows: samples of a rank's micro-batch on every mesh;
     None: those of the subject's batch for each rank of a data axis, so that ranks along `tp`, which
-    have one batch, have as many samples together as they would have apart."""
+    have one batch, have as many samples together as they would have apart. pipeline: how ranks
+    along `pp` share a step; its micro-batches are 0 for as many as these ranks."""
 
     subject: Subject
     cluster: Cluster
     micro_batches: int = 1
     rows: int | None = None
+    pipeline: PipelineCut = field(default_factory=lambda: PipelineCut("1F1B", 0))
+
+    def pipeline_on(self, candidate: MeshCandidate) -> PipelineCut:
+        """How ranks along `pp` share a step, with its micro-batches."""
+        given = self.pipeline.micro_batches
+        return replace(self.pipeline, micro_batches=given or candidate.size("pp"))
 
     def rows_on(self, candidate: MeshCandidate) -> int:
         """The samples of a micro-batch of a rank."""
@@ -47,9 +50,10 @@ class MeshQuestion:
 
 
 def predicted(question: MeshQuestion, candidate: MeshCandidate) -> StepPrediction:
-    """Predicts a mesh from the graph of its rank 0, as it would run. Raises OnwardError for a step
-    that ranks cannot share so, and for a batch that the graph cannot have."""
-    return _predicted(question, candidate)[0]
+    """Predicts a mesh from the graphs of its ranks, as they would run: seconds of them all, memory
+    and exchanges of the one along `pp` that needs most. Raises OnwardError for a step that ranks
+    cannot share so, and for a batch that the graph cannot have."""
+    return _predicted(question, _rank_plans(question, candidate))
 
 
 def predicted_one(question: MeshQuestion, candidate: MeshCandidate) -> MeshChoice:
@@ -66,7 +70,8 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
     """Chooses the mesh of so many ranks. Raises OnwardError where none is possible."""
     [usual, *others] = candidates(ranks, limits)
     try:
-        first, counts = _predicted(question, usual)
+        plans = _rank_plans(question, usual)
+        first, counts = _predicted(question, plans), _counts(question, plans[0])
     except OnwardError as error:  # such as a mean that ranks cannot share, or batch norm
         first, counts = refused(usual, str(error)), None
 
@@ -81,7 +86,9 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
     quick = [first]
     if counts is not None:
         quick = [
-            predicted_from_counts(counts.at(question.rows_on(one)), one, question.cluster)
+            predicted_from_counts(
+                counts.at(question.rows_on(one)), one, question.cluster, question.pipeline_on(one)
+            )
             for one in (usual, *others)
         ]
         # what the formulae leave out of the usual one's time and memory is left out of all
@@ -89,10 +96,20 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
     return chosen(quick, build, question.cluster.device.memory, question.cluster.name)
 
 
-def _predicted(
-    question: MeshQuestion, candidate: MeshCandidate
-) -> tuple[StepPrediction, StepCounts]:
-    """The prediction of a mesh from its graph, and the counts of its step."""
+@dataclass(frozen=True)
+class _RankPlans:
+    """What a rank runs in an update. rows: samples of a micro-batch. plan, held: of the last one,
+    with the update. runs: that one, and those before it, replayed with those of other ranks."""
+
+    made: RankStep
+    rows: int
+    plan: Plan
+    held: StepMemory
+    runs: Sequence[ReplayedPlan]
+
+
+def _rank_plans(question: MeshQuestion, candidate: MeshCandidate) -> list[_RankPlans]:
+    """What the ranks of a mesh run that differ: one for each place along `pp`."""
     rows, subject = question.rows_on(candidate), question.subject
     have = subject.batch.batch_size
     if rows != have and not subject.captured.leading(subject.batch.tensors):
@@ -100,36 +117,49 @@ def _predicted(
             f"the captured graph is for {have} samples, and a rank of {candidate} would have "
             f"{rows}; fix: an example batch of 2 samples or more"
         )
-    made = rank_step(subject, candidate, rows)
-    remade = made.remade
-    same = rows == remade.batch_size
-    plan = remade.executable.plan if same else remade.plan_at(rows)
-    held = remade.step_memory() if same else remade.memory_at(rows)
-    runs = [replayed(plan, candidate, question.cluster)]
+    steps = rank_steps(subject, candidate, rows, question.pipeline_on(candidate))
+    remade = [made.remade for made in steps]
+    same = rows == remade[0].batch_size
+    plans = [one.executable.plan if same else one.plan_at(rows) for one in remade]
+    held = [one.step_memory() if same else one.memory_at(rows) for one in remade]
+    runs = [replayed(plans, candidate, question.cluster)]
     more = question.micro_batches - 1
     if more:
-        request = replace(remade.subject.request, update=False)
-        other = replayed(remade.plan_at(rows, request), candidate, question.cluster)
-        runs += [other] * more
-    weights = made.weight_bytes(held.kinds["weights"])
-    copies = 0 if question.cluster.scatters else exchange_copies(plan, candidate)
-    memory = memory_by_kind(held, plan, weights, copies)
-    found = StepPrediction(
-        candidate, rows,
-        seconds=sum(run.seconds for run in runs),
-        computing=sum(run.computing for run in runs),
-        update=runs[0].update,
-        memory=memory,
-        exchanges=counted(run.exchanges for run in runs),
+        asked = [replace(one.subject.request, update=False) for one in remade]
+        others = [one.plan_at(rows, x) for one, x in zip(remade, asked, strict=True)]
+        runs += [replayed(others, candidate, question.cluster)] * more
+    return [
+        _RankPlans(made, rows, plan, memory, run)
+        for made, plan, memory, *run in zip(steps, plans, held, *runs, strict=True)
+    ]
+
+
+def _predicted(question: MeshQuestion, ranks: Sequence[_RankPlans]) -> StepPrediction:
+    """The prediction of a mesh. ranks: those that differ."""
+    copies_are_made = not question.cluster.scatters
+    memory = [
+        memory_by_kind(
+            one.held, one.plan, one.made.weight_bytes(one.held.kinds["weights"]),
+            exchange_copies(one.plan, one.made.candidate) if copies_are_made else 0,
+        )
+        for one in ranks
+    ]  # fmt: skip
+    fullest = max(range(len(ranks)), key=lambda i: sum(memory[i].values()))
+    # micro-batches of a window one after another, each as long as its last rank
+    together = list(zip(*(one.runs for one in ranks), strict=True))
+    return StepPrediction(
+        ranks[0].made.candidate, ranks[0].rows,
+        seconds=sum(max(run.seconds for run in runs) for runs in together),
+        computing=sum(max(run.computing for run in runs) for runs in together),
+        update=max(run.update for run in together[0]),
+        memory=memory[fullest],
+        exchanges=counted(run.exchanges for run in ranks[fullest].runs),
     )  # fmt: skip
-    return found, _counts(question, made, plan, held, runs[0], rows)
 
 
-def _counts(
-    question: MeshQuestion, made: RankStep, plan: Plan, held: StepMemory, run: ReplayedPlan,
-    rows: int,
-) -> StepCounts:  # fmt: skip
+def _counts(question: MeshQuestion, rank: _RankPlans) -> StepCounts:
     """The counts of the whole step, of that of a rank along data axes."""
+    made, plan, held, run = rank.made, rank.plan, rank.held, rank.runs[0]
     recipe, owned = recipe_of(question.subject), question.subject.captured.owned
     trained = sum(owned[n].numel() * owned[n].itemsize for n in recipe.parameters)
     stage, ranks = made.candidate.zero, made.candidate.size("dp_shard")
@@ -137,17 +167,19 @@ def _counts(
     named = held.kinds
     activations = named["activations"] + named["scratch"]
     kept = ("weights", "optimizer", "gradients", "activations", "scratch")
-    products = sum(
+    products = [
         sum(y.nbytes for y in launch.outputs)
         for launch in plan.launches
         if not launch.backward and work_of_launch(launch).flops
-    )
+    ]
     return StepCounts(
-        rows=rows, micro_batches=question.micro_batches, computing=run.computing - run.update,
+        rows=rank.rows, micro_batches=question.micro_batches,
+        computing=run.computing - run.update,
         backward=run.backward, update=run.update * (ranks if stage else 1), trained=trained,
         weights=named["weights"], sums=sums, gradients=max(0, named["gradients"] - sums),
         moments=named["optimizer"] * (ranks if stage else 1), activations=activations,
-        other=held.total - sum(named[kind] for kind in kept), products=products,
+        other=held.total - sum(named[kind] for kind in kept), products=sum(products),
+        hidden=median(products) if products else 0,
     )  # fmt: skip
 
 

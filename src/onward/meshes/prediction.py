@@ -1,9 +1,4 @@
-"""Predictions of a rank's step from its plan: seconds, bytes of memory by kind, what is exchanged.
-
-The launches of the plan are replayed on two streams, kernels and exchanges, each launch with the
-seconds of its FLOPs and bytes (`simulate/work.py`), each exchange with those of the alpha-beta
-model (`simulate/collectives.py`); a wait keeps the kernels behind it until its exchange has ended.
-"""
+"""Predictions of a rank's step: seconds, bytes of memory by kind, what is exchanged."""
 
 from __future__ import annotations
 
@@ -13,33 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onward.explanation.facts import StepMemory
-from onward.graph.ops import OPS
 from onward.graph.ops.collective import STARTS, WAIT, is_summed_alone
-from onward.graph.types import value
 from onward.meshes.candidates import MeshCandidate
+from onward.meshes.replayed import Exchanges, exchanged_bytes
 from onward.plan import Plan, PlannedLaunch
 from onward.plan.arena import aligned
-from onward.simulate import Cluster
-from onward.simulate.collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Group,
-    collective_seconds,
-    sent_bytes,
-)
-from onward.simulate.replay import COMPUTE, Item, replay
-from onward.simulate.work import Work, work_seconds
 
-EXCHANGE = "exchange"  # the stream of collectives
-_KINDS: Mapping[str, str] = {
-    "AllReduceStart": ALL_REDUCE,
-    "ReduceScatterStart": REDUCE_SCATTER,
-    "AllGatherStart": ALL_GATHER,
-    "AllToAllStart": REDUCE_SCATTER,
-    "BroadcastStart": ALL_GATHER,
-    "ExchangeStart": "send",
-}
 # kinds of memory, in the order of the tables
 MEMORY_KINDS: tuple[str, ...] = (
     "weights",
@@ -90,7 +64,8 @@ class StepPrediction:
 
     @property
     def exposed(self) -> float:
-        """Seconds that exchanges add: kernels wait for them, or run slower beside them."""
+        """Seconds that other ranks add: kernels wait for exchanges and for the stages of a
+        pipeline, or run slower beside exchanges."""
         return max(0.0, self.seconds - self.computing)
 
     def sent(self) -> dict[str, int]:
@@ -122,91 +97,6 @@ class StepPrediction:
             "sent_bytes": self.sent(),
             "exchanges": [vars(one) for one in self.exchanges],
         }
-
-
-def work_of_launch(launch: PlannedLaunch) -> Work:
-    """FLOPs and bytes of a launch, as the record of its op has them; of a copy, its bytes."""
-    spec = launch.spec
-    if spec.op not in OPS or not spec.outputs:
-        return Work(nbytes=float(2 * sum(y.nbytes for y in launch.outputs)))
-    op, types = OPS[spec.op], (list(spec.inputs), list(spec.outputs))
-    low = any(t is not None and t.is_low for t in spec.inputs)
-    done = float(value(op.flops(*types, spec.attrs)))
-    nbytes = float(value(op.moved(*types, spec.attrs)))
-    return Work(done, nbytes, "bf16" if low else "fp32")
-
-
-def group_along(candidate: MeshCandidate, axis: str, cluster: Cluster) -> Group:
-    """The ranks along an axis: the last axis has neighbours."""
-    sizes = list(candidate.sizes)
-    at = [name for name, _ in sizes].index(axis)
-    inner = 1
-    for _, size in sizes[at + 1 :]:
-        inner *= size
-    ranks = sizes[at][1]
-    return Group(ranks, max(1, min(ranks, cluster.per_node // inner)))
-
-
-@dataclass
-class ReplayedPlan:
-    """A plan's launches as items of two streams. exchanges: by op and axis, count, bytes of whole
-    tensors, bytes sent, seconds."""
-
-    seconds: float
-    computing: float
-    update: float
-    backward: float
-    exchanges: dict[tuple[str, str], tuple[int, int, int, float]]
-
-
-def replayed(plan: Plan, candidate: MeshCandidate, cluster: Cluster) -> ReplayedPlan:
-    """Replays a plan on a cluster. Raises OnwardError for products that its devices lack."""
-    items: list[Item] = []
-    started: dict[int, int] = {}
-    after: tuple[int, ...] = ()
-    counts: dict[tuple[str, str], tuple[int, int, int, float]] = {}
-    run = update = computing = backward = 0.0
-
-    def flush() -> None:
-        nonlocal run, after
-        if run:
-            items.append(Item(COMPUTE, run, after))
-            after = (len(items) - 1,)
-        run = 0.0
-
-    for launch in plan.launches:
-        if launch.op in STARTS:
-            flush()
-            axis, nbytes = str(launch.attrs["axis"]), exchanged_bytes(launch)
-            group, kind = group_along(candidate, axis, cluster), _KINDS[launch.op]
-            seconds = collective_seconds(kind, nbytes, group, cluster)
-            whole_sum = kind == REDUCE_SCATTER and not cluster.scatters
-            sent = sent_bytes(ALL_REDUCE if whole_sum else kind, nbytes, group.ranks)
-            key = launch.op.removesuffix("Start"), axis
-            n, whole, out, spent = counts.get(key, (0, 0, 0, 0.0))
-            counts[key] = n + 1, whole + nbytes, out + round(sent), spent + seconds
-            link = cluster.in_node if group.nodes == 1 else cluster.across
-            items.append(Item(EXCHANGE, seconds, after, sm_share=link.sm_share))
-            started[int(launch.attrs["sequence"])] = len(items) - 1
-        elif launch.op == WAIT:
-            flush()
-            after = (*after, started[int(launch.attrs["sequence"])])
-        else:
-            seconds = work_seconds(work_of_launch(launch), cluster)
-            run += seconds
-            computing += seconds
-            # the clipping's factor and the update, but not the backward
-            update += seconds * (launch.module == "optimizer")
-            backward += seconds * (launch.backward and launch.module != "optimizer")
-    flush()
-    ends = max(replay(items), default=0.0)
-    return ReplayedPlan(ends, computing, update, backward, counts)
-
-
-def exchanged_bytes(launch: PlannedLaunch) -> int:
-    """Bytes of the whole tensors of an exchange, of all ranks together where each has a part."""
-    taken = launch.outputs if launch.op == "AllGatherStart" else launch.inputs
-    return sum(x.nbytes for x in taken if x is not None)
 
 
 def exchange_copies(plan: Plan, candidate: MeshCandidate) -> int:
@@ -256,9 +146,7 @@ def _gathered(plan: Plan, at: int) -> int:
     return sum(aligned(b.nbytes) for b in alive if b.region.value in ("residual", "scratch"))
 
 
-def counted(
-    counts: Iterable[dict[tuple[str, str], tuple[int, int, int, float]]],
-) -> tuple[ExchangeCount, ...]:
+def counted(counts: Iterable[Exchanges]) -> tuple[ExchangeCount, ...]:
     """The exchanges of several plans together, those that send most first."""
     found: dict[tuple[str, str], list[float]] = {}
     for each in counts:
@@ -273,6 +161,6 @@ def counted(
 
 
 __all__ = [
-    "MEMORY_KINDS", "ExchangeCount", "ReplayedPlan", "StepPrediction", "counted", "exchange_copies",
-    "exchanged_bytes", "group_along", "memory_by_kind", "replayed", "work_of_launch",
+    "MEMORY_KINDS", "ExchangeCount", "StepPrediction", "counted", "exchange_copies",
+    "memory_by_kind",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,16 @@ class Batch:
     def batch_size(self) -> int:
         """The size of dim 0 of the first tensor that has dims."""
         return next((t.shape[0] for t in self.tensors if t.dim()), 1)
+
+    def with_rows(self, rows: int, of: Collection[int]) -> Batch:
+        """A batch of so many rows, which are those of this one, repeated. of: the tensors that have
+        rows, by place."""
+        leaves, spec = pytree.tree_flatten(self.given)
+        places = iter(range(len(self.tensors)))
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and next(places) in of:
+                leaves[i] = leaf[torch.arange(rows, device=leaf.device) % leaf.shape[0]]
+        return batch_of(*pytree.tree_unflatten(leaves, spec))
 
     def named(self) -> dict[str, Any]:
         """The inputs by name: keyword arguments by theirs, positional ones as `input_0`, ...; the

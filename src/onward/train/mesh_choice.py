@@ -35,6 +35,7 @@ from onward.meshes import (
 )
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
+from onward.shards import PipelineCut
 from onward.simulate import Cluster
 from onward.train.explain import subject_of
 from onward.train.prepared_steps import PreparedSteps
@@ -125,7 +126,10 @@ class MeshQuestions:
         if isinstance(found, StepExplanation):
             reasons = "; ".join(found.reasons)
             raise OnwardError(f"the step is not captured: {reasons}; fix: onward explain says more")
-        return MeshQuestion(found, cluster, options.gradient_accumulation_steps, rows)
+        pipeline = PipelineCut(
+            options.pipeline_schedule, options.pipeline_microbatches or 0, options.stages_per_rank
+        )
+        return MeshQuestion(found, cluster, options.gradient_accumulation_steps, rows, pipeline)
 
     def _machine(self, local: int, memory: float) -> Cluster:
         device = next(self._trainer.model.parameters()).device
