@@ -44,7 +44,7 @@ def test_meshes_of_so_many_ranks(cluster: str, capsys: pytest.CaptureFixture[str
     for one in meshes:
         memory = one["memory_bytes"]
         assert memory["total"] == sum(n for kind, n in memory.items() if kind != "total")
-    named = {f"{','.join(f'{a}={n}' for a, n in x['mesh'].items())} {x['zero']}" for x in meshes}
+    named = {(*x["mesh"].items(), x["zero"], x["sequence_parallel"]) for x in meshes}
     assert len(named) == len(meshes)
     assert found["memory_of_a_rank"] == 1e10
 

@@ -400,7 +400,7 @@ def test_slow_links_and_large_batches_keep_the_usual_mesh() -> None:
     [
         ({"mesh": "dp_replicate=2", "ranks": 3}, {}, r"has 2 ranks, not 3; fix: leave ranks out"),
         ({"mesh": "auto"}, {}, r'mesh="auto" of how many ranks; fix: ranks=4'),
-        ({"mesh": "pp=8"}, {}, r"do not make 8 stages of a pipeline; fix: fewer ranks along pp"),
+        ({"mesh": "pp=64"}, {}, r"do not make 64 stages of a pipeline; fix: fewer ranks along pp"),
         ({"mesh": "pp=2"}, {"pipeline_microbatches": 9}, r"no 9 micro-batches .*; fix: a row"),
         ({"mesh": "pp=2"}, {"fetch": ("logits",)}, r"fetch and a mesh with pp"),
     ],

@@ -413,12 +413,12 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         PREDICTED,
     ),
     Fault(
-        "ranks: on paper nobody waits for an exchange", "meshes/prediction.py",
-        'after = (*after, started[int(launch.attrs["sequence"])])', "pass", PREDICTED,
+        "ranks: on paper nobody waits for an exchange", "meshes/replayed.py",
+        "line.wait(started[number])", "pass", PREDICTED,
     ),
     Fault(
         "ranks: a predicted window has two micro-batches", "meshes/predict.py",
-        "runs += [other] * more", "runs += [other]", PREDICTED,
+        "cluster)] * more", "cluster)]", PREDICTED,
     ),
     Fault(
         "ranks: on paper ranks along tp have the batch of one", "meshes/predict.py",
@@ -426,8 +426,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "return self.subject.batch.batch_size", PREDICTED,
     ),
     Fault(
-        "ranks: a reduce-scatter that is an all-reduce sends half of one", "meshes/prediction.py",
-        "kind == REDUCE_SCATTER and not cluster.scatters", "False", PREDICTED,
+        "ranks: a reduce-scatter that is an all-reduce sends half of one", "meshes/replayed.py",
+        "kind == kinds.REDUCE_SCATTER and not self._cluster.scatters", "False", PREDICTED,
     ),
     Fault(
         "ranks: weights are shared by ranks with other batches", "meshes/candidates.py",
@@ -472,7 +472,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: on paper Gloo exchanges without copies", "meshes/predict.py",
-        "0 if question.cluster.scatters else exchange_copies(plan, candidate)", "0", PREDICTED,
+        "if copies_are_made else 0", "if False else 0", PREDICTED,
     ),
     Fault(
         "ranks: terms of a sum are the largest of largest ones",
