@@ -167,8 +167,8 @@ PIPELINE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "pipeline: ranks with other batches share layers", "meshes/candidates.py",
-        "if size > limits.one_batch or limits.one_batch % size:\n            continue\n        for st",
-        "if False:\n            continue\n        for st", CANDIDATES,
+        "limits.one_batch % size:\n            continue\n        for stages",
+        "False:\n            continue\n        for stages", CANDIDATES,
     ),
     Fault(
         "pipeline: chosen beside what is refused there", "meshes/candidates.py",
