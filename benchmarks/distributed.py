@@ -5,8 +5,8 @@
 
 A GPT-2 is trained by each engine in turn, in several rounds, by as many processes as there are
 ranks, each with its share of the cores. Each rank's memory is the highest resident set during
-steady steps less that after steps of a tiny model: it holds the weights, but neither the modules
-nor what compiling leaves, which stand apart. Losses of all engines must
+steady steps less that after steps of a narrow model of as many layers: it holds the weights, but
+neither modules and graphs nor what compiling leaves, which stand apart. Losses of all engines must
 agree. Gloo has no reduce-scatter of its own: it sends a whole all-reduce for one, through a copy.
 So an engine that cuts gradients is to be judged here by its memory rather than its time.
 """

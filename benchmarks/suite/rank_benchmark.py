@@ -30,6 +30,7 @@ ENGINES = {
     "onward-zero3": "a Trainer, `mesh` along dp_shard, `zero=3`: weights are cut too",
     "onward-deepspeed-1": "DeepSpeed, ZeRO stage 1, around the model of `onward.accelerate`",
     "onward-tp": "a Trainer, `mesh` along tp: each rank has the batch of all, and parts of weights",
+    "onward-pp": "a Trainer, `mesh` along pp: each rank has the batch of all, and some layers",
 }
 SIZE = {"n_layer": 6, "n_embd": 768, "n_head": 12, "vocab_size": 8000, "n_positions": 256}
 QUICK = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 32}
@@ -166,7 +167,7 @@ def table(report: dict[str, Any]) -> str:
         *(f"- {name}: {ENGINES[name]}" for name in report["engines"]), "",
         *markdown([*head, "loss apart"], rows), "",
         *(["DeepSpeed is not installed here, and left out."] if report.get("left_out") else []),
-        "memory: the highest resident set of steady steps less that after steps of a tiny model; "
-        "runtime: what those steps have left of modules and of compiling.",
+        "memory: the highest resident set of steady steps less that after steps of a narrow "
+        "model of as many layers; runtime: what those steps have left of modules and of compiling.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

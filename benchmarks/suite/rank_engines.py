@@ -2,8 +2,8 @@
 
 The last answer has the seconds of every timed step, memory in bytes, the loss of each step (the
 mean of the ranks'), and the bytes that the machine's loopback device carried for one step of all
-ranks. Steps of a tiny model come first: what the engine's modules, its compiler and torch hold from
-then on is `runtime_bytes`, which `peak_bytes` leaves out.
+ranks. Steps of a narrow model of as many layers come first: what the engine's modules, its graphs,
+its compiler and torch hold from then on is `runtime_bytes`, which `peak_bytes` leaves out.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ MODES: dict[str, tuple[str, int]] = {
     "onward-zero2": ("dp_shard", 2),
     "onward-zero3": ("dp_shard", 3),
     "onward-tp": ("tp", 0),
+    "onward-pp": ("pp", 0),
 }
 ENGINES: dict[str, Callable[[nn.Module], Step]] = {
     "ddp": _ddp,
@@ -152,7 +153,8 @@ ENGINES: dict[str, Callable[[nn.Module], Step]] = {
 }
 
 
-# by model: how it is made, batches of it, sizes of a tiny one
+ONE_BATCH = ("tp", "pp")  # axes along which ranks have the batch of all
+# by model: how it is made, batches of it, sizes of a narrow one
 MODELS: dict[str, tuple[Any, Any, Mapping[str, int]]] = {
     "gpt2": (gpt2, gpt2_batch, TINY),
     "twin bert": (twin_bert, twin_batch, TINY_TWINS),
@@ -174,7 +176,8 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     memory = Memory("cpu")
     start = memory.now()
     generator = torch.Generator().manual_seed(1)
-    is_one_batch = request["engine"] == "onward-tp"
+    axis, _ = MODES.get(request["engine"], ("", 0))
+    is_one_batch = axis in ONE_BATCH
 
     make, batch_of, tiny = MODELS[request["model"]]
 
@@ -189,7 +192,9 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
         return step
 
     losses: list[torch.Tensor] = []
-    trained(make(tiny), tiny, 2, 8)
+    layers = {name: n for name, n in request["size"].items() if "layer" in name}
+    narrow = {**tiny, **layers}
+    trained(make(narrow), narrow, 2, 8)
     losses.clear()
     before = memory.now()
     step = trained(make(request["size"]), request["size"], request["warmup"], request["length"])
