@@ -32,6 +32,8 @@ OTHER: dict[str, Any] = {
     "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.5, "max_grad_norm": None,
     "bf16": True, "fp16": True, "export_dtype": "float16", "dropout": 0.5, "seed": 1,
     "logging_steps": 3, "mesh": "dp_replicate=2", "optimizer_state": "bf16",
+    "config_overrides": "n_layer=1", "max_train_samples": 9, "warmup_ratio": 0.5, "adam_beta1": 0.8,
+    "adam_beta2": 0.9, "adam_epsilon": 1e-6,
 }  # fmt: skip
 
 

@@ -144,7 +144,18 @@ def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -
     given = config.vocab_size if config.tokenizer_name else None
     vocab_size = given or len(tokenizer)
     eos = tokenizer.eos_token_id
-    return gpt2_config(config.model_name_or_path, vocab_size, eos if isinstance(eos, int) else None)
+    made = gpt2_config(config.model_name_or_path, vocab_size, eos if isinstance(eos, int) else None)
+    if config.config_overrides is None:
+        return made
+    try:
+        made.update_from_string(config.config_overrides)
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            f"config_overrides is {config.config_overrides!r} ({_first_line(error)})",
+            "in --config_overrides",
+            "name values of the configuration, such as n_layer=4,n_embd=128",
+        ) from error
+    return made
 
 
 def set_dropout(model_config: PreTrainedConfig, probability: float) -> None:

@@ -40,6 +40,11 @@ class EagerTrainer:
     def __init__(
         self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig
     ) -> None:
+        if config.gradient_checkpointing:
+            # the second is transformers' older name
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            enable = next(found for name in names if (found := getattr(model, name, None)))
+            enable({"use_reentrant": False})
         self.model = model
         self.optimizer = optimizer
         self.updates = 0
@@ -141,5 +146,8 @@ def adamw(model: PreTrainedModel, config: FinetuneConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.learning_rate or 0.0
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate or 0.0,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
     )

@@ -108,6 +108,12 @@ def describe(config: FinetuneConfig) -> Run:
             f"in --vocab_size with model {config.model_name_or_path!r}",
             "leave it out",
         )
+    elif config.config_overrides is not None:
+        raise InputError(
+            "config_overrides are for a model from scratch",
+            f"in --config_overrides with model {config.model_name_or_path!r}",
+            "leave it out",
+        )
     texts = _read_texts(config)
     require_hf()
     # the run prints what matters; transformers' notes would break the progress bar
@@ -129,6 +135,7 @@ def describe(config: FinetuneConfig) -> Run:
         )
     if model_config is None:
         model_config = scratch_config(config, tokenizer)
+        check_block_size(model_config, config.block_size)
     if config.dropout is not None:
         set_dropout(model_config, config.dropout)
 
@@ -142,6 +149,7 @@ def describe(config: FinetuneConfig) -> Run:
         eval_blocks = _blocks(eval_ids, config.block_size, texts[-1].source)
     else:
         train_blocks, eval_blocks = _hold_out(train_blocks, len(train_ids), train_text.source)
+    train_blocks = train_blocks[: config.max_train_samples]
     eval_blocks = eval_blocks[: config.max_eval_samples]
     check_vocabulary(model_config, (train_blocks, eval_blocks), tokenizer)
     config = _resolve(config, len(train_blocks), scratch)
@@ -225,6 +233,9 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
     return dataclasses.replace(
         config,
         max_steps=steps,
+        warmup_steps=math.ceil(steps * config.warmup_ratio)
+        if config.warmup_ratio
+        else config.warmup_steps,
         learning_rate=rate,
         max_grad_norm=config.max_grad_norm or None,
         output_dir=config.output_dir or f"runs/finetune-{now}",

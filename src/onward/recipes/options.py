@@ -56,8 +56,15 @@ class FinetuneConfig:
     validation_file: str | None = option(
         None, "UTF-8 text to evaluate on; null: the last 5 % of the blocks; alias --eval_file"
     )
+    config_overrides: str | None = option(
+        None,
+        "values of the configuration of a model from scratch, such as n_layer=4,n_embd=128",
+    )
     corpus_bytes: int = option(3_000_000, "built-in corpus: read at most this many bytes")
     block_size: int = option(128, "tokens per training sequence")
+    max_train_samples: int | None = option(
+        None, "train on at most this many blocks, the first ones; null: all"
+    )
     max_eval_samples: int | None = option(None, "evaluate at most this many blocks; null: all")
     engine: Literal["onward", "torch"] = option("onward", "what computes the training step")
     compare: bool = option(
@@ -88,9 +95,18 @@ class FinetuneConfig:
         "inverse_sqrt",
     ] = option("linear", "shape of the learning rate over the updates")
     warmup_steps: int = option(0, "updates over which the learning rate rises from 0")
+    warmup_ratio: float | None = option(
+        None, "the same as a share of all updates, 0 to 1; null: warmup_steps"
+    )
+    adam_beta1: float = option(0.9, "AdamW's decay of the mean of gradients")
+    adam_beta2: float = option(0.999, "AdamW's decay of the mean of their squares")
+    adam_epsilon: float = option(1e-8, "AdamW's term beside the root of that mean")
     weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
     max_grad_norm: float | None = of_trainer("max_grad_norm", 1.0)
     memory_budget: int | float | str | None = of_trainer("memory_budget", None)
+    gradient_checkpointing: bool = option(
+        False, "compute the activations of every layer again in the backward"
+    )
     mesh: str | None = of_trainer("mesh", None)
     zero: int = of_trainer("zero", 0)
     pipeline_schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"] = (
@@ -164,6 +180,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("vocab_size", lambda v: v >= 257, "at least 257 (256 bytes and the end-of-text token)"),
     ("corpus_bytes", lambda v: v > 0, "more than 0"),
     ("block_size", lambda v: v >= 2, "at least 2 tokens"),
+    ("max_train_samples", lambda v: v > 0, "more than 0"),
     ("max_eval_samples", lambda v: v > 0, "more than 0"),
     ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
     ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
@@ -172,6 +189,10 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_steps", lambda v: v > 0, "more than 0"),
     ("learning_rate", lambda v: 0 <= v < math.inf, "0 or more"),
     ("warmup_steps", lambda v: v >= 0, "0 or more"),
+    ("warmup_ratio", lambda v: 0 <= v <= 1, "from 0 to 1"),
+    ("adam_beta1", lambda v: 0 <= v < 1, "from 0 to below 1"),
+    ("adam_beta2", lambda v: 0 <= v < 1, "from 0 to below 1"),
+    ("adam_epsilon", lambda v: 0 < v < math.inf, "more than 0"),
     ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
     ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
@@ -189,8 +210,7 @@ def check_options(config: FinetuneConfig) -> None:
         value = getattr(config, name)
         if value is not None and not holds(value):
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
-    if config.bf16 and config.fp16:
-        raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
+    check_switches_together(config)
     for name in ("train_file", "validation_file"):
         check_text_file(getattr(config, name), name)
     if config.validation_file and not config.train_file:
@@ -202,6 +222,22 @@ def check_options(config: FinetuneConfig) -> None:
     _check_reports(config)
     if config.output_dir is not None and not config.dry_run:
         check_output_dir(Path(config.output_dir))
+
+
+def check_switches_together(config: FinetuneConfig) -> None:
+    """Raises InputError for switches of which one alone can be given."""
+    if config.bf16 and config.fp16:
+        raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
+    if config.warmup_ratio and config.warmup_steps:
+        raise InputError(
+            "warmup_ratio and warmup_steps together", "on the command line", "give one of them"
+        )
+    if config.gradient_checkpointing and config.memory_budget is not None:
+        raise InputError(
+            "gradient_checkpointing and memory_budget both say what is computed again",
+            "on the command line",
+            "give one of them",
+        )
 
 
 def _check_engine(config: FinetuneConfig) -> None:

@@ -67,7 +67,7 @@ FREE_OPTIONS = frozenset(
         "save_steps", "save_total_limit", "memory_budget", "allow_pickle", "train_file",
         "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir", "zero",
         "pipeline_schedule", "pipeline_microbatches", "sequence_parallel",
-        "context_parallel_method", "offload_optimizer", "offload_dir",
+        "context_parallel_method", "offload_optimizer", "offload_dir", "gradient_checkpointing",
     }
 )  # fmt: skip
 # Options that share the rows of an update out, whose number alone tells runs apart.

@@ -79,9 +79,6 @@ SWITCHES: dict[str, Switch] = {
         "leave it out",
         ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_ort_fused"),
     ),
-    "adam_epsilon": Switch("AdamW's epsilon is 1e-8", "leave it out", ("1e-8", "1e-08")),
-    "adam_beta1": Switch("AdamW's beta1 is 0.9", "leave it out", ("0.9",)),
-    "adam_beta2": Switch("AdamW's beta2 is 0.999", "leave it out", ("0.999",)),
     "local_rank": _STARTED,
     "world_rank": _STARTED,
     "world_size": _STARTED,
@@ -89,7 +86,6 @@ SWITCHES: dict[str, Switch] = {
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
-    "gradient_checkpointing": _flag("recomputing follows --memory_budget", "--memory_budget 0.5"),
     "deepspeed": Switch(
         "Onward exchanges gradients itself, and cuts state by ZeRO", "--zero 1", ("-1", "0", "1")
     ),
@@ -99,13 +95,9 @@ SWITCHES: dict[str, Switch] = {
     "cache_dir": Switch(
         "downloads go to the cache folder of the Hugging Face libraries (HF_HOME)", "set HF_HOME"
     ),
-    "warmup_ratio": Switch(
-        "warmup is counted in updates", "give --warmup_steps", ("0", "0.0")
-    ),
     "label_smoothing_factor": Switch(
         "the loss is plain cross-entropy", "leave it out", ("0", "0.0")
     ),
-    "max_train_samples": Switch("the whole text is used for training", "give --max_steps"),
 }  # fmt: skip
 
 
