@@ -4,6 +4,7 @@ eager PyTorch."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,69 @@ def test_both_engines_train_by_them_alike(text_file: Path, tmp_path: Path) -> No
     for engine in ("onward", "torch"):
         assert losses[engine, "again"] == losses[engine, "own"]
         assert abs(losses[engine, "own"][-1] - losses[engine, "usual"][-1]) > 1e-3
+
+
+def evaluations(folder: Path) -> dict[int, float]:
+    """The losses of evaluations within a run, by update."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(("eval_loss" in line) != ("loss" in line) for line in lines)
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    return {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("onward", marks=pytest.mark.slow)])
+def test_evaluations_within_a_run(engine: str, text_file: Path, tmp_path: Path) -> None:
+    """Each is the final one of a run that ends there, and none changes the training."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name, options in (
+        ("never", {}), ("steps", {"eval_strategy": "steps", "eval_steps": 2}),
+        ("lines", {"eval_strategy": "steps", "logging_steps": 3}),
+    ):  # fmt: skip
+        config = config_of(
+            text_file, lr_scheduler_type="constant", dropout=0.2, engine=engine, **options
+        )
+        (tmp_path / name).mkdir()
+        result = train(describe(config).job, engine, tmp_path / name, save_model=False)
+        found[name] = result.step_losses
+    assert found["never"] == found["steps"] == found["lines"]
+    assert evaluations(tmp_path / "never") == {}
+    assert list(evaluations(tmp_path / "lines")) == [3]
+    by_step = evaluations(tmp_path / "steps")
+    assert list(by_step) == [2, 4], "the last update has the evaluation of the run's end"
+    for step, loss in by_step.items():
+        config = config_of(text_file, lr_scheduler_type="constant", dropout=0.2, max_steps=step)
+        (tmp_path / str(step)).mkdir()
+        ended = train(describe(config).job, engine, tmp_path / str(step), save_model=False)
+        assert ended.eval_loss == loss
+
+
+def test_evaluations_at_the_ends_of_epochs(text_file: Path, tmp_path: Path) -> None:
+    config = config_of(
+        text_file, max_train_samples=8, eval_strategy="epoch", max_steps=7, engine="torch"
+    )
+    train(describe(config).job, "torch", tmp_path, save_model=False)
+    assert list(evaluations(tmp_path)) == [2, 4, 6], "two updates an epoch"
+
+
+def test_a_run_that_goes_on_has_the_evaluations_of_one_that_was_not_stopped(
+    text_file: Path, tmp_path: Path
+) -> None:
+    given = ["finetune", "--engine", "torch", "--train_file", str(text_file), "--vocab_size", "320"]
+    given += ["--block_size", "32", "--config_overrides", "n_layer=1,n_embd=64"]
+    given += ["--eval_strategy", "steps", "--eval_steps", "2", "--save_steps", "3"]
+    given += ["--max_steps", "7", "--max_eval_samples", "2"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main([*given, "--output_dir", str(whole)]) == 0
+    assert main([*given, "--output_dir", str(stopped)]) == 0
+    # as a kill would leave it after the fifth update, with its evaluations
+    (stopped / "eval_results.json").unlink()
+    shutil.rmtree(stopped / "checkpoint-6")
+    shutil.rmtree(stopped / "checkpoint-7")
+    assert main([*given, "--output_dir", str(stopped)]) == 0
+    assert evaluations(stopped) == evaluations(whole) and list(evaluations(whole)) == [2, 4, 6]
+
+
+def test_the_interval_of_no_evaluations_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finetune", "--eval_steps", "3"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "eval_steps is for --eval_strategy steps, not no, in --eval_steps; fix: add" in line

@@ -28,7 +28,7 @@ from onward.recipes.causal_lm import build_model
 from onward.recipes.corpus import Ids
 from onward.recipes.engines import ENGINES, LoopTrainer, adamw
 from onward.recipes.options import FinetuneConfig
-from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
+from onward.recipes.progress import Progress, peak_rss_mib, perplexity, reset_peak_rss, rss_mib
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.run_ranks import RunRanks
@@ -106,7 +106,7 @@ class EngineResult:
     @property
     def perplexity(self) -> float:
         """exp of the evaluation loss."""
-        return math.exp(min(self.eval_loss, 700.0))
+        return perplexity(self.eval_loss)
 
     @property
     def train_loss(self) -> float:
@@ -289,15 +289,36 @@ def _updates(
             if step == first:
                 history.first_steps_s.append(history.train_s - before)
             progress.update(step, loss, grad_norm, learning_rate)
+            ends_epoch, is_last = not batches.samples, step == updates
+            if not is_last and _is_evaluated(config, step, ends_epoch):
+                began = time.perf_counter()
+                with progress.paused():
+                    size = config.per_device_eval_batch_size
+                    held = evaluate(trainer, job.eval_blocks, size, ranks, least_rows(config))
+                if not math.isfinite(held):
+                    raise TrainingError(
+                        f"the evaluation loss is {held}, after update {step} with engine "
+                        f"{engine_name}; fix: lower --learning_rate or raise --warmup_steps"
+                    )
+                progress.evaluated(step, held)
+                started += time.perf_counter() - began  # of no update
             # read once: what comes later is for the next update
             stopping = ranks.largest(signals.stopping or 0) or None
-            if checkpoints.is_due(step, not batches.samples, step == updates, stopping is not None):
+            if checkpoints.is_due(step, ends_epoch, is_last, stopping is not None):
                 with progress.paused(), as_loaded():
                     checkpoints.save(trainer, step)
             if stopping is not None:
                 raise Stopped(stopping)
     signals.status = lambda: f"{engine_name}: {updates} updates are done; evaluates and saves"
     return trainer
+
+
+def _is_evaluated(config: FinetuneConfig, step: int, ends_epoch: bool) -> bool:
+    """Whether the model is evaluated after update number `step` (from 1)."""
+    if config.eval_strategy == "epoch":
+        return ends_epoch
+    every = config.eval_steps or config.logging_steps
+    return config.eval_strategy == "steps" and step % every == 0
 
 
 def _endless(batches: ResumableDataLoader) -> Iterator[torch.Tensor]:

@@ -75,6 +75,12 @@ class FinetuneConfig:
         "sequences per micro-batch of each process; those along tp, cp and pp have the same ones",
     )
     per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
+    eval_strategy: Literal["no", "steps", "epoch"] = option(
+        "no", "when the model is evaluated besides at the end"
+    )
+    eval_steps: int | None = option(
+        None, "updates between evaluations with --eval_strategy steps; null: logging_steps"
+    )
     gradient_accumulation_steps: int = of_trainer("gradient_accumulation_steps", 1)
     num_train_epochs: float | None = option(
         None, "passes over the training blocks; null: 3 for your files, see max_steps"
@@ -184,6 +190,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_eval_samples", lambda v: v > 0, "more than 0"),
     ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
     ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
+    ("eval_steps", lambda v: v > 0, "more than 0"),
     ("gradient_accumulation_steps", lambda v: v > 0, "more than 0"),
     ("num_train_epochs", lambda v: 0 < v < math.inf, "more than 0"),
     ("max_steps", lambda v: v > 0, "more than 0"),
@@ -231,6 +238,12 @@ def check_switches_together(config: FinetuneConfig) -> None:
     if config.warmup_ratio and config.warmup_steps:
         raise InputError(
             "warmup_ratio and warmup_steps together", "on the command line", "give one of them"
+        )
+    if config.eval_steps is not None and config.eval_strategy != "steps":
+        raise InputError(
+            f"eval_steps is for --eval_strategy steps, not {config.eval_strategy}",
+            "in --eval_steps",
+            "add --eval_strategy steps, or leave it out",
         )
     if config.gradient_checkpointing and config.memory_budget is not None:
         raise InputError(

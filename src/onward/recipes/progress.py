@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -71,6 +72,11 @@ class Metrics:
     step_ms: float
     rss_mib: float
     elapsed_s: float
+
+
+def perplexity(loss: float) -> float:
+    """exp of a loss in nats per token; finite where that is not."""
+    return math.exp(min(loss, 700.0))
 
 
 class Progress:
@@ -159,6 +165,25 @@ class Progress:
         elif step == self._first:
             # the first step prepares the engine; its time would distort the first line's rate
             self._window_started, self._window_steps = time.perf_counter(), 0
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Records an evaluation after update number `step`: its mean loss, nats per token."""
+        values = {
+            "epoch": round(step / self.steps_per_epoch, 4),
+            "eval_loss": loss,
+            "eval_perplexity": perplexity(loss),
+        }
+        if self._stream is not None:
+            line = {"engine": self.engine, "step": step, **values}
+            self._stream.write(json.dumps(line, allow_nan=False) + "\n")
+            self._stream.flush()
+        self._reporter.log(step, values)
+        shown = f"eval loss {loss:.4f}  perplexity {values['eval_perplexity']:.2f}"
+        line = f"{self.engine}: step {step}/{self.total_steps}  {shown}"
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     @contextmanager
     def paused(self) -> Generator[None]:

@@ -16,6 +16,7 @@ RENAMED = {
     "eval_file": "validation_file",
     "train_data_file": "train_file",
     "eval_data_file": "validation_file",
+    "evaluation_strategy": "eval_strategy",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
 }
@@ -41,7 +42,7 @@ def _flag(told: str, fix: str = "", off: str = "") -> Switch:
     return Switch(told, fix, (), True, off)
 
 
-_EVALUATED = Switch("the model is evaluated once, at the end")
+_EVALUATED = "the model is evaluated at the end, and where --eval_strategy says"
 _METRICS = Switch("progress goes to stderr and to metrics.jsonl")
 _STARTED = Switch(
     "torchrun starts the processes and says their numbers",
@@ -53,7 +54,7 @@ _TEXT_FILES = Switch("training text comes from files", "give --train_file")
 SWITCHES: dict[str, Switch] = {
     # accepted: they ask for what is done anyway, or what does not matter here
     "do_train": _flag("finetune always trains", off="onward verify compares without training"),
-    "do_eval": _flag("finetune always evaluates, once, at the end"),
+    "do_eval": _flag("finetune always evaluates at the end"),
     "overwrite_cache": _flag("tokens are not cached"),
     "ort_trainer": _flag("Onward computes the step by default", off="--engine torch"),
     "should_continue": _flag(
@@ -63,13 +64,10 @@ SWITCHES: dict[str, Switch] = {
     "use_cpu": _flag("training is on the CPU"),
     "logging_first_step": _flag("the first line comes after --logging_steps updates"),
     "disable_tqdm": _flag("there is a bar on a terminal only"),
-    "evaluate_during_training": _flag(_EVALUATED.told),
-    "eval_all_checkpoints": _flag(_EVALUATED.told),
+    "evaluate_during_training": _flag(_EVALUATED),
+    "eval_all_checkpoints": _flag(_EVALUATED),
     "dataloader_drop_last": _flag("blocks that fill no whole update are left out of an epoch"),
     "model_type": Switch("the model's own configuration says it"),
-    "eval_steps": _EVALUATED,
-    "eval_strategy": _EVALUATED,
-    "evaluation_strategy": _EVALUATED,
     "logging_strategy": _METRICS,
     "mlm_probability": Switch("it belongs to --mlm"),
     "fp16_opt_level": Switch("it belongs to --fp16"),
