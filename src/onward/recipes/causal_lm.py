@@ -144,10 +144,21 @@ def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -
     given = config.vocab_size if config.tokenizer_name else None
     vocab_size = given or len(tokenizer)
     eos = tokenizer.eos_token_id
-    made = gpt2_config(config.model_name_or_path, vocab_size, eos if isinstance(eos, int) else None)
+    return preset_config(config, vocab_size, eos if isinstance(eos, int) else None)
+
+
+def preset_config(
+    config: FinetuneConfig, vocab_size: int, eos_token_id: int | None = None
+) -> PreTrainedConfig:
+    """The preset's configuration with the values that the options give. Raises InputError for
+    values that it does not have, and for blocks that are longer than its positions."""
+    made = gpt2_config(config.model_name_or_path, vocab_size, eos_token_id)
     if config.config_overrides is None:
         return made
     try:
+        for part in config.config_overrides.split(","):
+            if part.count("=") != 1:
+                raise ValueError(f"{part!r} is no name=value")
         made.update_from_string(config.config_overrides)
     except (ValueError, AttributeError) as error:
         raise InputError(
@@ -155,6 +166,7 @@ def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -
             "in --config_overrides",
             "name values of the configuration, such as n_layer=4,n_embd=128",
         ) from error
+    check_block_size(made, config.block_size)
     return made
 
 

@@ -32,6 +32,7 @@ from onward.recipes.causal_lm import (
     has_dropout,
     load_model_config,
     load_tokenizer,
+    preset_config,
     require_hf,
     scratch_config,
     set_dropout,
@@ -101,7 +102,11 @@ def describe(config: FinetuneConfig) -> Run:
     check_model_name(config)
     scratch = from_scratch(config)
     if scratch:
-        _check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
+        if config.config_overrides is None:
+            _check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
+        else:
+            require_hf()
+            preset_config(config, PRESETS[config.model_name_or_path].vocab_size)
     elif config.vocab_size is not None:
         raise InputError(
             "vocab_size is for a model from scratch",
@@ -135,7 +140,6 @@ def describe(config: FinetuneConfig) -> Run:
         )
     if model_config is None:
         model_config = scratch_config(config, tokenizer)
-        check_block_size(model_config, config.block_size)
     if config.dropout is not None:
         set_dropout(model_config, config.dropout)
 
