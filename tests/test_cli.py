@@ -314,3 +314,18 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("verb", ["finetune", "verify"])
+def test_a_line_comes_before_the_imports_that_take_seconds(verb: str) -> None:
+    code = (
+        "import sys, onward.cli\n"
+        "sys.modules['onward.recipes.finetune'] = None\n"  # its import fails
+        "try:\n"
+        f"    onward.cli.main(['{verb}', '--model', 'gpt2-small'])\n"
+        "except ImportError:\n"
+        "    assert not {'torch', 'transformers', 'onnx', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"onward {verb}: gpt2-small; loading torch\n"

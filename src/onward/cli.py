@@ -19,7 +19,7 @@ from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
 from onward.recipes.explain_options import ExplainConfig
-from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
@@ -97,12 +97,15 @@ def run_finetune(argv: list[str]) -> int:
     with quiet_unless_first():
         try:
             config = parse(argv, "finetune", FinetuneConfig)
+            if config is not None:
+                check_options(config)  # before imports that take seconds
         except OnwardError as error:
             if started()[0]:  # rank 0 says it
                 raise SystemExit(2) from error
             raise
         if config is None:
             return 0
+        _say_what_loads("finetune", config.model_name_or_path)
         from onward.recipes import finetune
 
         return finetune.finetune(config, ["onward", "finetune", *argv])
@@ -113,9 +116,17 @@ def run_verify(argv: list[str]) -> int:
     config = parse(argv, "verify", VerifyConfig)
     if config is None:
         return 0
+    check_options(config)
+    _say_what_loads("verify", config.model_name_or_path)
     from onward.recipes import finetune
 
     return finetune.verify(config)
+
+
+def _say_what_loads(verb: str, model: str) -> None:
+    """Writes a line before the seconds that torch takes to import."""
+    if "torch" not in sys.modules:
+        print(f"onward {verb}: {model}; loading torch", file=sys.stderr, flush=True)
 
 
 def run_explain(argv: list[str]) -> int:

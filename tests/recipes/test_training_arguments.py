@@ -54,7 +54,7 @@ def test_values_of_the_configuration(text_file: Path, capsys: pytest.CaptureFixt
     ("options", "words"),
     [
         (["--config_overrides", "n_layers=3"], "key n_layers isn't in the original config dict"),
-        (["--config_overrides", "n_layer"], "config_overrides is 'n_layer' ('n_layer' is no name=value), in --config_overrides"),
+        (["--config_overrides", "n_layer=1,n_embd"], "('n_embd' is no name=value), in --config_o"),
         (["--config_overrides", "n_layer=two"], "config_overrides is 'n_layer=two'"),
         (["--config_overrides", "n_positions=16"], "block_size 32 is over the model's 16 pos"),
         (["--config_overrides", "n_layer=1", "--model", "FOLDER"], "for a model from scratch"),
