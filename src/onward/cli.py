@@ -19,12 +19,17 @@ from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.option_sources import CONFIG, Given, of_environment, of_file
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
+_CONFIG_HELP = (
+    "YAML file of options, name: value; over it stand variables such as "
+    "ONWARD_FINETUNE_MAX_STEPS, and over both the command line"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -229,7 +234,9 @@ def parse(
     foreign: Foreign | None = None,
     before: str = "",
 ) -> Config | None:
-    """Parses the options of `verb` as a `kind`; None after `--help`. Raises InputError in one line.
+    """Parses the options of `verb` as a `kind`; None after `--help`. What the command line leaves
+    open is looked up in the environment, then in the file of `--config`. Raises InputError in one
+    line.
 
     foreign: switches of other programs that are understood; by default those of training. before:
     text before the options in the usage line.
@@ -237,7 +244,8 @@ def parse(
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     foreign = Foreign() if foreign is None else foreign
-    given = _given(argv, fields, hints, foreign)
+    told = _given(argv, fields, hints, foreign)
+    given = None if told is None else _with_others(told, verb, fields, foreign)
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(
@@ -249,28 +257,64 @@ def parse(
         parser.add_argument(
             f"--{name}", type=hints[name], default=field.default, help=field.metadata["help"]
         )
+    parser.add_argument(f"--{CONFIG}", type=str | None, default=None, help=_CONFIG_HELP)
     if given is None:
         print(parser.format_help(), end="")  # argparse's own print ignores a closed pipe
         return None
     try:
-        parsed = parser.parse_args([f"--{name}={value}" for name, value in given.items()])
+        parsed = parser.parse_args([f"--{name}={one.value}" for name, one in given.items()])
     except ArgumentError as error:
         match = re.search(r'key "(\w+)"', str(error))
         if match is None or match[1] not in given:
             raise InputError(str(error), "on the command line", "see --help") from error
-        name = match[1]
-        raise InputError(
-            f"{name} is {given[name]!r}", f"in --{name}", f"give {_words(hints[name])}"
-        ) from error
+        one, words = given[match[1]], _words(hints[match[1]])
+        raise InputError(f"{match[1]} is {one.value!r}", one.where, f"give {words}") from error
     for note in foreign.notes:
         print(f"onward {verb}: note: {note}", file=sys.stderr)
-    return kind(**vars(parsed))
+    values = vars(parsed)
+    del values[CONFIG]
+    return kind(**values)
+
+
+def _with_others(
+    told: dict[str, str], verb: str, fields: dict[str, Any], foreign: Foreign
+) -> dict[str, Given]:
+    """The values of options by name, from the command line, the environment and a file."""
+    found: dict[str, Given] = {}
+    path = told.pop(CONFIG, None)
+    for others in (() if path is None else of_file(path), of_environment(verb)):
+        own: set[str] = set()
+        for given in others:
+            name = _named(given.spelled, fields, foreign, given.where, "")
+            if name in own:
+                raise InputError(f"option {given.spelled} twice", given.where, "give it once")
+            own.add(name)
+            if not foreign.takes(name):
+                found[name] = given
+            elif name not in told:
+                foreign.take(given.spelled, name, given.value, given.where)
+    found |= {name: Given(name, value, f"in --{name}") for name, value in told.items()}
+    values = {name: given.value for name, given in found.items()}
+    foreign.settle(values)
+    made = {name: Given(name, value, f"in --{name}") for name, value in values.items()}
+    return {**made, **found}
+
+
+def _named(spelled: str, fields: dict[str, Any], foreign: Foreign, where: str, prefix: str) -> str:
+    """The name of an option as it is spelled. Raises InputError for one that there is not."""
+    name = spelled.replace("-", "_")
+    name = foreign.renamed.get(name, name)
+    if name in fields or foreign.takes(name):
+        return name
+    known = [*fields, *foreign.renamed, *([CONFIG] if prefix else [])]
+    raise InputError(f"unknown option {prefix}{spelled}", where, _suggestion(name, known, prefix))
 
 
 def _given(
     argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any], foreign: Foreign
 ) -> dict[str, str] | None:
-    """The values given as text, by option name in our spelling; None where help is asked for."""
+    """The values given as text, by option name in our spelling, that of `--config` too; None where
+    help is asked for."""
     given: dict[str, str] = {}
     words = list(argv)
     while words:
@@ -282,14 +326,9 @@ def _given(
                 f"unexpected argument {word!r}", "on the command line", "options begin with --"
             )
         spelled, equals, value = word[2:].partition("=")
-        name = spelled.replace("-", "_")
-        name = foreign.renamed.get(name, name)
-        if name not in fields and not foreign.takes(name):
-            raise InputError(
-                f"unknown option --{spelled}",
-                "on the command line",
-                _suggestion(name, [*fields, *foreign.renamed], "--"),
-            )
+        is_file = spelled == CONFIG
+        place = "on the command line"
+        name = CONFIG if is_file else _named(spelled, fields, foreign, place, "--")
         if name in given:
             raise InputError(f"option --{name} twice", "on the command line", "give it once")
         if not equals:
@@ -309,7 +348,6 @@ def _given(
             foreign.take(spelled, name, value)
         else:
             given[name] = value
-    foreign.settle(given)
     return given
 
 

@@ -78,6 +78,7 @@ def names() -> list[tuple[str, str]]:
     """Each option of each verb that takes a text; "" is the word behind the verb."""
     found = [(verb, name) for verb, config in VERBS.items() for name in texts(config)]
     return [(v, n) for v, n in found if n not in FREE] + [
+        ("finetune", "config"),
         ("explain", ""),
         ("simulate", ""),
         ("", ""),

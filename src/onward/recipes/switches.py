@@ -123,12 +123,13 @@ class Foreign:
         """Whether the switch of this name needs no value."""
         return name in self._switches and self._switches[name].flag
 
-    def take(self, spelled: str, name: str, value: str) -> None:
-        """Accepts a switch with a note, or raises InputError with what to do instead."""
+    def take(self, spelled: str, name: str, value: str, where: str = "on the command line") -> None:
+        """Accepts a switch with a note, or raises InputError with what to do instead. where: it
+        stands."""
         if name == "config_name":
             self._config_name = value
             return
-        switch, where = self._switches[name], "on the command line"
+        switch = self._switches[name]
         off = switch.flag and value.lower() in ("false", "0", "no")
         if off and switch.off:
             raise InputError(f"--{spelled} {value}: {switch.told}", where, switch.off)
