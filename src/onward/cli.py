@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | explain | simulate | doctor | cache`."""
+"""The command line: `onward finetune | verify | data | explain | simulate | doctor | cache`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.option_sources import CONFIG, Given, of_environment, of_file
-from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
+from onward.recipes.options import (
+    DataConfig,
+    FinetuneConfig,
+    InputError,
+    VerifyConfig,
+    check_options,
+)
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
@@ -128,6 +134,20 @@ def run_verify(argv: list[str]) -> int:
     return finetune.verify(config)
 
 
+def run_data(argv: list[str]) -> int:
+    """Runs `onward data` and returns its exit status."""
+    config = parse(argv, "data", DataConfig)
+    if config is None:
+        return 0
+    if config.samples < 0:
+        raise InputError(f"samples is {config.samples}", "in --samples", "give a value 0 or more")
+    check_options(config)
+    _say_what_loads("data", config.model_name_or_path)
+    from onward.recipes.preview import preview
+
+    return preview(config)
+
+
 def _say_what_loads(verb: str, model: str) -> None:
     """Writes a line before the seconds that torch takes to import."""
     if "torch" not in sys.modules:
@@ -220,6 +240,7 @@ def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a causal language model on text, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
+    "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),

@@ -177,6 +177,14 @@ class VerifyConfig(FinetuneConfig):
     bisect: bool = option(False, "on a difference, find the first value in the graph that is wrong")
 
 
+@dataclass(frozen=True)
+class DataConfig(FinetuneConfig):
+    """Options of `onward data`: those of finetune, of which only model and data matter."""
+
+    samples: int = option(2, "blocks that are shown, drawn by --seed")
+    json: bool = option(False, "print the counts as JSON in place of text")
+
+
 RECORD = "run_config.json"  # of an output folder: what its run is
 _STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
 _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
