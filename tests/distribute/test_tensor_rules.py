@@ -29,8 +29,12 @@ def test_every_way_of_every_rule_is_the_whole_call(case: OpCase, ranks: int) -> 
                 sees = np.any(every[0] != 0, axis=-1)
                 found, want = found * sees, want * sees
             size = float(np.max(np.abs(want), initial=1.0, where=np.isfinite(want)))
+            # moments of other parts, and of parts of a part, are rounded by other draws, up or down
+            is_whole_rows = way.inputs[0] == split(0) and not case.attrs.get("first")
+            is_drawn = case.op.endswith("Bf16") and i > 0 and not is_whole_rows
+            rtol = 2.0**-7 if is_drawn else 2e-5
             np.testing.assert_allclose(
-                found, want, rtol=2e-5, atol=2e-5 * size, err_msg=f"{i} of {case} by {way}"
+                found, want, rtol=rtol, atol=2e-5 * size, err_msg=f"{i} of {case} by {way}"
             )
 
 

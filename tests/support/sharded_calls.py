@@ -133,11 +133,16 @@ def _attention_rows() -> Iterator[OpCase]:
                 yield after_forward(OpCase(op, tuple(inputs), attrs))
 
 
+IN_FEW_BITS = ("8Bit", "Bf16")  # ends of names of ops
+
+
 def _in_blocks() -> Iterator[OpCase]:
-    """The sample calls of updates with moments in blocks of 256, of parts that are whole blocks."""
-    for op in (op for op in OWN if op.endswith("8Bit") and rules_of(op)):
+    """The sample calls of updates with moments in few bits, of parts that are whole blocks of 256,
+    or whole rows of 1,024 elements that are rounded by one key."""
+    for op in (op for op in OWN if op.endswith(IN_FEW_BITS) and rules_of(op)):
         for attrs, texts in OWN[op].cases:
             wide = {"f32[3,171]": "f32[32,512]", "u8[3,171]": "u8[32,512]", "f32[3]": "f32[64]"}
+            wide |= {"f32[4,6]": "f32[32,128]"}
             types = [None if t is None else parse_type(wide.get(t, t)) for t in texts]
             inputs = [op_cases._of_type(op, i, types, attrs) for i in range(len(types))]
             yield OpCase(op, tuple(inputs), attrs)
@@ -205,7 +210,7 @@ def calls() -> tuple[OpCase, ...]:
     """All calls, of ops that have rules."""
     found = [*_others(), *_losses(), *_attention(), *_attention_rows(), *_in_blocks()]
     for case in (*op_cases.CASES, *op_cases.ONWARD_CASES):
-        if case.op not in _BY_HAND and not case.op.endswith("8Bit") and rules_of(case.op):
+        if case.op not in _BY_HAND and not case.op.endswith(IN_FEW_BITS) and rules_of(case.op):
             inputs = tuple(map(_larger, case.inputs))
             if sum(_elements(x) for x in inputs) < 1 << 17:
                 found.append(OpCase(case.op, inputs, case.attrs))

@@ -164,6 +164,8 @@ class Tensors:
                 return self.places[name]
             if buffer.region is MemoryRegion.PERSISTENT:
                 return memory.named(name, type, on_host=index in self._on_host)
+        if name is None and buffer.region is MemoryRegion.USER:  # no launch reads it
+            return torch.empty(0, dtype=torch.uint8, device=memory.device)
         flags = self._plan.flags
         if flags is not None and index == flags.buffer:
             return memory.named(buffer.name, Type(flags.dtype, flags.shape))
