@@ -49,7 +49,8 @@ def test_tokens_are_shown_between_marks(
         lines = [line.removeprefix("  ") for line in shown.splitlines()]
         assert max(map(len, lines)) <= 100
         seen = "".join(lines).replace("|", "").replace("\u21b5", "").replace(" ", "")
-        want = run.tokenizer.decode(block).replace("\n", "").replace("|", "").replace(" ", "")
+        want = str(run.tokenizer.decode(block))
+        want = want.replace("\n", "").replace("|", "").replace(" ", "")
         assert seen == want
         inner = [line for line in lines if not line.startswith("\u21b5")]
         assert sum(line.count("|") for line in inner) + len(lines) <= 2 * len(block)
