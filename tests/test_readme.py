@@ -26,6 +26,7 @@ from onward.module import accelerated
 from onward.options import switch_lines
 from onward.prepare.batch import bind_batch
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import FinetuneConfig, VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 
@@ -202,7 +203,7 @@ def test_extras_are_those_of_the_package() -> None:
 def test_switches_that_are_named_exist() -> None:
     known = {
         *VerifyConfig.__dataclass_fields__, *ExplainConfig.__dataclass_fields__, *RENAMED,
-        *SWITCHES, "help", "quick", "measure",
+        *SWITCHES, CONFIG, "help", "quick", "measure",
         "clear", "nproc_per_node",  # of torchrun
     }  # fmt: skip
     named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", README + TRAINER + COMMAND_LINE)

@@ -27,7 +27,7 @@ def parsed(*words: str) -> FinetuneConfig:
 
 
 def test_a_file_says_what_the_command_line_says(tmp_path: Path) -> None:
-    """As PyYAML and as JSON write it, by options of every kind."""
+    """PyYAML and JSON write options of every kind."""
     want = FinetuneConfig(**OPTIONS)
     whole = dataclasses.asdict(FinetuneConfig())
     for name, text in (

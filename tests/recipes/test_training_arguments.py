@@ -111,7 +111,7 @@ def evaluations(folder: Path) -> dict[int, float]:
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("onward", marks=pytest.mark.slow)])
 def test_evaluations_within_a_run(engine: str, text_file: Path, tmp_path: Path) -> None:
-    """Each is the final one of a run that ends there, and none changes the training."""
+    """An evaluation is the final one of a run that ends there, and none changes the training."""
     found: dict[str, tuple[float, ...]] = {}
     for name, options in (
         ("never", {}), ("steps", {"eval_strategy": "steps", "eval_steps": 2}),
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_has_the_evaluations_of_one_that_was_not_stopped(
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main([*given, "--output_dir", str(whole)]) == 0
     assert main([*given, "--output_dir", str(stopped)]) == 0
-    # as a kill would leave it after the fifth update, with its evaluations
+    # a kill after the fifth update would leave it so, with its evaluations
     (stopped / "eval_results.json").unlink()
     shutil.rmtree(stopped / "checkpoint-6")
     shutil.rmtree(stopped / "checkpoint-7")

@@ -23,7 +23,8 @@ from onward.cli import VERBS
 from onward.environment import VARIABLES
 from onward.graph.ops import OWN
 from onward.recipes.explain_options import ExplainConfig
-from onward.recipes.options import FinetuneConfig, VerifyConfig
+from onward.recipes.option_sources import CONFIG
+from onward.recipes.options import DataConfig, FinetuneConfig, VerifyConfig
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
@@ -251,8 +252,8 @@ _OTHERS = (
 @cache
 def switches() -> frozenset[str]:
     """Every `--switch` of onward's commands, of the scripts here and of pytest as used here."""
-    found = {"help", "version", *RENAMED, *SWITCHES, *_OTHERS}
-    for config in (FinetuneConfig, VerifyConfig, ExplainConfig, SimulateConfig):
+    found = {CONFIG, "help", "version", *RENAMED, *SWITCHES, *_OTHERS}
+    for config in (FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig):
         found.update(config.__dataclass_fields__)
     for path in sources():
         found.update(
@@ -379,7 +380,8 @@ def make(line: Line) -> Iterator[str]:
 def variables(line: Line) -> Iterator[str]:
     """`ONWARD_NAME`."""
     for name in re.findall(r"\bONWARD_[A-Z_]+\b", line.text):
-        if name not in VARIABLES:
+        option = re.sub(r"^ONWARD_(FINETUNE|VERIFY|DATA|EXPLAIN|SIMULATE)_", "", name).lower()
+        if name not in VARIABLES and option not in switches():
             yield name
 
 
