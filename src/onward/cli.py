@@ -302,7 +302,7 @@ def _with_others(
 ) -> dict[str, Given]:
     """The values of options by name, from the command line, the environment and a file."""
     found: dict[str, Given] = {}
-    path = told.pop(CONFIG, None)
+    path, foreign_told = told.pop(CONFIG, None), frozenset(foreign.taken)
     for others in (() if path is None else of_file(path), of_environment(verb)):
         own: set[str] = set()
         for given in others:
@@ -312,7 +312,7 @@ def _with_others(
             own.add(name)
             if not foreign.takes(name):
                 found[name] = given
-            elif name not in told:
+            elif name not in foreign_told:
                 foreign.take(given.spelled, name, given.value, given.where)
     found |= {name: Given(name, value, f"in --{name}") for name, value in told.items()}
     values = {name: given.value for name, given in found.items()}

@@ -70,12 +70,18 @@ def test_the_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = parsed("--seed", "6", "--config", str(tmp_path / "run.yaml"))
     assert (found.seed, found.max_steps, found.block_size) == (6, 5, 3)
     assert parsed().seed == 4
+    monkeypatch.setenv("ONWARD_FINETUNE_SEED", "")
+    assert parsed().seed == FinetuneConfig().seed, "empty is unset"
 
 
 def test_switches_of_others_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.yaml").write_text("do_train: true\nconfig_name: gpt2-small\n")
     assert parsed("--config", str(tmp_path / "run.yaml")).model_name_or_path == "gpt2-small"
     assert "--do_train changes nothing" in capsys.readouterr().err
+    words = ["--config", str(tmp_path / "run.yaml"), "--config_name", "gpt2-medium"]
+    assert parsed(*words).model_name_or_path == "gpt2-medium", "the command line is over the file"
+    (tmp_path / "run.yaml").write_text("mlm: true\n")
+    assert parsed("--config", str(tmp_path / "run.yaml"), "--mlm", "false") == FinetuneConfig()
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ class Given:
 
 
 def of_environment(verb: str) -> Iterator[Given]:
-    """The options that variables set for a verb, by the rest of their names in small letters."""
+    """The options that variables set for a verb, by the rest of their names in small letters. An
+    empty value counts as unset, as everywhere in the environment."""
     prefix = f"ONWARD_{verb.upper()}_"
     for name, value in sorted(environment_variables().items()):
-        if name.startswith(prefix):
+        if name.startswith(prefix) and value:
             yield Given(name.removeprefix(prefix).lower(), value, f"in the variable {name}")
 
 

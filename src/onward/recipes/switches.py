@@ -100,7 +100,7 @@ SWITCHES: dict[str, Switch] = {
 
 
 class Foreign:
-    """The foreign switches on one command line, and notes about them.
+    """The foreign switches that a run is given, and notes about them. taken: their names.
 
     switches, renamed: those that are understood; by default all.
     """
@@ -112,6 +112,7 @@ class Foreign:
     ) -> None:
         self.renamed = renamed
         self.notes: list[str] = []
+        self.taken: set[str] = set()
         self._switches = switches
         self._config_name: str | None = None
 
@@ -126,6 +127,7 @@ class Foreign:
     def take(self, spelled: str, name: str, value: str, where: str = "on the command line") -> None:
         """Accepts a switch with a note, or raises InputError with what to do instead. where: it
         stands."""
+        self.taken.add(name)
         if name == "config_name":
             self._config_name = value
             return
