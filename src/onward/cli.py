@@ -32,6 +32,7 @@ from onward.recipes.stop_signals import Stopped
 from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
+RunConfig = TypeVar("RunConfig", bound=FinetuneConfig)
 _CONFIG_HELP = (
     "YAML file of options, name: value; over it stand variables such as "
     "ONWARD_FINETUNE_MAX_STEPS, and over both the command line"
@@ -107,16 +108,13 @@ def run_finetune(argv: list[str]) -> int:
 
     with quiet_unless_first():
         try:
-            config = parse(argv, "finetune", FinetuneConfig)
-            if config is not None:
-                check_options(config)  # before imports that take seconds
+            config = _of_run(argv, "finetune", FinetuneConfig)
         except OnwardError as error:
             if started()[0]:  # rank 0 says it
                 raise SystemExit(2) from error
             raise
         if config is None:
             return 0
-        _say_what_loads("finetune", config.model_name_or_path)
         from onward.recipes import finetune
 
         return finetune.finetune(config, ["onward", "finetune", *argv])
@@ -124,11 +122,9 @@ def run_finetune(argv: list[str]) -> int:
 
 def run_verify(argv: list[str]) -> int:
     """Runs `onward verify` and returns its exit status."""
-    config = parse(argv, "verify", VerifyConfig)
+    config = _of_run(argv, "verify", VerifyConfig)
     if config is None:
         return 0
-    check_options(config)
-    _say_what_loads("verify", config.model_name_or_path)
     from onward.recipes import finetune
 
     return finetune.verify(config)
@@ -136,22 +132,25 @@ def run_verify(argv: list[str]) -> int:
 
 def run_data(argv: list[str]) -> int:
     """Runs `onward data` and returns its exit status."""
-    config = parse(argv, "data", DataConfig)
+    config = _of_run(argv, "data", DataConfig)
     if config is None:
         return 0
-    if config.samples < 0:
-        raise InputError(f"samples is {config.samples}", "in --samples", "give a value 0 or more")
-    check_options(config)
-    _say_what_loads("data", config.model_name_or_path)
     from onward.recipes.preview import preview
 
     return preview(config)
 
 
-def _say_what_loads(verb: str, model: str) -> None:
-    """Writes a line before the seconds that torch takes to import."""
+def _of_run(argv: list[str], verb: str, kind: type[RunConfig]) -> RunConfig | None:
+    """Parses and checks the options of a run, and writes a line, all before the seconds that torch
+    takes to import; None after `--help`."""
+    config = parse(argv, verb, kind)
+    if config is None:
+        return None
+    check_options(config)
     if "torch" not in sys.modules:
+        model = config.model_name_or_path
         print(f"onward {verb}: {model}; loading torch", file=sys.stderr, flush=True)
+    return config
 
 
 def run_explain(argv: list[str]) -> int:
@@ -317,8 +316,7 @@ def _with_others(
     found |= {name: Given(name, value, f"in --{name}") for name, value in told.items()}
     values = {name: given.value for name, given in found.items()}
     foreign.settle(values)
-    made = {name: Given(name, value, f"in --{name}") for name, value in values.items()}
-    return {**made, **found}
+    return {n: found.get(n) or Given(n, value, f"in --{n}") for n, value in values.items()}
 
 
 def _named(spelled: str, fields: dict[str, Any], foreign: Foreign, where: str, prefix: str) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute import pipeline as pipelines
 from onward.distribute.mesh import Mesh
-from onward.distribute.pipeline import held_here
 from onward.distribute.tensor import Sharding, TensorCut
-from onward.errors import OnwardError
 from onward.explanation import Subject
 from onward.explanation.subject import Remade
 from onward.graph.names import user_name
@@ -116,7 +115,7 @@ def _of_rank(
         return Graphs(other, subject.captured, recipe, stages=cut)
 
     own = replace(subject, compiler=compiler, graphs=graphs, ran=None)
-    here = set() if cut is None else held_here(cut.holders, mesh)
+    here = set() if cut is None else pipelines.held_here(cut.holders, mesh)
     absent = [] if cut is None else [name for name in cut.holders if name not in here]
     return Remade(own), {**shares, **dict.fromkeys(absent, 0.0)}
 
@@ -127,16 +126,10 @@ def _holders(
     """The stages that hold each parameter, for so many samples like the subject's. stages: of a
     rank."""
     if recipe.left_gradients:
-        raise OnwardError(
-            "the optimizer makes its own step, and each rank along pp holds the weights of its "
-            "stages alone; fix: an optimizer with an update in the graph"
-        )
+        raise pipelines.own_steps("the optimizer makes its own step")
     whole = next((g.optimizer for g in recipe.groups if not g.optimizer.elementwise), None)
     if whole is not None and candidate.size("tp") > 1:
-        raise OnwardError(
-            f"{whole.said} reads all of a parameter, of which ranks along tp have parts beside "
-            "pp; fix: pp without tp, or an optimizer such as AdamW"
-        )
+        raise pipelines.whole_updates(whole.said)
     compiler = _alone(subject)
     forward = compiler.forward(subject.captured)
     return compiler.stages(forward, candidate.size("pp") * stages, _sizes(subject, rows))
@@ -146,11 +139,7 @@ def _require_memory_of_their_own(holders: Collection[str], alone: Collection[str
     """Raises OnwardError for weights that a rank of another stage cannot let go of."""
     shared = next((name for name in holders if name not in alone), None)
     if shared is not None:
-        raise OnwardError(
-            f"{user_name(shared)} shares its memory with another tensor of the model, and each "
-            "rank along pp lets go of the weights of other stages; fix: weights with memory of "
-            "their own"
-        )
+        raise pipelines.shared_memory(user_name(shared))
 
 
 def _part_of(shape: Sequence[int], ranks: int, dim: int, groups: int) -> tuple[int, ...]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from onward.distribute.pipeline import AXIS as STAGES
 from onward.graph.ops import OPS
 from onward.graph.ops.collective import RECEIVE, SEND, STARTS, WAIT
 from onward.graph.types import value
@@ -26,7 +27,6 @@ from onward.simulate.replay import COMPUTE, Item, replay
 from onward.simulate.work import Work, work_seconds
 
 EXCHANGE = "exchange"  # the stream of collectives; messages to each rank have one of their own
-STAGES = "pp"
 _KINDS: Mapping[str, str] = {
     "AllReduceStart": kinds.ALL_REDUCE,
     "ReduceScatterStart": kinds.REDUCE_SCATTER,
@@ -172,13 +172,9 @@ class _Script:
             if draft.joins is not None:
                 together[draft.joins] += places
         return [
-            Item(
-                draft.item.stream, draft.item.seconds,
-                places if draft.joins is None else together[draft.joins],
-                draft.item.rank, draft.item.sm_share,
-            )
+            replace(draft.item, after=places if draft.joins is None else together[draft.joins])
             for draft, places in zip(self._drafts, behind, strict=True)
-        ]  # fmt: skip
+        ]
 
 
 class _Line:

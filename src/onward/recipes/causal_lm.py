@@ -188,7 +188,13 @@ def has_dropout(model_config: PreTrainedConfig) -> bool:
 def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
     """Raises InputError for a block longer than the model's positions."""
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(positions, int) and block_size > positions:
+    if isinstance(positions, int):
+        check_positions(positions, block_size)
+
+
+def check_positions(positions: int, block_size: int) -> None:
+    """Raises InputError for a block longer than so many positions."""
+    if block_size > positions:
         raise InputError(
             f"block_size {block_size} is over the model's {positions} positions",
             "in --block_size",

@@ -27,6 +27,7 @@ from onward.recipes.causal_lm import (
     build_model,
     check_block_size,
     check_model_name,
+    check_positions,
     check_vocabulary,
     from_scratch,
     has_dropout,
@@ -103,7 +104,7 @@ def describe(config: FinetuneConfig) -> Run:
     scratch = from_scratch(config)
     if scratch:
         if config.config_overrides is None:
-            _check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
+            check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
         else:
             require_hf()
             preset_config(config, PRESETS[config.model_name_or_path].vocab_size)
@@ -170,16 +171,6 @@ def describe(config: FinetuneConfig) -> Run:
     )
 
 
-def _check_positions(positions: int, block_size: int) -> None:
-    """Checks the block size against a preset before anything is read (see `check_block_size`)."""
-    if block_size > positions:
-        raise InputError(
-            f"block_size {block_size} is over the model's {positions} positions",
-            "in --block_size",
-            f"give at most {positions}",
-        )
-
-
 def _read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
     """Reads the (train, eval) texts, or only the train text if eval blocks are held out of it."""
     if config.train_file is None:
@@ -233,13 +224,14 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
     if rate is None:
         preset = PRESETS.get(config.model_name_or_path)
         rate = preset.learning_rate if scratch and preset else LOADED_LEARNING_RATE
+    warmup = config.warmup_steps
+    if config.warmup_ratio:
+        warmup = math.ceil(steps * config.warmup_ratio)
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     return dataclasses.replace(
         config,
         max_steps=steps,
-        warmup_steps=math.ceil(steps * config.warmup_ratio)
-        if config.warmup_ratio
-        else config.warmup_steps,
+        warmup_steps=warmup,
         learning_rate=rate,
         max_grad_norm=config.max_grad_norm or None,
         output_dir=config.output_dir or f"runs/finetune-{now}",

@@ -102,7 +102,7 @@ class FinetuneConfig:
     ] = option("linear", "shape of the learning rate over the updates")
     warmup_steps: int = option(0, "updates over which the learning rate rises from 0")
     warmup_ratio: float | None = option(
-        None, "the same as a share of all updates, 0 to 1; null: warmup_steps"
+        None, "share of all updates over which the learning rate rises; null: see warmup_steps"
     )
     adam_beta1: float = option(0.9, "AdamW's decay of the mean of gradients")
     adam_beta2: float = option(0.999, "AdamW's decay of the mean of their squares")
@@ -216,16 +216,17 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("logging_steps", lambda v: v > 0, "more than 0"),
     ("save_steps", lambda v: v > 0, "more than 0"),
     ("save_total_limit", lambda v: v > 0, "more than 0"),
+    ("samples", lambda v: v >= 0, "0 or more"),
 )
 
 
 def check_options(config: FinetuneConfig) -> None:
     """Raises InputError for the first invalid value. Of files it only reads `stat`."""
     for name, holds, words in CONDITIONS:
-        value = getattr(config, name)
+        value = getattr(config, name, None)  # of another command's options
         if value is not None and not holds(value):
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
-    check_switches_together(config)
+    _check_together(config)
     for name in ("train_file", "validation_file"):
         check_text_file(getattr(config, name), name)
     if config.validation_file and not config.train_file:
@@ -239,7 +240,7 @@ def check_options(config: FinetuneConfig) -> None:
         check_output_dir(Path(config.output_dir))
 
 
-def check_switches_together(config: FinetuneConfig) -> None:
+def _check_together(config: FinetuneConfig) -> None:
     """Raises InputError for switches of which one alone can be given."""
     if config.bf16 and config.fp16:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")

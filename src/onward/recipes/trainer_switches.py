@@ -10,7 +10,7 @@ from onward.errors import OnwardError
 from onward.memory_amounts import memory_amount
 from onward.mesh_sizes import AUTO, AXES, DATA_AXES, auto_sizes
 from onward.options import TrainerOptions
-from onward.recipes.options import FinetuneConfig, InputError, check_switches_together
+from onward.recipes.options import FinetuneConfig, InputError
 
 
 def precision(config: FinetuneConfig) -> str:
@@ -75,7 +75,6 @@ def with_mesh(config: FinetuneConfig, ranks: int) -> FinetuneConfig:
     """The options with the mesh of this many processes written out: `dp_replicate=2` for `auto`,
     and None for one process. Raises InputError where the processes are not those of the mesh, for
     what its ranks cannot do together, and for what several processes cannot do."""
-    check_switches_together(config)
     asked = None if config.mesh == AUTO else sizes_of(config.mesh)
     needed = prod(asked.values()) if asked else max(ranks, 2 if config.zero else 1)
     sizes = asked or auto_sizes(needed, config.zero)

@@ -50,20 +50,13 @@ class WeightCuts:
             return
         if not isinstance(held, TorchOptimizer):
             if self.are_stages:
-                raise OnwardError(
-                    f"{held.why}, and each rank along pp holds the weights of its stages alone; "
-                    "fix: an optimizer with an update in the graph"
-                )
+                raise pipeline.own_steps(str(held.why))
             return
         shards = held.updates.state.shards
         if self._axes and shards.tensor_cuts is None:
             cuts = self.parts.chosen()
             if len(self._axes) > 1 and not held.updates.state.record.elementwise:
-                raise OnwardError(
-                    f"{held.updates.state.record.said} reads all of a parameter, of which ranks "
-                    "along tp have parts beside pp; fix: pp without tp, or an optimizer such as "
-                    "AdamW"
-                )
+                raise pipeline.whole_updates(held.updates.state.record.said)
             if not self.parts.is_cut:
                 alone = alone_in_memory(self._model)
                 made = choose(self._axes).items()
@@ -153,11 +146,7 @@ class WeightCuts:
         paths = paths_of(self._model)
         shared = next((paths[p] for p in cuts if p not in alone), None)
         if shared is not None:
-            raise OnwardError(
-                f"{shared} shares its memory with another tensor of the model, and each rank "
-                "along pp lets go of the weights of other stages; fix: weights with memory of "
-                "their own"
-            )
+            raise pipeline.shared_memory(shared)
 
 
 def _numbers(key: str, cut: ChosenCut) -> tuple[int, ...] | None:

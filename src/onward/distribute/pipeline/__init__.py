@@ -20,7 +20,14 @@ from onward.distribute.mesh import Mesh
 from onward.distribute.parameter_gathers import gathered_ahead
 from onward.distribute.pipeline.schedules import INTERLEAVED, SCHEDULES, Action, Part, schedule
 from onward.distribute.pipeline.staged_forward import StagedForward, staged
-from onward.distribute.pipeline.stages import Holders, chosen_stages, stages_without
+from onward.distribute.pipeline.stages import (
+    Holders,
+    chosen_stages,
+    own_steps,
+    shared_memory,
+    stages_without,
+    whole_updates,
+)
 from onward.distribute.pipeline.sums import (
     exchanged_loss,
     exchanged_sums,
@@ -122,6 +129,6 @@ def held_here(holders: Holders, mesh: Mesh) -> set[str]:
 __all__ = [
     "AXIS", "INTERLEAVED", "SCHEDULES", "Holders", "RankProgram", "StagedForward", "batch_names",
     "chosen_stages", "evaluation_rank", "exchanged_sums", "held_here", "micro_symbols",
-    "pipeline_rank",
-    "ranks_of_stages", "rows_of", "schedule", "staged", "tied", "write_rank",
+    "own_steps", "pipeline_rank", "ranks_of_stages", "rows_of", "schedule", "shared_memory",
+    "staged", "tied", "whole_updates", "write_rank",
 ]  # fmt: skip

@@ -209,6 +209,31 @@ def stages_without(holders: Holders, stages: int, trained: Iterable[str]) -> lis
     return [stage for stage in range(stages) if stage not in held]
 
 
+def shared_memory(name: str) -> OnwardError:
+    """The refusal of a weight that a rank of another stage cannot let go of. name: the user's."""
+    return OnwardError(
+        f"{name} shares its memory with another tensor of the model, and each rank along pp lets "
+        "go of the weights of other stages; fix: weights with memory of their own"
+    )
+
+
+def whole_updates(said: str) -> OnwardError:
+    """The refusal of an optimizer that reads whole parameters, beside `tp`. said: its name."""
+    return OnwardError(
+        f"{said} reads all of a parameter, of which ranks along tp have parts beside pp; fix: pp "
+        "without tp, or an optimizer such as AdamW"
+    )
+
+
+def own_steps(why: str) -> OnwardError:
+    """The refusal of an optimizer without an update in the graph. why: it has none."""
+    return OnwardError(
+        f"{why}, and each rank along pp holds the weights of its stages alone; fix: an optimizer "
+        "with an update in the graph"
+    )
+
+
 __all__ = [
-    "ForwardNodes", "Holders", "chosen_stages", "holders_of", "stage_of_nodes", "stages_without",
+    "ForwardNodes", "Holders", "chosen_stages", "holders_of", "own_steps", "shared_memory",
+    "stage_of_nodes", "stages_without", "whole_updates",
 ]  # fmt: skip
