@@ -48,7 +48,7 @@ def test_help_shows_every_option_and_default(verb: str, capsys: pytest.CaptureFi
     out = " ".join(capsys.readouterr().out.split())
     for name in FinetuneConfig.__dataclass_fields__:
         assert f" --{name} " in out
-    assert "default: gpt2-tiny" in out and out.count("default: ") >= 22
+    assert "null: gpt2-tiny for causal-lm" in out and out.count("default: ") >= 22
     assert ("--bisect" in out) == (verb == "verify")
 
 
@@ -114,7 +114,7 @@ def test_doctor_lists_what_the_package_declares(capsys: pytest.CaptureFixture[st
 def test_every_command_has_help(verb: str, ask: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, ask]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"usage: onward {verb} ") and printed.err == ""
+    assert printed.out.split()[:3] == ["usage:", "onward", verb] and printed.err == ""
     assert VERBS[verb][0].partition(",")[0] in printed.out
 
 

@@ -237,7 +237,7 @@ def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
 
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
-    "finetune": ("train a causal language model on text, and save it", run_finetune),
+    "finetune": ("train a model on text or labelled examples, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),

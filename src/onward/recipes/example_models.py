@@ -12,10 +12,10 @@ import psutil
 import torch
 
 from onward.errors import one_line
-from onward.recipes.causal_lm import require_hf
-from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.model_folder import check_config, check_links
 from onward.recipes.options import InputError
+from onward.recipes.presets import PRESETS, preset_config
+from onward.recipes.start_model import require_hf
 
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 _WHERE = "as MODEL_OR_SCRIPT"
@@ -75,8 +75,8 @@ def _described(name: str) -> tuple[Any, Any]:
         written = [getattr(transformers, n, None) for n in config.architectures or ()]
         return next(filter(None, written), None) or _usual_class(config, name), config
     if name in PRESETS:
-        config = gpt2_config(name, PRESETS[name].vocab_size, None)
-        return transformers.GPT2LMHeadModel, config
+        config = preset_config(name, PRESETS[name].vocab_size)
+        return _usual_class(config, name), config
     if name in CONFIG_MAPPING:
         try:
             config = AutoConfig.for_model(name)
