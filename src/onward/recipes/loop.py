@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoTokenizer, get_scheduler
 
 from onward.checkpoint import StagedFiles
 from onward.checkpoint.tensor_file import tensor_bytes
 from onward.data import ResumableDataLoader
 from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
+from onward.fitting.schedules import named_schedule
 from onward.recipes.engines import ENGINES, LoopTrainer, adamw
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
@@ -85,6 +85,8 @@ class Job:
     @classmethod
     def load(cls, folder: Path) -> Job:
         """Reads a job written by `save`."""
+        from transformers import AutoConfig, AutoTokenizer
+
         options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
         return cls(
             FinetuneConfig(**options),
@@ -266,12 +268,7 @@ def _updates(
     reset_peak_rss()
     started = time.perf_counter()
     trainer = ENGINES[engine_name](model, optimizer, config)
-    scheduler = get_scheduler(
-        config.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=config.warmup_steps,
-        num_training_steps=updates,
-    )
+    scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
     per_update = micro * accumulate * ranks.mesh.batches
     task, collate = job.task, job.task.collate(job.tokenizer, config)
     drawn = DrawnSamples(job.train, task.draw(job.tokenizer, config))
