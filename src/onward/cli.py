@@ -24,6 +24,7 @@ from onward.recipes.options import (
     DataConfig,
     FinetuneConfig,
     InputError,
+    PretrainConfig,
     VerifyConfig,
     check_options,
 )
@@ -33,6 +34,7 @@ from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
 RunConfig = TypeVar("RunConfig", bound=FinetuneConfig)
+Settled = TypeVar("Settled", bound=FinetuneConfig)
 _CONFIG_HELP = (
     "YAML file of options, name: value; over it stand variables such as "
     "ONWARD_FINETUNE_MAX_STEPS, and over both the command line"
@@ -104,11 +106,28 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
+    return _trained(argv, "finetune", FinetuneConfig, lambda config, ranks: config)
+
+
+def run_pretrain(argv: list[str]) -> int:
+    """Runs `onward pretrain` and returns its exit status."""
+    from onward.recipes.pretrain import as_finetune
+
+    return _trained(argv, "pretrain", PretrainConfig, as_finetune)
+
+
+def _trained(
+    argv: list[str],
+    verb: str,
+    kind: type[RunConfig],
+    settled: Callable[[RunConfig, int], FinetuneConfig],
+) -> int:
+    """Runs a verb that trains. settled: makes options of finetune for so many processes."""
     from onward.recipes.started_processes import quiet_unless_first, started
 
     with quiet_unless_first():
         try:
-            config = _of_run(argv, "finetune", FinetuneConfig)
+            config = _of_run(argv, verb, kind, lambda given: settled(given, started()[1]))
         except OnwardError as error:
             if started()[0]:  # rank 0 says it
                 raise SystemExit(2) from error
@@ -117,12 +136,12 @@ def run_finetune(argv: list[str]) -> int:
             return 0
         from onward.recipes import finetune
 
-        return finetune.finetune(config, ["onward", "finetune", *argv])
+        return finetune.finetune(config, ["onward", verb, *argv])
 
 
 def run_verify(argv: list[str]) -> int:
     """Runs `onward verify` and returns its exit status."""
-    config = _of_run(argv, "verify", VerifyConfig)
+    config = _of_run(argv, "verify", VerifyConfig, lambda given: given)
     if config is None:
         return 0
     from onward.recipes import finetune
@@ -132,7 +151,7 @@ def run_verify(argv: list[str]) -> int:
 
 def run_data(argv: list[str]) -> int:
     """Runs `onward data` and returns its exit status."""
-    config = _of_run(argv, "data", DataConfig)
+    config = _of_run(argv, "data", DataConfig, lambda given: given)
     if config is None:
         return 0
     from onward.recipes.preview import preview
@@ -140,12 +159,15 @@ def run_data(argv: list[str]) -> int:
     return preview(config)
 
 
-def _of_run(argv: list[str], verb: str, kind: type[RunConfig]) -> RunConfig | None:
-    """Parses and checks the options of a run, and writes a line, all before the seconds that torch
-    takes to import; None after `--help`."""
-    config = parse(argv, verb, kind)
-    if config is None:
+def _of_run(
+    argv: list[str], verb: str, kind: type[RunConfig], settled: Callable[[RunConfig], Settled]
+) -> Settled | None:
+    """Parses, settles and checks the options of a run, and writes a line, all before the seconds
+    that torch takes to import; None after `--help`."""
+    given = parse(argv, verb, kind)
+    if given is None:
         return None
+    config = settled(given)
     check_options(config)
     if "torch" not in sys.modules:
         model = config.model_name_or_path
@@ -238,6 +260,7 @@ def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a model on text or labelled examples, and save it", run_finetune),
+    "pretrain": ("pre-train BERT on plain text, in two phases", run_pretrain),
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
@@ -380,7 +403,7 @@ def _words(hint: Any) -> str:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(typing.get_args(hint))
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, "null")
 

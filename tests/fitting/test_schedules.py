@@ -42,7 +42,7 @@ def test_the_usual_ones_do_not_import_a_trainer() -> None:
     code = (
         "import sys, torch; from onward.fitting.schedules import named_schedule\n"
         "o = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)\n"
-        "for name in ('linear', 'constant', 'constant_with_warmup'): named_schedule(name, o, 2, 9)\n"
+        "for n in ('linear', 'constant', 'constant_with_warmup'): named_schedule(n, o, 2, 9)\n"
         "assert 'transformers' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,8 +17,9 @@ import torch
 
 from onward.cli import main
 from onward.recipes.describe import describe
-from onward.recipes.engines import EagerTrainer, adamw
+from onward.recipes.engines import EagerTrainer
 from onward.recipes.loop import Job, evaluate, train, update_batches
+from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.samples import Samples
@@ -184,7 +185,7 @@ def test_vectors_have_no_decay_and_tied_weights_come_once(text_file: Path) -> No
     config = FinetuneConfig(train_file=str(text_file), vocab_size=300, weight_decay=0.3)
     job = describe(config).job
     model = build_model(job.config, job.model_config)
-    decayed, spared = adamw(model, job.config).param_groups
+    decayed, spared = optimizer_of(model, job.config).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
     names = {id(p): name for name, p in model.named_parameters()}
     assert all(names[id(p)].endswith("bias") or ".ln_" in names[id(p)] for p in spared["params"])
@@ -229,7 +230,7 @@ def test_evaluation_is_exact_whatever_the_batch(model_folder: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     config = FinetuneConfig(learning_rate=0.0)
-    trainer = EagerTrainer(model, adamw(model, config), config)
+    trainer = EagerTrainer(model, optimizer_of(model, config), config)
     rows = np.random.default_rng(0).integers(0, 320, (7, 16)).astype(np.int32)
     samples, nothing = Samples({"input_ids": rows}), Samples({})
     found = [

@@ -97,11 +97,11 @@ def test_a_job_survives_the_way_to_another_process(
     rows = [job.train[i] for i in range(4)]
     torch.manual_seed(0)
     first = job.task.collate(job.tokenizer, job.config)(
-        [job.task.draw(job.tokenizer, job.config)(row) for row in rows]
+        [job.task.draw(job.train, job.tokenizer, job.config)(row) for row in rows]
     )
     torch.manual_seed(0)
     second = again.task.collate(again.tokenizer, again.config)(
-        [again.task.draw(again.tokenizer, again.config)(row) for row in rows]
+        [again.task.draw(again.train, again.tokenizer, again.config)(row) for row in rows]
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert label_names(again.model_config) == label_names(job.model_config)
@@ -109,7 +109,7 @@ def test_a_job_survives_the_way_to_another_process(
 
 STEPS = {
     "causal-lm": 60, "masked-lm": 60, "text-classification": 60, "token-classification": 60,
-    "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 60,
+    "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 60, "bert-pretraining": 150,
 }  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_hidden_tokens_are_others_in_each_epoch_and_alike_in_each_run(runs: dict
     from onward.recipes.loop import DrawnSamples, update_batches
 
     job = described(runs, "masked-lm").job
-    drawn = DrawnSamples(job.train, job.task.draw(job.tokenizer, job.config))
+    drawn = DrawnSamples(job.train, job.task.draw(job.train, job.tokenizer, job.config))
 
     def labels() -> list[np.ndarray]:
         loader = update_batches(drawn, 64, seed=1)

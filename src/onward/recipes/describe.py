@@ -102,7 +102,7 @@ def describe(config: FinetuneConfig) -> Run:
         set_dropout(model_config, config.dropout)
     data = task.encode(sources, tokenizer, model_config, config)
     task.collate(tokenizer, config)  # says what the tokenizer lacks
-    check_vocabulary(model_config, _ids(data.train, data.eval), tokenizer)
+    check_vocabulary(model_config, [*data.train.token_ids(), *data.eval.token_ids()], tokenizer)
     config = _resolve(config, data.train, task, scratch)
     return Run(
         job=Job(config, model_config, data.train, data.eval, tokenizer),
@@ -136,16 +136,6 @@ def _check_scratch(config: FinetuneConfig, task: Task, scratch: bool) -> None:
                 f"in --{name} with model {config.model_name_or_path!r}",
                 "leave it out",
             )
-
-
-def _ids(*parts: Samples) -> list:
-    """The arrays of token ids of samples."""
-    return [
-        values
-        for part in parts
-        for name, values in part.columns.items()
-        if name.split(".")[0] == "input_ids"
-    ]
 
 
 def _resolve(config: FinetuneConfig, train: Samples, task: Task, scratch: bool) -> FinetuneConfig:

@@ -138,18 +138,3 @@ def onward_trainer(
 
 TrainerFactory = Callable[["PreTrainedModel", torch.optim.Optimizer, FinetuneConfig], LoopTrainer]
 ENGINES: dict[str, TrainerFactory] = {"onward": onward_trainer, "torch": EagerTrainer}
-
-
-def adamw(model: PreTrainedModel, config: FinetuneConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices only, not vectors (biases and weights of norms)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate or 0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-    )

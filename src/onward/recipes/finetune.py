@@ -65,7 +65,7 @@ def summary(run: Run) -> str:
         f"eval       {run.sources[-1].source}: {eval_from}{len(job.eval)} {unit}",
         f"steps      {config.max_steps} updates of {config.gradient_accumulation_steps} x "
         f"{_times(config)}{config.per_device_train_batch_size}{shape}, "
-        f"AdamW {config.learning_rate:.1e} {config.lr_scheduler_type}, "
+        f"{config.optim} {config.learning_rate:.1e} {config.lr_scheduler_type}, "
         f"{config.warmup_steps} warmup",
         f"engine     {engines}; {versions_line()}",
     ]
@@ -335,7 +335,7 @@ def single_report(result: EngineResult, baseline: Baseline) -> str:
             f"final train loss    {result.train_loss:.4f} (last 10 updates)",
             f"eval loss           {result.eval_loss:.4f}",
             *(
-                f"{name.replace('_', ' '):<20}{score_text('', value).strip()}"
+                f"{name.replace('_', ' '):<19} {score_text('', value).strip()}"
                 + (f" ({baseline})" if name == baseline.metric else "")
                 for name, value in result.scores.items()
             ),
@@ -354,15 +354,16 @@ def verify(config: VerifyConfig) -> int:
     run = describe(config)
     import torch
 
-    from onward.recipes.engines import adamw, onward_trainer
+    from onward.recipes.engines import onward_trainer
+    from onward.recipes.optimizers import optimizer_of
     from onward.recipes.stages import StageLine
 
     job = run.job
     model = build_model(job.config, job.model_config)
     model.config.use_cache = False
-    trainer = onward_trainer(model, adamw(model, job.config), job.config)
+    trainer = onward_trainer(model, optimizer_of(model, job.config), job.config)
     torch.manual_seed(job.config.seed)  # of what the task draws
-    draw = job.task.draw(job.tokenizer, job.config)
+    draw = job.task.draw(job.train, job.tokenizer, job.config)
     size = min(job.config.per_device_train_batch_size, len(job.train))
     rows = [draw(job.train[index]) for index in range(size)]
     batch = job.task.collate(job.tokenizer, job.config)(rows)

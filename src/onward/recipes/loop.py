@@ -23,7 +23,8 @@ from onward.data import ResumableDataLoader
 from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
 from onward.fitting.schedules import named_schedule
-from onward.recipes.engines import ENGINES, LoopTrainer, adamw
+from onward.recipes.engines import ENGINES, LoopTrainer
+from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
@@ -219,7 +220,7 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
         model.save_pretrained(staged.path)
         staged.publish()
     if isinstance(trainer, Trainer):
-        draw = job.task.draw(job.tokenizer, job.config)
+        draw = job.task.draw(job.eval, job.tokenizer, job.config)
         size = min(2, len(job.eval))
         rows = [draw(job.eval[index]) for index in range(size)]
         batch = job.task.collate(job.tokenizer, job.config)(rows)
@@ -264,14 +265,14 @@ def _updates(
     updates = config.max_steps or 1
     micro, accumulate = config.per_device_train_batch_size, config.gradient_accumulation_steps
     torch.manual_seed(config.seed)
-    optimizer = adamw(model, config)
+    optimizer = optimizer_of(model, config)
     reset_peak_rss()
     started = time.perf_counter()
     trainer = ENGINES[engine_name](model, optimizer, config)
     scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
     per_update = micro * accumulate * ranks.mesh.batches
     task, collate = job.task, job.task.collate(job.tokenizer, config)
-    drawn = DrawnSamples(job.train, task.draw(job.tokenizer, config))
+    drawn = DrawnSamples(job.train, task.draw(job.train, job.tokenizer, config))
     batches = update_batches(drawn, per_update, config.seed, config.dataloader_num_workers)
     trainer.register_for_checkpointing(history, scheduler, batches)
     found = checkpoints.resume(trainer, history)
@@ -382,7 +383,7 @@ def evaluate(
     config, task = job.config, job.task
     size, samples = config.per_device_eval_batch_size, job.eval
     collate = task.collate(job.tokenizer, config)
-    drawn = DrawnSamples(samples, task.draw(job.tokenizer, config))
+    drawn = DrawnSamples(samples, task.draw(samples, job.tokenizer, config))
     taken = SeededDataset(drawn, config.seed, list)
     starts = range(0, len(samples), size)
     rows_of_all = max(min(size, len(samples)), least_rows(config))

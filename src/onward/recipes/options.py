@@ -48,6 +48,7 @@ class FinetuneConfig:
         "question-answering",
         "multiple-choice",
         "seq2seq-lm",
+        "bert-pretraining",
     ] = option("causal-lm", "what the model learns")
     model_name_or_path: str = option(
         None,
@@ -121,6 +122,18 @@ class FinetuneConfig:
     learning_rate: float | None = option(
         None, "peak learning rate; null: 5e-5 for loaded weights, the preset's from scratch"
     )
+    optim: Literal[
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "adafactor",
+        "lion",
+        "lamb",
+        "muon",
+    ] = option("adamw_torch", "the optimizer; its three spellings of AdamW are one")
     lr_scheduler_type: Literal[
         "linear",
         "cosine",
@@ -205,6 +218,43 @@ class FinetuneConfig:
 
 
 @dataclass(frozen=True)
+class PretrainConfig(FinetuneConfig):
+    """Options of `onward pretrain`: those of finetune, of which the phase decides some."""
+
+    task: Literal["bert-pretraining"] = option("bert-pretraining", "what the model learns")
+    model_name_or_path: str = option(
+        "bert-large", "a model from random weights, or the folder of phase 1; alias --model"
+    )
+    phase: Literal[1, 2] = option(
+        1, "of BERT's recipe: 1 has blocks of 128 tokens, 2 of 512, and its own rate and updates"
+    )
+    global_batch_size: int | None = option(
+        None, "sequences of an update, of all processes; null: 65536 in phase 1, 32768 in phase 2"
+    )
+    block_size: int = option(None, "tokens per pair of texts; null: 128 in phase 1, 512 in phase 2")
+    gradient_accumulation_steps: int = option(
+        None, "micro-batches per update; null: as many as global_batch_size needs"
+    )
+    optim: Literal[
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "adafactor",
+        "lion",
+        "lamb",
+        "muon",
+    ] = option("lamb", "the optimizer; its three spellings of AdamW are one")
+    learning_rate: float | None = option(None, "null: 6e-3 in phase 1, 4e-3 in phase 2")
+    warmup_ratio: float | None = option(None, "null: 0.2843 in phase 1, 0.128 in phase 2")
+    max_steps: int | None = option(None, "updates; null: 7038 in phase 1, 1563 in phase 2")
+    adam_epsilon: float = option(1e-6, "LAMB's term beside the root of a gradient's square")
+    dataloader_num_workers: int = option(2, "processes that prepare samples; 0: the run's own")
+
+
+@dataclass(frozen=True)
 class VerifyConfig(FinetuneConfig):
     """Options of `onward verify`: those of finetune, of which only model and data matter."""
 
@@ -220,7 +270,7 @@ class DataConfig(FinetuneConfig):
 
 
 RECORD = "run_config.json"  # of an output folder: what its run is
-TEXT_TASKS = ("causal-lm", "masked-lm")  # which read plain text
+TEXT_TASKS = ("causal-lm", "masked-lm", "bert-pretraining")  # which read plain text
 _OF_TASKS: dict[str, tuple[str, ...]] = {  # switches of some tasks only
     "text_column": (
         "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
@@ -236,7 +286,7 @@ _OF_TASKS: dict[str, tuple[str, ...]] = {  # switches of some tasks only
     "max_target_length": ("seq2seq-lm",),
     "source_prefix": ("seq2seq-lm",),
     "doc_stride": ("question-answering",),
-    "mlm_probability": ("masked-lm",),
+    "mlm_probability": ("masked-lm", "bert-pretraining"),
 }  # fmt: skip
 _STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
 _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")

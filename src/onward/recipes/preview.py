@@ -13,6 +13,7 @@ import numpy as np
 from onward.recipes.describe import Run, describe
 from onward.recipes.loop import DrawnSamples, update_batches
 from onward.recipes.options import DataConfig
+from onward.recipes.samples import Samples
 
 BATCHES = 64  # of which shares are counted
 WIDTH = 96  # columns of a block's text
@@ -50,8 +51,7 @@ class DataFacts:
 def facts_of(run: Run) -> DataFacts:
     """Counts what a run would train on."""
     job, text, tokenizer = run.job, run.sources[0], run.tokenizer
-    names = [n for n in job.train.columns if n.split(".")[0] == "input_ids"]
-    ids = np.concatenate([job.train.columns[name].reshape(-1) for name in names])
+    ids = np.concatenate([array.reshape(-1) for array in job.train.token_ids()])
     unknown: Any = tokenizer.unk_token_id
     is_own = isinstance(unknown, int) and unknown != tokenizer.eos_token_id
     is_blocks = job.task.unit == "blocks"
@@ -65,7 +65,7 @@ def facts_of(run: Run) -> DataFacts:
         train_tokens=run.train_tokens,
         train_samples=len(job.train),
         eval_samples=len(job.eval),
-        longest=max(int(job.train.lengths(name).max()) for name in names),
+        longest=int(max(_lengths(job.train, job.config.block_size))),
         left_out=run.train_tokens % job.config.block_size if is_blocks else 0,
         labelled=labelled,
         padding=padding,
@@ -76,11 +76,18 @@ def facts_of(run: Run) -> DataFacts:
     )
 
 
+def _lengths(samples: Samples, block_size: int) -> list[int]:
+    """The tokens of each sample: of its first text where it has several, and of a whole block
+    where it is put together anew each time."""
+    names = [n for n in samples.columns if n.partition(".")[0] == "input_ids"]
+    return samples.lengths(names[0]).tolist() if names else [block_size] * len(samples)
+
+
 def _shares(run: Run) -> tuple[float, float]:
     """The shares of tokens with labels, and of padding, in the first batches of the first epoch."""
     job = run.job
     size = job.config.per_device_train_batch_size
-    drawn = DrawnSamples(job.train, job.task.draw(job.tokenizer, job.config))
+    drawn = DrawnSamples(job.train, job.task.draw(job.train, job.tokenizer, job.config))
     collate = job.task.collate(job.tokenizer, job.config)
     labels = tokens = places = 0
     loader = update_batches(drawn, min(size, len(job.train)), job.config.seed)
@@ -153,13 +160,13 @@ def preview(config: DataConfig) -> int:
         return 0
     print("\n".join(lines_of(facts, job.task.unit)))
     if job.task.unit != "blocks":
-        name = next(n for n in job.train.columns if n.split(".")[0] == "input_ids")
-        print("\n" + "\n".join(histogram(job.train.lengths(name).tolist(), "tokens")))
+        lengths = _lengths(job.train, job.config.block_size)
+        print("\n" + "\n".join(histogram(lengths, "tokens")))
     elif facts.documents > 1:
         texts = run.sources[0].documents
         print("\n" + "\n".join(histogram([len(d) for d in texts], "characters")))
     chosen = np.random.default_rng(config.seed).permutation(len(job.train))[: config.samples]
-    draw = job.task.draw(job.tokenizer, config)
+    draw = job.task.draw(job.train, job.tokenizer, job.config)
     for number in sorted(int(i) for i in chosen):
         for part in job.task.shown(draw(job.train[number]), run.tokenizer, job.model_config):
             title = f", {part.title}" if part.title else ""

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 Numbers = NDArray[Any]
 Row = dict[str, Any]
-_STARTS = ".starts"
+_STARTS, _BESIDE = ".starts", ".beside"
 
 
 class Samples(Dataset[Row]):
@@ -21,13 +21,18 @@ class Samples(Dataset[Row]):
 
     columns: an array `[samples]` has one number a sample, an array `[samples, T]` rows of one
     length. starts: for columns whose rows differ in length, `i64[samples+1]`: sample i has the
-    values from starts[i] to starts[i+1] of that column.
+    values from starts[i] to starts[i+1] of that column. beside: arrays that all samples are drawn
+    from, such as the tokens of a text; they may lie in files.
     """
 
     def __init__(
-        self, columns: Mapping[str, Numbers], starts: Mapping[str, Numbers] | None = None
+        self,
+        columns: Mapping[str, Numbers],
+        starts: Mapping[str, Numbers] | None = None,
+        beside: Mapping[str, Numbers] | None = None,
     ) -> None:
         self.columns, self.starts = dict(columns), dict(starts or {})
+        self.beside = dict(beside or {})
         sizes = {
             len(self.starts[name]) - 1 if name in self.starts else len(values)
             for name, values in self.columns.items()
@@ -76,13 +81,16 @@ class Samples(Dataset[Row]):
             name: values[: self.starts[name][count] if name in self.starts else count]
             for name, values in self.columns.items()
         }
-        return Samples(columns, {name: at[: count + 1] for name, at in self.starts.items()})
+        starts = {name: at[: count + 1] for name, at in self.starts.items()}
+        return Samples(columns, starts, self.beside)
 
     def chosen(self, indices: Numbers) -> Samples:
         """The samples at these indices, in this order."""
         if not self.starts:
-            return Samples({name: values[indices] for name, values in self.columns.items()})
-        return Samples.of_rows([self[int(index)] for index in indices])
+            columns = {name: values[indices] for name, values in self.columns.items()}
+            return Samples(columns, None, self.beside)
+        made = Samples.of_rows([self[int(index)] for index in indices])
+        return Samples(made.columns, made.starts, self.beside)
 
     def lengths(self, name: str = "input_ids") -> Numbers:
         """The number of values of each sample in a column, i64[samples]."""
@@ -90,6 +98,11 @@ class Samples(Dataset[Row]):
             return np.diff(self.starts[name])
         values = self.columns[name]
         return np.full(self._size, values.shape[1] if values.ndim > 1 else 1, dtype=np.int64)
+
+    def token_ids(self) -> list[Numbers]:
+        """All arrays of tokens, i32[n] or i32[samples,T]."""
+        own = [a for n, a in self.columns.items() if n.partition(".")[0] == "input_ids"]
+        return own or [self.beside["tokens"]]
 
     @property
     def blocks(self) -> NDArray[np.int32]:
@@ -99,8 +112,8 @@ class Samples(Dataset[Row]):
     def sha256(self) -> str:
         """The SHA-256 of names, types and bytes."""
         digest = hashlib.sha256()
-        for name in sorted(self.columns):
-            for array in (self.columns[name], self.starts.get(name)):
+        for name in sorted([*self.columns, *self.beside]):
+            for array in (self.columns.get(name), self.starts.get(name), self.beside.get(name)):
                 if array is not None:
                     digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
                     digest.update(np.ascontiguousarray(array).data)
@@ -108,19 +121,20 @@ class Samples(Dataset[Row]):
 
     def save(self, path: Path) -> None:
         """Writes the samples for another process, as a `.npz` of plain arrays."""
-        starts = {f"{name}{_STARTS}": array for name, array in self.starts.items()}
-        np.savez(path, allow_pickle=False, **self.columns, **starts)  # pyright: ignore
+        named = {f"{name}{_STARTS}": array for name, array in self.starts.items()}
+        named |= {f"{name}{_BESIDE}": array for name, array in self.beside.items()}
+        np.savez(path, allow_pickle=False, **self.columns, **named)  # pyright: ignore
 
     @classmethod
     def load(cls, path: Path) -> Samples:
         """Reads what `save` wrote."""
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
-        columns = {name: a for name, a in arrays.items() if not name.endswith(_STARTS)}
-        starts = {
-            name.removesuffix(_STARTS): a for name, a in arrays.items() if name not in columns
-        }
-        return cls(columns, starts)
+        kinds = (_STARTS, _BESIDE)
+        columns = {name: a for name, a in arrays.items() if not name.endswith(kinds)}
+        beside = {n.removesuffix(_BESIDE): a for n, a in arrays.items() if n.endswith(_BESIDE)}
+        starts = {n.removesuffix(_STARTS): a for n, a in arrays.items() if n.endswith(_STARTS)}
+        return cls(columns, starts, beside)
 
 
 def _narrow(values: Numbers) -> Numbers:

@@ -75,11 +75,6 @@ SWITCHES: dict[str, Switch] = {
     "logging_strategy": _METRICS,
     "fp16_opt_level": Switch("it belongs to --fp16"),
     "preprocessing_num_workers": Switch("tokenising uses all cores"),
-    "optim": Switch(
-        "the optimizer is AdamW",
-        "leave it out",
-        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_ort_fused"),
-    ),
     "local_rank": _STARTED,
     "world_rank": _STARTED,
     "world_size": _STARTED,

@@ -4,6 +4,7 @@ In: text or tables of examples. Out: samples, batches, the class of models, and 
 Imports: corpus, tables and options of recipes; transformers' collators.
 """
 
+from onward.recipes.tasks.bert_pretraining import BertPretraining
 from onward.recipes.tasks.language_models import CausalLM, MaskedLM
 from onward.recipes.tasks.multiple_choice import MultipleChoice
 from onward.recipes.tasks.question_answering import QuestionAnswering
@@ -22,6 +23,7 @@ TASKS: dict[str, Task] = {
         QuestionAnswering(),
         MultipleChoice(),
         SequenceToSequence(),
+        BertPretraining(),
     )
 }
 

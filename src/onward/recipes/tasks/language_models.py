@@ -37,6 +37,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
+def read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
+    """The text to train on, and that to evaluate on where there is one; by default the built-in
+    corpus. Raises InputError for a file that is no text."""
+    if config.train_file is None:
+        return python_library(config.corpus_bytes)
+    train = read_text_file(Path(config.train_file), "train_file")
+    if config.validation_file is None:
+        return (train,)
+    return train, read_text_file(Path(config.validation_file), "validation_file")
+
+
 class _BlockTask(Task):
     """Blocks of `block_size` tokens, cut from a text without a gap."""
 
@@ -44,12 +55,7 @@ class _BlockTask(Task):
 
     def read(self, config: FinetuneConfig) -> tuple[Text, ...]:
         """Reads the text files, or the built-in corpus."""
-        if config.train_file is None:
-            return python_library(config.corpus_bytes)
-        train = read_text_file(Path(config.train_file), "train_file")
-        if config.validation_file is None:
-            return (train,)
-        return train, read_text_file(Path(config.validation_file), "validation_file")
+        return read_texts(config)
 
     def encode(
         self,
@@ -143,7 +149,7 @@ class MaskedLM(_BlockTask):
         return lambda ids: [*around[:half], *ids, *around[half:]]
 
     def draw(
-        self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
+        self, samples: Samples, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
     ) -> Callable[[Row], Row]:
         """Hides `mlm_probability` of the tokens, others in each epoch, by transformers' collator.
         Raises InputError for a tokenizer without a token that hides."""
@@ -177,7 +183,7 @@ class MaskedLM(_BlockTask):
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Stacks blocks and their labels."""
-        self.draw(tokenizer, config)  # says what the tokenizer lacks
+        self.draw(Samples({}), tokenizer, config)  # says what the tokenizer lacks
         return _stacked_with_labels
 
 
@@ -220,4 +226,4 @@ def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
     return split_blocks(train_blocks)
 
 
-__all__ = ["CausalLM", "MaskedLM"]
+__all__ = ["CausalLM", "MaskedLM", "read_texts"]

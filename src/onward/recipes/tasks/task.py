@@ -112,10 +112,10 @@ class Task(ABC):
         """Makes the function that makes a batch of samples."""
 
     def draw(
-        self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
+        self, samples: Samples, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
     ) -> Callable[[Row], Row]:
-        """Makes the function that a sample goes through each time that it is taken. What it draws
-        at random is decided by the seed, the epoch and the sample's place."""
+        """Makes the function that each of these samples goes through whenever it is taken. What it
+        draws at random is decided by the seed, the epoch and the sample's place."""
         return _as_it_is
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
