@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | data | explain | simulate | doctor | cache`."""
+"""The command line: `onward COMMAND`, one function for each command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ import onward
 from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
+from onward.recipes.config_options import ShowConfig, shown_schema, shown_values
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.option_places import placed
 from onward.recipes.option_sources import CONFIG, Given, of_environment, of_file
 from onward.recipes.options import (
+    REPEATED,
     DataConfig,
     FinetuneConfig,
     InputError,
@@ -191,6 +194,63 @@ def _parse_behind_word(
     return parse(["--help"] if asks else words[1:], verb, kind, Foreign({}, {}), word)
 
 
+_CONFIG_VERBS = {
+    "show": "print each option's value and where it comes from",
+    "schema": "print the JSON schema of the file of --config",
+    "validate": "check such a file: onward config validate run.yaml",
+}
+
+
+def run_config(argv: list[str]) -> int:
+    """Runs `onward config show | schema | validate` and returns its exit status."""
+    word = argv[0] if argv else ""
+    asks = any(each in ("-h", "--help") for each in argv)
+    if asks and word != "show":
+        print(f"usage: onward config {' | '.join(_CONFIG_VERBS)} [...]\n\n{VERBS['config'][0]}.\n")
+        for name, about in _CONFIG_VERBS.items():
+            print(f"  {name:<9} {about}")
+        print("\n`onward config show --help` lists the options, which are those of finetune.")
+        return 0
+    if word not in _CONFIG_VERBS:
+        what = f"unknown word {word!r}" if word else "no show, schema or validate is given"
+        fix = _suggestion(word, list(_CONFIG_VERBS), "") if word else "onward config show"
+        raise InputError(what, "as the first word after config", fix)
+    if word == "show":
+        return _show(argv[1:])
+    files = argv[1:]
+    if word == "schema":
+        if files:
+            raise InputError(f"unexpected argument {files[0]!r}", "after schema", "leave it out")
+        print(shown_schema())
+        return 0
+    if len(files) != 1 or files[0].startswith("-"):
+        raise InputError("not one file is given", "after validate", "name one YAML file")
+    found = parse_with_places([f"--{CONFIG}", files[0]], "finetune", FinetuneConfig, others="")
+    assert found is not None, "no help is asked for"
+    _check_placed(*found)
+    print(f"{files[0]}: {len(found[1])} options of onward finetune, all valid")
+    return 0
+
+
+def _show(argv: list[str]) -> int:
+    found = parse_with_places(
+        argv, "config", ShowConfig, None, "show", "finetune", frozenset({"json"})
+    )
+    if found is None:
+        return 0
+    print(shown_values(*found))
+    _check_placed(*found)
+    return 0
+
+
+def _check_placed(config: FinetuneConfig, given: dict[str, Given]) -> None:
+    """Raises InputError for invalid options, which names their places."""
+    try:
+        check_options(config)
+    except InputError as error:
+        raise placed(error, given) from error
+
+
 def run_doctor(argv: list[str]) -> int:
     """Runs `onward doctor`: versions, what is missing, and which kernels and libraries are used."""
     about = "time the matrix products of every BLAS library again (about a second)"
@@ -241,6 +301,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
+    "config": ("show the options of finetune and their sources, or check a file", run_config),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),
@@ -261,11 +322,29 @@ def parse(
     foreign: switches of other programs that are understood; by default those of training. before:
     text before the options in the usage line.
     """
+    found = parse_with_places(argv, verb, kind, foreign, before)
+    return None if found is None else found[0]
+
+
+def parse_with_places(
+    argv: Sequence[str],
+    verb: str,
+    kind: type[Config],
+    foreign: Foreign | None = None,
+    before: str = "",
+    others: str | None = None,
+    own: frozenset[str] = frozenset(),
+) -> tuple[Config, dict[str, Given]] | None:
+    """Parses as `parse` does; returns also the values that are given, by option name, with their
+    places. others: the command whose variables count; "" for none, None for `verb`. own: options
+    that stand on the command line alone."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     foreign = Foreign() if foreign is None else foreign
     told = _given(argv, fields, hints, foreign)
-    given = None if told is None else _with_others(told, verb, fields, foreign)
+    shared = {name: field for name, field in fields.items() if name not in own}
+    others = verb if others is None else others
+    given = None if told is None else _with_others(told, others, shared, foreign)
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(
@@ -293,7 +372,7 @@ def parse(
         print(f"onward {verb}: note: {note}", file=sys.stderr)
     values = vars(parsed)
     del values[CONFIG]
-    return kind(**values)
+    return kind(**values), given
 
 
 def _with_others(
@@ -302,7 +381,8 @@ def _with_others(
     """The values of options by name, from the command line, the environment and a file."""
     found: dict[str, Given] = {}
     path, foreign_told = told.pop(CONFIG, None), frozenset(foreign.taken)
-    for others in (() if path is None else of_file(path), of_environment(verb)):
+    variables = of_environment(verb) if verb else ()
+    for others in (() if path is None else of_file(path), variables):
         own: set[str] = set()
         for given in others:
             name = _named(given.spelled, fields, foreign, given.where, "")
@@ -348,7 +428,8 @@ def _given(
         is_file = spelled == CONFIG
         place = "on the command line"
         name = CONFIG if is_file else _named(spelled, fields, foreign, place, "--")
-        if name in given:
+        repeated = name in fields and fields[name].metadata.get("repeated")
+        if name in given and not repeated:
             raise InputError(f"option --{name} twice", "on the command line", "give it once")
         if not equals:
             follows = words[0] if words else "--"
@@ -365,6 +446,8 @@ def _given(
                     value += f",{words.pop(0)}"
         if foreign.takes(name):
             foreign.take(spelled, name, value)
+        elif name in given:
+            given[name] += f"{REPEATED}{value}"
         else:
             given[name] = value
     return given
