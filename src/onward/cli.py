@@ -18,6 +18,7 @@ import onward
 from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
+from onward.recipes.chat_options import ChatConfig, check_chat
 from onward.recipes.config_options import ShowConfig, shown_schema, shown_values
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.option_places import placed
@@ -150,9 +151,7 @@ def _of_run(argv: list[str], verb: str, kind: type[RunConfig]) -> RunConfig | No
     if config is None:
         return None
     check_options(config)
-    if "torch" not in sys.modules:
-        model = config.model_name_or_path
-        print(f"onward {verb}: {model}; loading torch", file=sys.stderr, flush=True)
+    _tell_loading(verb, config.model_name_or_path)
     return config
 
 
@@ -192,6 +191,29 @@ def _parse_behind_word(
         what = word.lower().replace("_", " ")
         raise InputError(f"no {what} is given", f"as the first word after {verb}", fix)
     return parse(["--help"] if asks else words[1:], verb, kind, Foreign({}, {}), word)
+
+
+def run_chat(argv: list[str], verb: str = "chat") -> int:
+    """Runs `onward chat RUN_OR_MODEL`, or `onward complete`, and returns its exit status."""
+    fix = f"give one, such as onward {verb} runs/wiki --prompt Hello"
+    config = _parse_behind_word(argv, verb, ChatConfig, "RUN_OR_MODEL", fix)
+    if config is None:
+        return 0
+    check_chat(config)
+    _tell_loading(verb, argv[0])
+    from transformers.utils import logging
+
+    from onward.recipes.chat import chat
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return chat(argv[0], config, templated=verb == "chat")
+
+
+def _tell_loading(verb: str, name: str) -> None:
+    """Says what is about to happen, before the seconds that torch takes to import."""
+    if "torch" not in sys.modules:
+        print(f"onward {verb}: {name}; loading torch", file=sys.stderr, flush=True)
 
 
 _CONFIG_VERBS = {
@@ -301,6 +323,11 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
+    "chat": ("answer prompts, by the trained model and by what it started from", run_chat),
+    "complete": (
+        "continue texts, as chat does without a chat template",
+        lambda argv: run_chat(argv, "complete"),
+    ),
     "config": ("show the options of finetune and their sources, or check a file", run_config),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),

@@ -165,8 +165,11 @@ def test_what_the_schema_accepts_the_command_line_accepts(tmp_path: Path) -> Non
     from onward.cli import parse
 
     file, found = tmp_path / "run.yaml", schema()["properties"]
-    taken = {name: [v for v in VALUES if accepts(found[name], v)] for name in FIELDS}
-    assert all(taken.values()) and len(taken["seed"]) == 3
+    taken = {
+        name: [field.default, *(v for v in VALUES if accepts(found[name], v))]
+        for name, field in FIELDS.items()
+    }
+    assert len(taken["seed"]) == 4
     for number in range(max(map(len, taken.values()))):
         want = {name: values[number % len(values)] for name, values in taken.items()}
         file.write_text(yaml.safe_dump(want))
