@@ -21,6 +21,7 @@ from onward.memory_amounts import mib
 from onward.recipes.chat_options import ChatConfig, check_chat
 from onward.recipes.config_options import ShowConfig, shown_schema, shown_values
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.export_options import ExportConfig, check_export
 from onward.recipes.option_places import placed
 from onward.recipes.option_sources import CONFIG, Given, of_environment, of_file
 from onward.recipes.options import (
@@ -33,6 +34,7 @@ from onward.recipes.options import (
 )
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
+from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
@@ -188,7 +190,7 @@ def _parse_behind_word(
     none."""
     asks = any(each in ("-h", "--help") for each in words)
     if not asks and (not words or words[0].startswith("-")):
-        what = word.lower().replace("_", " ")
+        what = word.split()[0].lower().replace("_", " ")
         raise InputError(f"no {what} is given", f"as the first word after {verb}", fix)
     return parse(["--help"] if asks else words[1:], verb, kind, Foreign({}, {}), word)
 
@@ -214,6 +216,45 @@ def _tell_loading(verb: str, name: str) -> None:
     """Says what is about to happen, before the seconds that torch takes to import."""
     if "torch" not in sys.modules:
         print(f"onward {verb}: {name}; loading torch", file=sys.stderr, flush=True)
+
+
+def run_export(argv: list[str]) -> int:
+    """Runs `onward export MODEL_OR_RUN OUT` and returns its exit status."""
+    fix = "give one, such as onward export runs/wiki model.onnx"
+    words, out = argv, ""
+    if len(argv) > 1 and not argv[0].startswith("-") and not argv[1].startswith("-"):
+        words, out = [argv[0], *argv[2:]], argv[1]
+    config = _parse_behind_word(words, "export", ExportConfig, "MODEL_OR_RUN OUT", fix)
+    if config is None:
+        return 0
+    if not out:
+        raise InputError("no file or folder to write is given", "as the second word", fix)
+    check_export(config, out)
+    _tell_loading("export", argv[0])
+    from transformers.utils import logging
+
+    from onward.recipes.export import export
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return export(argv[0], out, config)
+
+
+def run_sweep(argv: list[str]) -> int:
+    """Runs `onward sweep SWEEP` and returns its exit status."""
+    fix = "give a file, such as onward sweep sweep.yaml --output_dir runs/sweep"
+    config = _parse_behind_word(argv, "sweep", SweepConfig, "SWEEP", fix)
+    if config is None:
+        return 0
+    from onward.recipes.sweep import sweep
+
+    def check(words: list[str]) -> FinetuneConfig:
+        found = parse(words, "finetune", FinetuneConfig)
+        assert found is not None, "no help is asked for"
+        check_options(found)
+        return found
+
+    return sweep(argv[0], config, check)
 
 
 _CONFIG_VERBS = {
@@ -329,7 +370,9 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
         lambda argv: run_chat(argv, "complete"),
     ),
     "config": ("show the options of finetune and their sources, or check a file", run_config),
+    "export": ("write a model, or its training step, as ONNX for any runtime", run_export),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
+    "sweep": ("run finetune with each choice of options that a file lists", run_sweep),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),
 }

@@ -20,20 +20,6 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
-    """A complete run from scratch by eager PyTorch, with a checkpoint after update 2."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "text.txt").write_text(text, encoding="utf-8")
-    words = (
-        "--vocab_size 300 --config_overrides n_layer=1,n_embd=16,n_head=2 --block_size 16 "
-        "--max_steps 3 --save_steps 2 --learning_rate 0.05 --max_eval_samples 2 --engine torch"
-    ).split()
-    words += ["--train_file", str(folder / "text.txt"), "--output_dir", str(folder / "out")]
-    assert main(["finetune", *words]) == 0
-    return folder / "out"
-
-
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
@@ -53,10 +39,10 @@ def generated(folder: Path, tokenizer: Path, text: str, **options: Any) -> str:
 
 @pytest.mark.parametrize("which", ["run", "checkpoint", "model"])
 def test_greedy_answers_are_those_of_generate(
-    which: str, run: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    which: str, small_run: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, beside = {
-        "run": (run, run), "checkpoint": (run / "checkpoint-2", run),
+        "run": (small_run, small_run), "checkpoint": (small_run / "checkpoint-2", small_run),
         "model": (model_folder, model_folder),
     }[which]  # fmt: skip
     prompts = ["def add(self, a, b):", "import os"]
@@ -81,32 +67,32 @@ def test_draws_are_those_of_generate_and_of_the_seed(
 
 
 def test_the_start_weights_are_those_of_the_run(
-    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    small_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """By the digest that the run wrote before its first update."""
     from onward.recipes.found_model import find_model, load_model, load_start_model
     from onward.recipes.loop import weights_sha256
 
-    found = find_model(str(run), "as RUN_OR_MODEL")
+    found = find_model(str(small_run), "as RUN_OR_MODEL")
     trained = load_model(found)
     start = load_start_model(found, trained)
-    results = json.loads((run / "eval_results.json").read_text())
+    results = json.loads((small_run / "eval_results.json").read_text())
     assert weights_sha256(start) == results["start_weights_sha256"] != weights_sha256(trained)
     start.save_pretrained(tmp_path)
-    words = ["chat", str(run), "--prompt", "def f(", "--compare", "--max_new_tokens", "8"]
+    words = ["chat", str(small_run), "--prompt", "def f(", "--compare", "--max_new_tokens", "8"]
     (each,) = said(capsys, *words)
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    assert each["start_answer"] == generated(tmp_path, run, "def f(", **options)
-    assert each["answer"] == generated(run, run, "def f(", **options)
+    assert each["start_answer"] == generated(tmp_path, small_run, "def f(", **options)
+    assert each["answer"] == generated(small_run, small_run, "def f(", **options)
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "prompt: def f(" and lines[1].split() == ["start", "|", "trained"]
-    (run / "eval_results.json").write_text(json.dumps({**results, "start_weights_sha256": "0"}))
+    (small_run / "eval_results.json").write_text(json.dumps({**results, "start_weights_sha256": "0"}))
     try:
         assert main(words) == 2
         assert "began with other weights" in capsys.readouterr().err
     finally:
-        (run / "eval_results.json").write_text(json.dumps(results))
+        (small_run / "eval_results.json").write_text(json.dumps(results))
 
 
 def test_a_chat_template_is_used_by_chat_alone(
@@ -136,7 +122,7 @@ def test_lines_of_stdin_are_prompts_and_positions_are_kept(
     assert "64 positions, in --prompt; fix: give at most 63 tokens" in capsys.readouterr().err
 
 
-def test_what_a_terminal_would_obey_is_spelled_out(run: Path) -> None:
+def test_what_a_terminal_would_obey_is_spelled_out(small_run: Path) -> None:
     from onward.recipes.chat import Answer, _shown
 
     text = _shown("p", {"trained": Answer("a\x1b[2Jb\u202ec\nd", 3)}, False)
@@ -161,9 +147,9 @@ def test_refusals(
     assert said_of in error and error.count("error") == 1
 
 
-def test_a_run_without_weights_is_refused(tmp_path: Path, run: Path) -> None:
+def test_a_run_without_weights_is_refused(tmp_path: Path, small_run: Path) -> None:
     from onward.recipes.found_model import find_model
 
-    (tmp_path / "run_config.json").write_bytes((run / "run_config.json").read_bytes())
+    (tmp_path / "run_config.json").write_bytes((small_run / "run_config.json").read_bytes())
     with pytest.raises(InputError, match="neither a model nor a checkpoint"):
         find_model(str(tmp_path), "as RUN_OR_MODEL")
