@@ -18,6 +18,7 @@ import onward
 from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
+from onward.recipes.bench_options import BenchConfig, check_bench
 from onward.recipes.chat_options import ChatConfig, check_chat
 from onward.recipes.config_options import ShowConfig, shown_schema, shown_values
 from onward.recipes.explain_options import ExplainConfig
@@ -257,6 +258,22 @@ def run_sweep(argv: list[str]) -> int:
     return sweep(argv[0], config, check)
 
 
+def run_bench(argv: list[str]) -> int:
+    """Runs `onward bench MODEL_OR_SCRIPT` and returns its exit status."""
+    if argv == ["--worker"]:  # the process of one engine, started by bench
+        from onward.recipes.bench_worker import serve
+
+        return serve()
+    fix = "give one, such as onward bench gpt2-tiny"
+    config = _parse_behind_word(argv, "bench", BenchConfig, "MODEL_OR_SCRIPT", fix)
+    if config is None:
+        return 0
+    check_bench(argv[0], config)
+    from onward.recipes.bench import bench
+
+    return bench(argv[0], config)
+
+
 _CONFIG_VERBS = {
     "show": "print each option's value and where it comes from",
     "schema": "print the JSON schema of the file of --config",
@@ -364,6 +381,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
+    "bench": ("time a model's training step by several engines, side by side", run_bench),
     "chat": ("answer prompts, by the trained model and by what it started from", run_chat),
     "complete": (
         "continue texts, as chat does without a chat template",

@@ -87,7 +87,9 @@ def test_the_start_weights_are_those_of_the_run(
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "prompt: def f(" and lines[1].split() == ["start", "|", "trained"]
-    (small_run / "eval_results.json").write_text(json.dumps({**results, "start_weights_sha256": "0"}))
+    (small_run / "eval_results.json").write_text(
+        json.dumps({**results, "start_weights_sha256": "0"})
+    )
     try:
         assert main(words) == 2
         assert "began with other weights" in capsys.readouterr().err

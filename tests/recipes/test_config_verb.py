@@ -1,4 +1,4 @@
-"""`onward config`: values with their sources, the schema beside the checks, files that are refused."""
+"""`onward config`: values with their sources, the schema, and files that are refused."""
 
 from __future__ import annotations
 

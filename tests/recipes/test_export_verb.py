@@ -78,7 +78,9 @@ def test_a_classifier_takes_padding_by_its_mask(
             by_onnxruntime(file, input_ids=ids, attention_mask=mask), want, atol=1e-5
         )
     weights = tmp_path / "bert" / "config.json"
-    weights.write_text(weights.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    weights.write_text(
+        weights.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
+    )
     assert main(["export", str(tmp_path / "bert"), str(tmp_path / "new.onnx")]) == 2
     assert "lacks 16 weights of BertForSequenceClassification" in capsys.readouterr().err
     assert not (tmp_path / "new.onnx").exists()
@@ -117,7 +119,9 @@ def test_nothing_is_replaced_unasked(
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "mine").touch()
-    assert main(["export", str(small_run), str(tmp_path / "step"), "--training", "--overwrite"]) == 2
+    assert (
+        main(["export", str(small_run), str(tmp_path / "step"), "--training", "--overwrite"]) == 2
+    )
     assert "no export of a training step" in capsys.readouterr().err
     assert (tmp_path / "step" / "mine").exists()
 

@@ -36,7 +36,9 @@ def written(tmp_path: Path, text: str) -> str:
 def test_a_grid_is_the_product_of_its_lists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "base: {seed: 9, max-steps: 5}\ngrid:\n  learning_rate: [1e-4, 1e-3]\n  seed: [1, 2, 3]\n"
+    text = (
+        "base: {seed: 9, max-steps: 5}\ngrid:\n  learning_rate: [1e-4, 1e-3]\n  seed: [1, 2, 3]\n"
+    )
     words = ["sweep", written(tmp_path, text), "--output_dir", str(tmp_path / "out"), "--dry_run"]
     assert main(words) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]

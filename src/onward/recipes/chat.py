@@ -147,7 +147,9 @@ def _shown(prompt: str, answers: dict[str, Answer], as_json: bool) -> str:
 def _wrapped(text: str, width: int) -> list[str]:
     """A text in lines of so many columns; what a terminal would take for a command is spelled
     out."""
-    safe = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text.expandtabs(4))
+    safe = "".join(
+        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text.expandtabs(4)
+    )
     return [
         part
         for line in safe.split("\n")

@@ -46,10 +46,7 @@ def _loaded(found: FoundModel) -> tuple[Any, Batch]:
         model: Any = load_model(found)
         return model, example_batch(type(model), model.config)
     kind, config = described(found.weights)
-    if task_of(kind) == "causal":
-        model = load_model(found)
-    else:
-        model = _of_class(kind, config, found)
+    model = load_model(found) if task_of(kind) == "causal" else _of_class(kind, config, found)
     return model, example_batch(kind, model.config)
 
 

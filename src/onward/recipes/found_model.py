@@ -1,5 +1,5 @@
-"""A model by the folder of a run, of a checkpoint or of a model, or by a hub name: where its weights
-and its tokenizer are, and what it was trained from."""
+"""A model by the folder of a run, of a checkpoint or of a model, or by a hub name: where its
+weights and its tokenizer are, and what it was trained from."""
 
 from __future__ import annotations
 

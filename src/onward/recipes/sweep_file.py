@@ -1,5 +1,5 @@
-"""The file of a sweep: `base` options, and a `grid` of lists or a list of `runs`, as the runs that it
-asks for. Each is checked like a command line before the first one starts."""
+"""The file of a sweep: `base` options, and a `grid` of lists or a list of `runs`, as the runs
+that it asks for. Each is checked like a command line before the first one starts."""
 
 from __future__ import annotations
 
