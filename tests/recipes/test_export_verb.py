@@ -62,9 +62,11 @@ def test_a_checkpoint_is_exported_with_its_own_weights(
 def test_a_classifier_takes_padding_by_its_mask(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    about: dict[str, Any] = {"num_labels": 3}
     config = BertConfig(
         vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=32, num_labels=3, initializer_range=0.5,
+        intermediate_size=24, max_position_embeddings=32, initializer_range=0.5,
+        **about,
     )  # fmt: skip
     model = BertForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path / "bert")

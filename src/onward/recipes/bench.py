@@ -1,6 +1,6 @@
 """`onward bench`: training steps of one model by several engines, each in a process of its own.
-They take turns, on the same batches; times are medians, and losses are compared in the same run. Times
-are seconds, sizes bytes."""
+They take turns, on the same batches; times are medians, and losses are compared in the same run.
+Times are seconds, sizes bytes."""
 
 from __future__ import annotations
 

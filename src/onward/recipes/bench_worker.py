@@ -207,7 +207,7 @@ class BenchWorker:
 
     def __init__(self) -> None:
         self.session: BenchSession | None = None
-        self._made: tuple[Any, ...] = ()
+        self._made: tuple[BenchEngine, str, str, tuple[int | None, int | None]] | None = None
         self._base: int | None = None
         self._has_peak = False
 
@@ -225,7 +225,7 @@ class BenchWorker:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         self._made = (BENCH_ENGINES[engine], precision, target, (sizes[0], sizes[1]))
-        session = self.session = BenchSession(*self._made, batches)
+        session = self.session = BenchSession(*self._made, batches=batches)
         self._base = memory_in_use()
         begin = time.perf_counter()
         session.attach()
@@ -249,7 +249,8 @@ class BenchWorker:
         """The losses of a fresh model without dropout."""
         self.session = None
         gc.collect()
-        session = BenchSession(*self._made, steps, dropout=False)
+        assert self._made is not None, "prepare comes first"
+        session = BenchSession(*self._made, batches=steps, dropout=False)
         session.attach()
         return {"losses": session.timed(0, steps)["losses"]}
 
