@@ -72,8 +72,8 @@ def _words(run: SweepRun, folder: Path) -> list[str]:
 
 
 def _is_complete(folder: Path, state: Mapping[str, Any] | None, words: Sequence[str]) -> bool:
-    """Whether this very command has ended well there. What is left of any other, `onward finetune`
-    itself knows."""
+    """Tells whether this very command has ended well there. What is left of any other, `onward
+    finetune` itself knows."""
     if state is None or state.get("command") != list(words) or state.get("state") != "complete":
         return False
     return (folder / RESULTS).is_file() or (folder / "compare.json").is_file()
