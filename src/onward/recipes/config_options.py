@@ -54,9 +54,11 @@ def _place(given: Given) -> str:
 
 _SIMPLE = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 _NUMBER = r"(-?[\d.]+)"
+_BETWEEN = ("exclusiveMinimum", "exclusiveMaximum")
 # what the words of a condition say of a number, as keywords of JSON Schema
 _BOUNDS = (
     (re.compile(rf"from {_NUMBER} to below {_NUMBER}"), ("minimum", "exclusiveMaximum")),
+    (re.compile(rf"between {_NUMBER} and {_NUMBER}"), _BETWEEN),
     (re.compile(rf"from {_NUMBER} to {_NUMBER}"), ("minimum", "maximum")),
     (re.compile(rf"more than {_NUMBER}"), ("exclusiveMinimum",)),
     (re.compile(rf"at least {_NUMBER}\b.*"), ("minimum",)),
@@ -68,6 +70,7 @@ def schema() -> dict[str, Any]:
     """The JSON schema of a file of options: what it accepts, `onward finetune` accepts, but for
     files and folders, and values that a model decides."""
     hints = typing.get_type_hints(FinetuneConfig)
+    usual = FinetuneConfig()
     words = {name: said for name, _, said in CONDITIONS}
     properties: dict[str, Any] = {}
     for name, field in _OPTIONS.items():
@@ -76,7 +79,7 @@ def schema() -> dict[str, Any]:
             types_of.append({"type": "array", "items": {"type": "string"}})
         about = types_of[0] if len(types_of) == 1 else {"anyOf": types_of}
         properties[name] = {
-            "description": field.metadata["help"], "default": field.default, **about
+            "description": field.metadata["help"], "default": getattr(usual, name), **about
         }  # fmt: skip
     for alias, name in RENAMED.items():
         properties[alias] = {
