@@ -30,6 +30,16 @@ def option(default: Any, help: str, several: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "several": several})
 
 
+REPEATED = "\0"  # between the values of an option that is given several times
+
+
+def repeated_option(help: str) -> Any:
+    """A dataclass field of an option that may be given several times: one text, with `REPEATED`
+    between the values."""
+    metadata = {"help": help, "several": False, "repeated": True}
+    return dataclasses.field(default="", metadata=metadata)
+
+
 def of_trainer(name: str, default: Any) -> Any:
     """A switch that sets an option of onward.Trainer; its line in `--help` is kept with that
     option."""
