@@ -69,6 +69,7 @@ VALUES = {
 class BracedTemplate(Template):
     """A string.Template that takes `${name}` in small letters alone."""
 
+    flags = 0  # pyright: ignore[reportAssignmentType]
     pattern = r"\$\{(?P<braced>[a-z_]+)\}|(?P<escaped>(?!))|(?P<named>(?!))|(?P<invalid>(?!))"  # pyright: ignore[reportAssignmentType]
 
 
