@@ -31,7 +31,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean sdist wheel sbom
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean sdist wheel sbom arm
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -140,6 +140,9 @@ wheel: $(VENV)/.installed-dist ## make two wheels, in dist/: with this machine's
 	ONWARD_NATIVE=0 $(BIN)/python -m build --wheel --outdir dist .
 	$(BIN)/twine check --strict dist/*.whl
 	@for wheel in dist/*linux*.whl; do [ ! -e "$$wheel" ] || $(BIN)/auditwheel show "$$wheel"; done
+
+arm: $(VENV)/.installed-test ## run the kernels as compiled for aarch64, under an emulator (three minutes; needs g++-aarch64-linux-gnu, qemu-user-static)
+	$(BIN)/python tests/release/arm.py
 
 sbom: $(VENV)/.installed-dist ## write the bill of materials of an installation, dist/onward.cdx.json (CycloneDX)
 	$(PYTHON) -m venv --clear build/sbom

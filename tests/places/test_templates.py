@@ -141,7 +141,7 @@ def test_pods_of_an_indexed_job_find_the_first_one() -> None:
 
 
 def test_roles_of_a_pytorchjob() -> None:
-    """Its own schema comes with the operator alone; the pods are held against that of pods."""
+    """The schema of a PyTorchJob comes with its operator alone; its pods have that of pods."""
     (job,) = documents("kubernetes/pytorchjob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     roles = job["spec"]["pytorchReplicaSpecs"]

@@ -1,6 +1,6 @@
 """Runs the kernels as compiled for aarch64, under an emulator, beside this machine's own.
 
-    make aarch64
+    make arm
 
 Every call of a kernel in a training step of a tiny transformer, in fp32 and in bf16, is recorded with
 the bytes that it reads. A program for aarch64 repeats the calls, and what they write has to be what
@@ -31,7 +31,8 @@ import onward
 from onward.kernels.native import library as native
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-# As setup.py, which has a Python to compile for.
+LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian has those of aarch64
+# those of setup.py
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 ALIGN = 64
 B, T, D, V = 3, 21, 32, 50  # batch, tokens, width, vocabulary
@@ -57,10 +58,10 @@ class Block(nn.Module):
 @dataclass
 class Recorder:
     """Calls of kernels. memory: what they read, one behind the other. wanted: the place in it, the
-    call and the numbers that each has written. text: the calls in C++."""
+    argument, its strides and its numbers, of each that a call has written. text: the calls in C++."""
 
     memory: bytearray = field(default_factory=bytearray)
-    wanted: list[tuple[int, str, torch.Tensor]] = field(default_factory=list)
+    wanted: list[tuple[int, str, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -93,12 +94,12 @@ class Recorder:
                     storages[base] = self.place(ctypes.string_at(base, storage.nbytes()))
                 at = storages[base] + argument.data_ptr() - base
                 words.append(f"memory + {at}")
-                if not p.const:
+                if not p.const and p.name != "scratch":
                     written.append((at, f"{function}: {p.name}", argument))
             else:
                 words.append(f"memory + {self.place(bytes(c))}")
         call()
-        self.wanted += [(at, name, x.detach().clone()) for at, name, x in written]
+        self.wanted += [(at, name, x.stride(), x.detach().clone()) for at, name, x in written]
         kinds = [
             "void*" if p.pointer else {"int64_t": "long long"}.get(p.type, p.type)
             for p in signature.parameters
@@ -165,30 +166,31 @@ def compiled(recorder: Recorder, folder: Path) -> Path:
         subprocess.run([*command, "-o", str(folder / f"{path.stem}.o")], check=True)
     objects = map(str, sorted(folder.glob("*.o")))
     made = folder / "calls"
-    subprocess.run([COMPILER, "-static", "-fopenmp", *objects, "-o", str(made)], check=True)
+    subprocess.run([COMPILER, "-fopenmp", *objects, "-o", str(made)], check=True)
     return made
 
 
 def main() -> None:
     missing = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
     if missing:
-        raise SystemExit(f"aarch64: no {' and no '.join(missing)}; fix: apt-get install "
+        raise SystemExit(f"arm: no {' and no '.join(missing)}; fix: apt-get install "
                          "g++-aarch64-linux-gnu qemu-user-static")  # fmt: skip
+    os.environ["ONWARD_NATIVE"] = "plain"  # the build of as many lanes
     if native.library() is None:
-        raise SystemExit(f"aarch64: no kernels to compare with: {native.about()}")
+        raise SystemExit(f"arm: no kernels to compare with: {native.about()}")
     recorder = recorded()
     with tempfile.TemporaryDirectory() as name:
         program = compiled(recorder, Path(name))
         done = subprocess.run(
-            [EMULATOR, str(program)], input=bytes(recorder.memory), stdout=subprocess.PIPE,
+            [EMULATOR, "-L", LIBRARIES, str(program)], input=bytes(recorder.memory), stdout=subprocess.PIPE,
             check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     found = bytearray(done.stdout)
     worst: dict[str, float] = {}
-    for at, where, wanted in recorder.wanted:
-        count = wanted.untyped_storage().nbytes() // wanted.itemsize
-        flat = torch.frombuffer(found, dtype=wanted.dtype, offset=at, count=count)
-        ours = flat.as_strided(wanted.shape, wanted.stride())
+    for at, where, strides, wanted in recorder.wanted:
+        reach = 1 + sum((n - 1) * stride for n, stride in zip(wanted.shape, strides, strict=True))
+        flat = torch.frombuffer(found, dtype=wanted.dtype, offset=at, count=reach)
+        ours = flat.as_strided(wanted.shape, strides)
         if not wanted.is_floating_point():
             torch.testing.assert_close(ours, wanted, rtol=0, atol=0, msg=lambda m, w=where: f"{w} {m}")
             continue
@@ -203,7 +205,7 @@ def main() -> None:
         gap = max((x for name, x in worst.items() if name.startswith(f"{function}:")), default=0.0)
         print(f"{function:<32} {count:>3} calls, largest difference {gap:.1e}")
     total = sum(recorder.counts.values())
-    print(f"aarch64: {total} calls of {len(recorder.counts)} kernels write what {platform.machine()} "
+    print(f"arm: {total} calls of {len(recorder.counts)} kernels write what {platform.machine()} "
           f"({native.about()}) writes")  # fmt: skip
 
 
