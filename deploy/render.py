@@ -3,8 +3,8 @@
     python deploy/render.py                                       lists templates and values
     python deploy/render.py kubernetes/job.yaml image=registry.example/onward:0.1.0-cpu > job.yaml
 
-A template is a file that its own tool reads, in which `${name}` in small letters stands for a value.
-What else has a dollar is the tool's: `$HOME`, `${SLURM_JOB_ID}`, `${{inputs.text}}`.
+A template is a file that its own tool reads, in which `${name}` in small letters stands for a
+value. What else has a dollar is the tool's: `$HOME`, `${SLURM_JOB_ID}`, `${{inputs.text}}`.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def test_a_planted_fault_is_found(before: str, after: str, fault: str) -> None:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_what_is_copied_is_there_and_in_the_context(path: Path) -> None:
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    let_in = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
     copied: set[str] = set()
     for each in instructions(path.read_text()):
         if each.name == "COPY" and "--from" not in each.words:

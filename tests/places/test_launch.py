@@ -1,4 +1,4 @@
-"""`deploy/launch.sh` and `processes.py`: how many processes and threads, by what is said to them."""
+"""`deploy/launch.sh` and `processes.py`: how many processes and threads they start."""
 
 from __future__ import annotations
 

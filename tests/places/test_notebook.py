@@ -1,4 +1,4 @@
-"""`examples/colab.ipynb` runs from top to bottom without its installation, and trains as eager does."""
+"""`examples/colab.ipynb` runs from top to bottom, and trains as eager does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_the_file_is_a_clean_notebook() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.from_dict(NOTEBOOK))
     with pytest.raises(nbformat.ValidationError):
-        nbformat.validate(nbformat.from_dict({**NOTEBOOK, "cells": [{"cell_type": "x", "id": "a"}]}))
+        nbformat.validate(
+            nbformat.from_dict({**NOTEBOOK, "cells": [{"cell_type": "x", "id": "a"}]})
+        )
 
 
 def test_the_first_cell_alone_installs() -> None:

@@ -172,7 +172,9 @@ def test_kubernetes_schemas_accept_the_manifests(template: str, release: str) ->
         checker.validate(document, release, strict=True)
 
     manifests = [x for x in documents(template) if x["kind"] != "PyTorchJob"]
-    manifests += [{"apiVersion": "v1", "kind": "PodTemplate", "template": x} for x in pods(template)]
+    manifests += [
+        {"apiVersion": "v1", "kind": "PodTemplate", "template": x} for x in pods(template)
+    ]
     for manifest in manifests:
         check(manifest)
     broken = documents("kubernetes/job.yaml")[0]

@@ -2,10 +2,11 @@
 
     make arm
 
-Every call of a kernel in a training step of a tiny transformer, in fp32 and in bf16, is recorded with
-the bytes that it reads. A program for aarch64 repeats the calls, and what they write has to be what
-this machine's kernels wrote. Debian's packages g++-aarch64-linux-gnu and qemu-user-static have the
-compiler and the emulator; nothing of Python runs under it. Calls of a BLAS library are left out.
+Every call of a kernel in a training step of a tiny transformer, in fp32 and in bf16, is recorded
+with the bytes that it reads. A program for aarch64 repeats the calls, and what they write has to be
+what this machine's kernels wrote. Debian's packages g++-aarch64-linux-gnu and qemu-user-static have
+the compiler and the emulator; nothing of Python runs under it. Calls of a BLAS library are left
+out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Block(nn.Module):
 @dataclass
 class Recorder:
     """Calls of kernels. memory: what they read, one behind the other. wanted: the place in it, the
-    argument, its strides and its numbers, of each that a call has written. text: the calls in C++."""
+    argument, its strides and its numbers, of each that a call has written. text: calls in C++."""
 
     memory: bytearray = field(default_factory=bytearray)
     wanted: list[tuple[int, str, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
@@ -107,7 +108,9 @@ class Recorder:
         if not self.counts[function]:
             self.text.insert(0, f'extern "C" void {function}({", ".join(kinds)});')
         self.counts[function] += 1
-        self.text.append(f"static void call{len(self.text)}() {{ {function}({', '.join(words)}); }}")
+        self.text.append(
+            f"static void call{len(self.text)}() {{ {function}({', '.join(words)}); }}"
+        )
 
     def program(self) -> str:
         calls = [line.split("()")[0].split()[-1] for line in self.text if line.startswith("static")]
@@ -182,8 +185,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         program = compiled(recorder, Path(name))
         done = subprocess.run(
-            [EMULATOR, "-L", LIBRARIES, str(program)], input=bytes(recorder.memory), stdout=subprocess.PIPE,
-            check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [EMULATOR, "-L", LIBRARIES, str(program)], input=bytes(recorder.memory),
+            stdout=subprocess.PIPE, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     found = bytearray(done.stdout)
     worst: dict[str, float] = {}
@@ -192,7 +195,9 @@ def main() -> None:
         flat = torch.frombuffer(found, dtype=wanted.dtype, offset=at, count=reach)
         ours = flat.as_strided(wanted.shape, strides)
         if not wanted.is_floating_point():
-            torch.testing.assert_close(ours, wanted, rtol=0, atol=0, msg=lambda m, w=where: f"{w} {m}")
+            torch.testing.assert_close(
+                ours, wanted, rtol=0, atol=0, msg=lambda m, w=where: f"{w} {m}"
+            )
             continue
         low = wanted.dtype != torch.float32
         torch.testing.assert_close(

@@ -1,8 +1,8 @@
 """A program that trains where there are no native kernels, on a machine that seems to be a Mac.
 
 There is no /proc, no /sys and no affinity of processors, and `sys.platform` says darwin from when
-eager PyTorch has trained, before Onward is imported. It prints what `onward doctor` says, and as its last line the losses of a
-Trainer's steps and of eager PyTorch's.
+eager PyTorch has trained, before Onward is imported. It prints what `onward doctor` says, and as
+its last line the losses of a Trainer's steps and of eager PyTorch's.
 """
 
 from __future__ import annotations
