@@ -210,8 +210,8 @@ def main() -> None:
         gap = max((x for name, x in worst.items() if name.startswith(f"{function}:")), default=0.0)
         print(f"{function:<32} {count:>3} calls, largest difference {gap:.1e}")
     total = sum(recorder.counts.values())
-    print(f"arm: {total} calls of {len(recorder.counts)} kernels write what {platform.machine()} "
-          f"({native.about()}) writes")  # fmt: skip
+    print(f"arm: {total} calls of {len(recorder.counts)} kernels write the same on "
+          f"{platform.machine()}, by {native.about()}")  # fmt: skip
 
 
 if __name__ == "__main__":

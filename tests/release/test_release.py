@@ -40,8 +40,8 @@ def test_a_source_distribution_has_all_that_is_tracked(tmp_path: Path) -> None:
     assert {name for name in listed if re.search(r"\.(so|pyc|pyo)$|__pycache__", name)} == set()
 
 
-def wheel(folder: Path, **variables: str) -> Path:
-    """The wheel that setup.py makes of a copy of the package with one small module of C++."""
+def tree(folder: Path) -> Path:
+    """A copy of the package's settings with one small module of C++; its folder of kernels."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, folder)
     native = folder / "src" / "onward" / "kernels" / "native"
@@ -50,6 +50,12 @@ def wheel(folder: Path, **variables: str) -> Path:
         (package / "__init__.py").touch()
     (native.parent.parent / "py.typed").touch()
     (native / "src" / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    return native
+
+
+def wheel(folder: Path, **variables: str) -> Path:
+    """The wheel that setup.py makes of a `tree`."""
+    tree(folder)
     subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(folder / "dist")],
         cwd=folder, check=True, capture_output=True, env=os.environ | variables,
@@ -58,7 +64,6 @@ def wheel(folder: Path, **variables: str) -> Path:
     return made
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux alone")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_one_wheel_serves_every_python_of_a_platform(tmp_path: Path) -> None:
@@ -77,6 +82,20 @@ def test_one_wheel_serves_every_python_of_a_platform(tmp_path: Path) -> None:
     assert levels == {f"{level}.abi3.so" for level in wanted}
     assert "onward/py.typed" in names and told["Name"] == "onward"
     assert first.read_bytes() == second.read_bytes(), "of two folders, two wheels"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux alone")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_a_build_in_place_leaves_one_library_of_a_level(tmp_path: Path) -> None:
+    """Checkouts have libraries by the names that one Python's builds had."""
+    pytest.importorskip("setuptools")
+    native = tree(tmp_path)
+    (native / "plain.cpython-311-x86_64-linux-gnu.so").write_text("of before")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--levels", "plain"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    assert [path.name for path in native.glob("*.so")] == ["plain.abi3.so"]
 
 
 def test_without_kernels_one_wheel_serves_every_platform(tmp_path: Path) -> None:
