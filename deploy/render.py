@@ -52,7 +52,7 @@ VALUES = {
     "workers": Value("machines beside the first", NUMBER, "1"),
     "processes": Value("on each machine: GPUs, or parts of a CPU", NUMBER, "1"),
     "gpus": Value("of each machine", NUMBER, "0"),
-    "accelerators": Value("of each machine, such as H100:8, or null", WORD, "null"),
+    "accelerators": Value("of each machine, such as H100:8", WORD, None),
     "cpus": Value("of each machine", NUMBER, "8"),
     "memory": Value("of each machine, GiB", NUMBER, "32"),
     "hours": Value("after which the job ends", NUMBER, "24"),

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 def test_a_source_distribution_has_all_that_is_tracked(tmp_path: Path) -> None:
     """Docs, tests and examples as well; git is the oracle."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77.0.3")
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -67,7 +67,7 @@ def wheel(folder: Path, **variables: str) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux alone")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_one_wheel_serves_every_python_of_a_platform(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77.0.3")
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.mkdir()
@@ -88,7 +88,7 @@ def test_one_wheel_serves_every_python_of_a_platform(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_a_build_in_place_leaves_one_library_of_a_level(tmp_path: Path) -> None:
     """Checkouts have libraries by the names that one Python's builds had."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77.0.3")
     native = tree(tmp_path)
     (native / "plain.cpython-311-x86_64-linux-gnu.so").write_text("of before")
     subprocess.run(
@@ -99,7 +99,7 @@ def test_a_build_in_place_leaves_one_library_of_a_level(tmp_path: Path) -> None:
 
 
 def test_without_kernels_one_wheel_serves_every_platform(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77.0.3")
     made = wheel(tmp_path, ONWARD_NATIVE="0")
     assert made.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(made) as archive:
@@ -109,7 +109,7 @@ def test_without_kernels_one_wheel_serves_every_platform(tmp_path: Path) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux alone")
 def test_a_release_is_not_made_without_its_kernels(tmp_path: Path) -> None:
     """Elsewhere a compiler that fails costs the kernels and nothing else."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77.0.3")
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
