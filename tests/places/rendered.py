@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +48,12 @@ def program(path: Path) -> ModuleType:
 
 
 renderer = program(DEPLOY / "render.py")
+
+
+def installed(tool: str) -> str | None:
+    """The path of a program, also of one beside this Python; None where there is none."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which(tool, path=path)
 
 
 def rendered(template: str) -> str:

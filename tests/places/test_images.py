@@ -6,14 +6,13 @@ None is built here: that needs a container engine and images of others.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from rendered import DEPLOY, ROOT
+from rendered import DEPLOY, ROOT, installed
 
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -114,7 +113,7 @@ def test_everything_in_the_context_is_copied() -> None:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_hadolint_has_nothing_to_say(path: Path, tmp_path: Path) -> None:
-    program = shutil.which("hadolint")
+    program = installed("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed")
     done = subprocess.run([program, "--no-color", str(path)], capture_output=True, text=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from rendered import DEPLOY, GIVEN, rendered, renderer
+from rendered import DEPLOY, GIVEN, installed, rendered, renderer
 
 from onward.recipes.options import FinetuneConfig
 
@@ -220,7 +219,7 @@ def test_shell_scripts_parse(name: str, tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", str(script(name, tmp_path))], check=True)
     if name == "launch.sh":
         assert os.access(DEPLOY / name, os.X_OK)
-    checker = shutil.which("shellcheck")
+    checker = installed("shellcheck")
     if checker is None:
         pytest.skip("shellcheck is not installed; bash itself has read the script")
     subprocess.run([checker, str(script(name, tmp_path))], check=True)

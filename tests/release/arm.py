@@ -33,7 +33,7 @@ from onward.kernels.native import library as native
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian has those of aarch64
-# those of setup.py
+# The flags are those of setup.py.
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 ALIGN = 64
 B, T, D, V = 3, 21, 32, 50  # batch, tokens, width, vocabulary

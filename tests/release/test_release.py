@@ -151,7 +151,8 @@ def test_wheels_are_built_for_each_python_that_is_promised() -> None:
     ]
     assert settings["build"] == [f"cp{version}-*" for version in promised]
     assert settings["linux"]["archs"] == ["x86_64", "aarch64"]
-    program = shutil.which("cibuildwheel")
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("cibuildwheel", path=beside)
     if program is None:
         return
     done = subprocess.run(
