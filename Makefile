@@ -27,8 +27,6 @@ OUTSIDERS_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
-# Files of a release do not depend on the hour: times in them are the last commit's.
-export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 .DEFAULT_GOAL := help
 .PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean sdist wheel sbom arm
@@ -131,6 +129,9 @@ bench-convergence: $(VENV)/.installed-hf,ort ## train with eager and with Onward
 
 bench-gpu: $(VENV)/.installed-hf,ort ## the same on one GPU, in under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
+
+# Files of a release do not depend on the hour: times in them are the last commit's.
+sdist wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 sdist: $(VENV)/.installed-dist ## make the source distribution, in dist/
 	$(BIN)/python -m build --sdist --outdir dist .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from rendered import DEPLOY, GIVEN, installed, rendered, renderer
+from rendered import DEPLOY, GIVEN, ROOT, installed, rendered, renderer
 
 from onward.recipes.options import FinetuneConfig
 
@@ -97,6 +99,17 @@ def test_the_renderer_as_a_program(tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "render.py: error: 'nodes' is no value; fix: name=value\n"
     assert "no template 'x'" in run("x").stderr
+
+
+def test_commands_of_the_page_are_taken() -> None:
+    page = (ROOT / "docs" / "places.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^python deploy/render.py (.+?) > \S+$", page, re.MULTILINE)
+    shown = [shlex.split(line.replace("$HOME", "/home/me")) for line in lines]
+    for template, *words in shown:
+        values = dict(word.split("=", 1) for word in words)
+        assert renderer.BracedTemplate(renderer.render(template, values)).get_identifiers() == []
+    assert len(shown) >= 5
+    assert [name for name in renderer.TEMPLATES if name.split("/")[1] not in page] == []
 
 
 # ---- what they hold
