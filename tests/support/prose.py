@@ -35,7 +35,7 @@ from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
-SOURCES = ("src", "benchmarks", "tests", "examples")
+SOURCES = ("src", "benchmarks", "tests", "examples", "deploy")
 PAGES = ("docs", "examples", "tests")
 TOP_PAGES = ("README.md", "CHANGELOG.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md")
 

@@ -22,6 +22,7 @@ ALLOWED = (
     Allowed("paths", r"(file\.txt|batches\.json)", r"examples/.*", "a user's file"),
     Allowed("paths", r"(result\.json|script\.py)", r"tests/outsiders/.*", "a call's arguments"),
     Allowed("command_line", r"--(nproc-per-node|max-restarts)", r".*", "switches of torchrun"),
+    Allowed("command_line", r"--.*", r"docs/places\.md", "switches of docker, kubectl, az"),
     Allowed("command_line", r"--lr", r"docs/explain\.md", "an option of the user's script"),
     Allowed("rewrite_passes", r"pass squared_relu", r"examples/plugin/.*", "the plugin's pass"),
     Allowed("dotted", r"onward\.plugins", r".*", "the group of entry points"),
