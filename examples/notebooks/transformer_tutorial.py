@@ -112,9 +112,8 @@ def words_of(text: str) -> list[str]:
 def read_texts(settings: Settings) -> tuple[list[str], list[str]]:
     """The words to train on, and those to evaluate on."""
     if not settings.train_file:
-        return tuple(
-            words_of("\n".join(text.documents)) for text in python_library(settings.corpus_bytes)
-        )
+        train_side, eval_side = python_library(settings.corpus_bytes)
+        return words_of("\n".join(train_side.documents)), words_of("\n".join(eval_side.documents))
     train = words_of(Path(settings.train_file).read_text(encoding="utf-8"))
     if settings.eval_file:
         return train, words_of(Path(settings.eval_file).read_text(encoding="utf-8"))
