@@ -86,14 +86,14 @@ def _mask(batch: Batch) -> torch.Tensor:
 
 def _trainer(model: Any, found: FoundModel) -> onward.Trainer:
     """A Trainer of the model, with the optimizer and the windows of its run, if it is of one."""
-    from onward.recipes.engines import adamw
+    from onward.recipes.optimizers import optimizer_of
 
     run = FinetuneConfig(learning_rate=5e-5) if found.record is None else found.run_options()
     options = onward.TrainerOptions(
         gradient_accumulation_steps=run.gradient_accumulation_steps,
         max_grad_norm=run.max_grad_norm or None,
     )
-    return onward.Trainer(model, adamw(model, run), options=options)
+    return onward.Trainer(model, optimizer_of(model, run), options=options)
 
 
 def _write(trainer: onward.Trainer, path: Path, batch: Batch, config: ExportConfig) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import checkpoints, is_checkpoint
+from onward.recipes.loop import weights_sha256
+from onward.recipes.options import FinetuneConfig, InputError, is_run
+from onward.recipes.run_folder import RESULTS, read_record
 from onward.recipes.start_model import (
     build_model,
     check_model_name,
@@ -21,9 +24,6 @@ from onward.recipes.start_model import (
     require_hf,
     set_dropout,
 )
-from onward.recipes.loop import weights_sha256
-from onward.recipes.options import FinetuneConfig, InputError, is_run
-from onward.recipes.run_folder import RESULTS, read_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
