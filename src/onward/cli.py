@@ -263,6 +263,24 @@ def run_export(argv: list[str]) -> int:
     return export(argv[0], out, config)
 
 
+def run_merge_lora(argv: list[str]) -> int:
+    """Runs `onward merge-lora RUN OUT` and returns its exit status."""
+    words = [word for word in argv if not word.startswith("-")]
+    if "-h" in argv or "--help" in argv:
+        print(f"usage: onward merge-lora RUN OUT\n\n{VERBS['merge-lora'][0]}.")
+        return 0
+    if len(words) != 2 or len(argv) != 2:
+        raise InputError(
+            "a run and a new folder are needed",
+            "after merge-lora",
+            "such as onward merge-lora runs/adapters runs/merged",
+        )
+    _tell_loading("merge-lora", argv[0])
+    from onward.recipes.lora import merge_lora
+
+    return merge_lora(words[0], words[1])
+
+
 def run_sweep(argv: list[str]) -> int:
     """Runs `onward sweep SWEEP` and returns its exit status."""
     fix = "give a file, such as onward sweep sweep.yaml --output_dir runs/sweep"
@@ -413,6 +431,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "config": ("show the options of finetune and their sources, or check a file", run_config),
     "export": ("write a model, or its training step, as ONNX for any runtime", run_export),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
+    "merge-lora": ("add a run's LoRA adapters to the weights that it began with", run_merge_lora),
     "sweep": ("run finetune with each choice of options that a file lists", run_sweep),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),

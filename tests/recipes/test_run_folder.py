@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
     "logging_steps": 3, "mesh": "dp_replicate=2", "optimizer_state": "bf16",
     "config_overrides": "n_layer=1", "max_train_samples": 9, "warmup_ratio": 0.5, "adam_beta1": 0.8,
     "adam_beta2": 0.9, "adam_epsilon": 1e-6, "task": "masked-lm", "optim": "lamb",
+    "lora_r": 4, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target_modules": "all-linear",
     "text_column": "a",
     "label_column": "b", "max_seq_length": 9, "max_target_length": 9, "source_prefix": "c",
     "doc_stride": 9, "mlm_probability": 0.5,

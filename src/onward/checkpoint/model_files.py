@@ -60,9 +60,10 @@ class ModelState:
 def config_files(model: torch.nn.Module) -> dict[str, str]:
     """The files beside the weights from which `from_pretrained` makes the model: `config.json`
     and, of a model that generates, `generation_config.json`. Empty for a model without a config of
-    that kind. The model's own config stays as it is."""
+    that kind, and for one with adapters, whose weights have other names. The model's own config
+    stays as it is."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_json_string"):
+    if not hasattr(config, "to_json_string") or getattr(model, "_hf_peft_config_loaded", False):
         return {}
     config = copy.deepcopy(config)
     config.architectures = [type(model).__name__]

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from onward.recipes.corpus import Text
+from onward.recipes.lora import require_peft
 from onward.recipes.model_size import parameter_count
 from onward.recipes.options import FinetuneConfig, InputError, check_options
 from onward.recipes.presets import PRESETS
@@ -73,6 +74,8 @@ def describe(config: FinetuneConfig) -> Run:
     task = TASKS[config.task]
     scratch = from_scratch(config)
     _check_scratch(config, task, scratch)
+    if config.lora_r is not None:
+        require_peft()
     sources = task.read(config)
     require_hf()
     # the run prints what matters; transformers' notes would break the progress bar

@@ -218,6 +218,7 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
     options name."""
     with StagedFiles(folder) as staged:
         model.save_pretrained(staged.path)
+        model.config.save_pretrained(staged.path)  # with adapters, the former leaves it out
         staged.publish()
     if isinstance(trainer, Trainer):
         draw = job.task.draw(job.eval, job.tokenizer, job.config)

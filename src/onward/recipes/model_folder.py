@@ -41,7 +41,7 @@ def check_model_folder(folder: Path, where: str, allow_pickle: bool) -> tuple[Pa
         raise InputError(
             f"model folder {str(folder)!r} holds an adapter (adapter_config.json)",
             where,
-            "merge it into its model with merge_and_unload, and store that with save_pretrained",
+            "merge it: onward merge-lora, or peft's merge_and_unload and save_pretrained",
         )
     named = check_config(folder, where)
     files = [named] if named is not None else [WEIGHTS, INDEX]

@@ -166,6 +166,16 @@ class FinetuneConfig:
     gradient_checkpointing: bool = option(
         False, "compute the activations of every layer again in the backward"
     )
+    lora_r: int | None = option(
+        None, "rank of LoRA's adapters, which alone are trained; null: all weights are"
+    )
+    lora_alpha: int | None = option(None, "LoRA's scale times the rank; null: twice the rank")
+    lora_dropout: float = option(0.0, "dropout before LoRA's adapters")
+    lora_target_modules: str | None = option(
+        None,
+        "layers that get adapters, or all-linear; null: peft's choice for the family",
+        several=True,
+    )
     mesh: str | None = of_trainer("mesh", None)
     zero: int = of_trainer("zero", 0)
     pipeline_schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"] = (
@@ -328,6 +338,9 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
     ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
+    ("lora_r", lambda v: v > 0, "more than 0"),
+    ("lora_alpha", lambda v: v > 0, "more than 0"),
+    ("lora_dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
     ("logging_steps", lambda v: v > 0, "more than 0"),
@@ -368,6 +381,9 @@ def _check_together(config: FinetuneConfig) -> None:
                 f"in --{name}",
                 f"leave it out, or give --task {' or '.join(tasks)}",
             )
+    for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
+        if getattr(config, name) not in (None, 0.0) and config.lora_r is None:
+            raise InputError(f"{name} without lora_r", f"in --{name}", "add --lora_r 8")
     if config.bf16 and config.fp16:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
     if config.warmup_ratio and config.warmup_steps:

@@ -45,6 +45,8 @@ _MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "model.safetensors",
+    "adapter_config.json",
+    "adapter_model.safetensors",
     "model-*.safetensors",
     "model.safetensors.index.json",
     "model.onnx",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
+from onward.recipes.lora import add_lora
 from onward.recipes.model_folder import (
     INDEX,
     WEIGHTS,
@@ -225,8 +226,15 @@ def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokeniz
 
 
 def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
-    """Builds the fp32 model with its start weights; seeds torch, so that every call gives the same
-    weights."""
+    """Builds the fp32 model with its start weights, and LoRA's adapters where the options ask for
+    them; seeds torch, so that every call gives the same weights."""
+    model = _plain_model(config, model_config)
+    if config.lora_r is not None:
+        add_lora(model, config)
+    return model
+
+
+def _plain_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
     import torch
 
     model_class = TASKS[config.task].model_class()
