@@ -25,9 +25,13 @@ from onward.environment import VARIABLES
 from onward.module import accelerated
 from onward.options import switch_lines
 from onward.prepare.batch import bind_batch
+from onward.recipes.bench_options import BenchConfig
+from onward.recipes.chat_options import ChatConfig
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.export_options import ExportConfig
 from onward.recipes.option_sources import CONFIG
-from onward.recipes.options import FinetuneConfig, VerifyConfig
+from onward.recipes.options import DataConfig, FinetuneConfig, PretrainConfig, VerifyConfig
+from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,7 +141,7 @@ def test_the_difference_to_a_plain_loop_is_one_in_time_not_in_numbers() -> None:
 
 def test_commands_are_those_of_the_command_line() -> None:
     named = [
-        re.findall(r"`onward (\w+)`", row[0])
+        re.findall(r"`onward ([\w-]+)`", row[0])
         for row in table(COMMAND_LINE, "| command | what it does |")
     ]
     assert [name for [name] in named] == list(VERBS)
@@ -200,9 +204,15 @@ def test_extras_are_those_of_the_package() -> None:
     assert sorted(named) == sorted(set(project["optional-dependencies"]) - inside)
 
 
+OPTIONS = (
+    VerifyConfig, DataConfig, PretrainConfig, ExplainConfig, BenchConfig, ChatConfig, ExportConfig,
+    SweepConfig,
+)  # fmt: skip
+
+
 def test_switches_that_are_named_exist() -> None:
     known = {
-        *VerifyConfig.__dataclass_fields__, *ExplainConfig.__dataclass_fields__, *RENAMED,
+        *(name for kind in OPTIONS for name in kind.__dataclass_fields__), *RENAMED,
         *SWITCHES, CONFIG, "help", "quick", "measure",
         "clear", "nproc_per_node",  # of torchrun
     }  # fmt: skip

@@ -13,15 +13,20 @@ from typing import Any
 from suite.progress import Clock, say
 from suite.report import Writer, heading, markdown, started
 
+# few tokens and a higher rate: hidden tokens are learnt late
+TOKENS = (
+    "--vocab_size", "500", "--block_size", "64", "--learning_rate", "3e-3",
+    "--per_device_train_batch_size", "16",
+)  # fmt: skip
 # The updates of each task, and what else its command line has.
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "causal-lm": (150, ()),
-    "masked-lm": (150, ()),
+    "masked-lm": (400, TOKENS),
     "text-classification": (150, ("--max_seq_length", "96")),
     "token-classification": (150, ()),
     "question-answering": (200, ("--max_seq_length", "256")),
     "multiple-choice": (200, ("--max_seq_length", "96")),
-    "seq2seq-lm": (150, ("--max_seq_length", "128")),
+    "seq2seq-lm": (200, ("--max_seq_length", "128", "--vocab_size", "1000")),
 }
 SHARED = (
     "--dropout",

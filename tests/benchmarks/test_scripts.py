@@ -350,6 +350,15 @@ def test_scaling_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+def test_tasks(tmp_path: Path) -> None:
+    report = run(tmp_path, "tasks", "--quick", "--cases", "text-classification").report("tasks")
+    (found,) = report["tasks"].values()
+    assert [each["engine"] for each in found["engines"]] == ["onward", "torch"]
+    assert found["max_relative_loss_difference"] < 1e-4
+    assert found["baseline"]["metric"] in found["engines"][0]["scores"]
+
+
+@pytest.mark.slow
 def test_first_step(tmp_path: Path) -> None:
     report = run(tmp_path, "first_step", "--quick").report("first_step")
     cold, warm = report["first"]

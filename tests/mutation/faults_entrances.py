@@ -34,8 +34,8 @@ ENTRANCE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "finetune: ranks along tp take rows of their own",
         "recipes/run_ranks.py",
-        "part.split(size)[mesh.share]",
-        "part.split(size)[self.rank % mesh.batches]",
+        "first = size * mesh.share",
+        "first = size * (self.rank % mesh.batches)",
         FINETUNE,
     ),
     Fault(

@@ -87,7 +87,7 @@ REPORTING_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "reports: results have the names of metrics lines", "recipes/loop.py",
-        "_REPORTED_AS.get(name, name): value", "name: value", RUNS,
+        "named.get(name, name): value", "name: value", RUNS,
     ),
     Fault(
         "reports: a new run has the old one's name", "recipes/run_folder.py",

@@ -94,6 +94,49 @@ def test_two_processes_are_one_with_twice_the_batch(
     assert not (tmp_path / "texts").exists() and not (tmp_path / "compare").exists()
 
 
+@pytest.mark.slow
+def test_ranks_learn_other_tasks_as_one_process_does(tmp_path: Path) -> None:
+    rows = [
+        {
+            "text": f"def name{i % 7}(" + "x, " * (i % 5) + "y)", "label": "ab"[i % 2],
+            "tokens": ["def", f"name{i}", "x"][: 1 + i % 3], "tags": ["K", "N", "N"][: 1 + i % 3],
+        }
+        for i in range(24)
+    ]  # fmt: skip
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def of(task: str, folder: Path, size: int, *more: str) -> list[str]:
+        narrow = "hidden_size=32,num_attention_heads=2,intermediate_size=48"
+        return [
+            *("finetune", "--task", task, "--train_file", str(table), "--vocab_size", "300"),
+            *("--config_overrides", narrow, "--max_steps", "3", "--dropout", "0.1", "--optim"),
+            *("sgd", "--learning_rate", "0.1", "--per_device_train_batch_size", str(size)),
+            *("--gradient_accumulation_steps", "2", "--validation_file", str(table)),
+            *("--per_device_eval_batch_size", "5", "--save_strategy", "no", "--output_dir"),
+            *(str(folder), *more),
+        ]
+
+    cases = {"text-classification": "dp_replicate=2", "token-classification": "dp_shard=2"}
+    commands = {
+        task: of(task, tmp_path / f"parts {task}", 2, "--mesh", mesh, "--zero", "1")
+        for task, mesh in cases.items()
+    }
+    commands["tp"] = of("text-classification", tmp_path / "parts tp", 4, "--mesh", "tp=2")
+    found = run(tmp_path, commands)
+    for name, said in found.items():
+        assert [each.status for each in said] == [0, 0], said
+        task = name if name in cases else "text-classification"
+        whole = tmp_path / f"whole {name}"
+        assert main(of(task, whole, 4)) == 0
+        results = [
+            json.loads((folder / "eval_results.json").read_text())
+            for folder in (tmp_path / f"parts {name}", whole)
+        ]
+        for key in ("eval_loss", "train_loss", "accuracy", "f1_macro"):
+            assert results[0][key] == pytest.approx(results[1][key], rel=2e-6), (name, key)
+
+
 # by the folder of a run: the switches of its mesh, the number of processes along axes of data, and
 # those of the mesh on which it goes on after it was stopped, if it was
 OF_TWO: dict[str, tuple[str, int, str, int]] = {

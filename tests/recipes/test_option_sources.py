@@ -104,7 +104,7 @@ def test_switches_of_others_are_told_of(tmp_path: Path, capsys: pytest.CaptureFi
         ("a: &a [*a, *a]", "is no text"),
         ("run_name: !!python/name:os.system x", "the value of 'run_name' is no text"),
         ("run_name: !!binary aGVsbG8=", "the value of 'run_name' is no text"),
-        ("mlm: true", "--mlm is not supported: finetune trains causal language models, not mas"),
+        ("mlm: true", "--mlm is not supported: what is learnt is a task"),
         ("config: other.yaml", "unknown option config, in run.yaml, line 1"),
         ("max_steps: 0", "max_steps is 0"),
         ("x" * (1 << 20) + ": 1", "'run.yaml' is over 1 MiB"),

@@ -51,7 +51,7 @@ def test_the_phases_are_those_of_the_recipe() -> None:
         assert (made.block_size, made.max_steps, made.learning_rate) == (size, updates, rate)
         assert made.warmup_ratio == warmup and made.optim == "lamb" and made.task == given.task
         assert made.gradient_accumulation_steps * made.per_device_train_batch_size == batch
-        # the same update on four processes
+        # an update on four processes has as many pairs
         shared = as_finetune(given, 4)
         assert 4 * shared.gradient_accumulation_steps == made.gradient_accumulation_steps
 
@@ -164,6 +164,8 @@ def test_phase_2_goes_on_from_phase_1(words: Path, tmp_path: Path) -> None:
                  "--output_dir", str(two)]) == 0  # fmt: skip
     options = json.loads((two / "run_config.json").read_text())["options"]
     assert options["learning_rate"] == 4e-3 and options["optim"] == "lamb"
+    lines = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < np.log(300) + np.log(2), "better than a guess of each"
     start = json.loads((two / "eval_results.json").read_text())["eval_loss"]
     assert start < json.loads((one / "eval_results.json").read_text())["eval_loss"] + 0.5
     from transformers import BertForPreTraining

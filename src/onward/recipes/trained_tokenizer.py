@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onward.recipes.corpus import pieces, train_tokenizer
 from onward.recipes.presets import Family
@@ -19,11 +19,11 @@ _ROBERTA = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask":
 def trained_tokenizer(
     documents: Sequence[str], vocab_size: int, positions: int, family: Family
 ) -> PreTrainedTokenizerBase:
-    """Trains a tokenizer of at most `vocab_size` tokens on these texts: byte-level BPE, or
-    WordPiece for BERT; with the special tokens of the family."""
+    """Trains a byte-level BPE of at most `vocab_size` tokens on these texts, with the special
+    tokens of the family. For BERT too: the trainer of WordPiece numbers its tokens by chance."""
     if family in ("gpt2", "llama"):
         return train_tokenizer(documents, vocab_size, positions)
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
 
     special = {
@@ -32,24 +32,16 @@ def trained_tokenizer(
         "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     }[family]
     marks = [f"<extra_id_{n}>" for n in range(SENTINELS)] if family == "t5" else []
-    shared: dict[str, Any] = {
-        "vocab_size": max(vocab_size - len(marks), 300),
-        "min_frequency": 2,
-        "special_tokens": list(special.values()),
-        "show_progress": False,
-    }
-    if family == "bert":
-        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)  # type: ignore[assignment]
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
-        tokenizer.decoder = decoders.WordPiece()  # type: ignore[assignment]
-        trainer: Any = trainers.WordPieceTrainer(**shared)
-    else:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-        tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-        letters = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(**shared, initial_alphabet=letters)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size - len(marks), 300),
+        min_frequency=2,
+        special_tokens=list(special.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(pieces(documents), trainer)
     first, between, last = {
         "bert": ("[CLS]", "[SEP]", "[SEP]"),

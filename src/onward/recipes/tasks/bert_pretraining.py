@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,10 @@ class BertPretraining(Task):
         held = held.chosen(order[: config.max_eval_samples or len(held)])
         if not len(train) or not len(held):
             raise InputError("there is no sample", f"in {sources[0].source}", "give more text")
-        baseline = Baseline("next_sentence_accuracy", "one answer for all", 0.5)
+        # of hidden tokens by their frequencies, and of an answer by a coin
+        words = max(model_config.get_text_config().vocab_size, len(tokenizer))
+        found = _entropy(shards, words) + math.log(2)
+        baseline = Baseline("pretraining_loss", "frequencies and a coin", found, lower=True)
         return TaskData(train, held, baseline, tokens[0], tokens[-1])
 
     def draw(
@@ -150,9 +154,16 @@ class BertPretraining(Task):
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
-        """The share of pairs of which it is known whether the second text follows."""
+        """The loss, and the share of pairs of which it is known whether the second text follows."""
         right = sum(told == true for told, true in predictions)
-        return {"next_sentence_accuracy": right / len(predictions)}
+        return {"pretraining_loss": loss, "next_sentence_accuracy": right / len(predictions)}
+
+
+def _entropy(shards: DocumentShards, words: int) -> float:
+    """The mean loss of a model that knows how often each token is, nats per token."""
+    counts = np.bincount(shards.tokens, minlength=words).astype(np.float64) + 1
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def _tokens_of(shards: DocumentShards, documents: NDArray[Any]) -> int:
@@ -217,7 +228,7 @@ def _pair(
 
 
 def _goes_on(tokenizer: Any) -> NDArray[np.bool_]:
-    """Which tokens go on with the word of the token before, bool[V]: `##` in front, or, in
+    """Tells which tokens go on with the word of the token before, bool[V]: `##` in front, or, in
     vocabularies that mark beginnings, no mark."""
     words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if any(word.startswith("##") for word in words):
