@@ -88,7 +88,7 @@ class BertPretraining(Task):
         held = held.chosen(order[: config.max_eval_samples or len(held)])
         if not len(train) or not len(held):
             raise InputError("there is no sample", f"in {sources[0].source}", "give more text")
-        # of hidden tokens by their frequencies, and of an answer by a coin
+        # hidden tokens are told by their frequencies, the answer by a coin
         words = max(model_config.get_text_config().vocab_size, len(tokenizer))
         found = _entropy(shards, words) + math.log(2)
         baseline = Baseline("pretraining_loss", "frequencies and a coin", found, lower=True)
