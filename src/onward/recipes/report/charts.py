@@ -84,6 +84,9 @@ def roofline(
             axes.plot([x], [y / 1e9], "o", ms=6, color=_HUES[place % 8], label=_safe(label))
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda number, _: f"{number:g}")
+            axis.set_minor_formatter(lambda *_: "")
         axes.set_xlabel("FLOPs per byte")
         axes.set_ylabel("GFLOP/s")
         axes.legend()

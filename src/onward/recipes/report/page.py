@@ -34,7 +34,7 @@ svg{display:block;width:100%;height:auto}svg text{font-family:system-ui,sans-ser
 table{border-collapse:collapse;font-size:.87rem;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid var(--rule);
 vertical-align:top}
-td+td{overflow-wrap:normal}th{white-space:nowrap;color:var(--faint);font-weight:500}
+td:first-child{white-space:nowrap}td+td:not(.n){min-width:9em}th{white-space:nowrap;color:var(--faint);font-weight:500}
 .n{text-align:right;white-space:nowrap}
 pre{white-space:pre-wrap;margin:4px 0 12px;font-size:.85rem}
 pre b{color:var(--c0);font-weight:600}
@@ -110,7 +110,7 @@ def _table(table: Table) -> str:
 
     def row(cells: Sequence[str], tag: str) -> str:
         made = [
-            f'<{tag}{" class=n" if i in numeric else ""}>{escape(cell)}</{tag}>'
+            f"<{tag}{' class=n' if i in numeric else ''}>{escape(cell)}</{tag}>"
             for i, cell in enumerate(cells)
         ]
         return f"<tr>{''.join(made)}</tr>"

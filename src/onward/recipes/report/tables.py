@@ -78,11 +78,11 @@ def passes(step: Mapping[str, Any]) -> Table:
 def memory_kinds(step: Mapping[str, Any]) -> Table:
     """The bytes of the step by kind at its fullest launch."""
     memory = step["explanation"]["memory"]
-    rows = [(kind, f"{n / 2**20:.2f}") for kind, n in memory["kinds"].items() if n]
+    rows = [(kind, f"{n / 2**20:.3f}") for kind, n in memory["kinds"].items() if n]
     return Table(
         "Memory of the planned step",
         ("kind", "MiB"),
-        (*rows, ("all", f"{memory['total'] / 2**20:.2f}")),
+        (*rows, ("all", f"{memory['total'] / 2**20:.3f}")),
         "At the launch with most bytes; Python and its libraries are not counted.",
     )
 
