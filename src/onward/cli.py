@@ -34,6 +34,7 @@ from onward.recipes.options import (
     VerifyConfig,
     check_options,
 )
+from onward.recipes.report_options import ReportConfig
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.sweep_file import SweepConfig
@@ -203,6 +204,19 @@ def run_simulate(argv: list[str]) -> int:
     from onward.recipes.simulate import simulate
 
     return simulate(argv[0], config)
+
+
+def run_report(argv: list[str]) -> int:
+    """Runs `onward report RUN [RUN2]` and returns its exit status."""
+    several = len(argv) > 1 and not any(word.startswith("-") for word in argv[:2])
+    folders, words = argv[: 1 + several], [*argv[:1], *argv[1 + several :]]
+    fix = "give a run's folder, such as onward report runs/wiki"
+    config = _parse_behind_word(words, "report", ReportConfig, "RUN", fix)
+    if config is None:
+        return 0
+    from onward.recipes.report.write import report
+
+    return report(folders, config)
 
 
 def _parse_behind_word(
@@ -423,6 +437,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
     "config": ("show the options of finetune and their sources, or check a file", run_config),
+    "report": ("show a run as one page, or compare two", run_report),
     "chat": ("answer prompts, by the trained model and by what it started from", run_chat),
     "complete": (
         "continue texts, as chat does without a chat template",

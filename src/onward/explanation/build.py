@@ -58,6 +58,7 @@ def explained(
         sizes=tuple(sizes.predict(size) for size in batch_sizes),
         largest=None if memory is None else sizes.largest(memory),
         seconds=dict(subject.compiler.journal.seconds),
+        launch_seconds=tuple(item.seconds for item in times or ()),
     )
 
 

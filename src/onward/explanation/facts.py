@@ -161,6 +161,7 @@ class StepFacts:
     sizes: tuple[SizedMemory, ...] = ()
     largest: LargestBatch | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    launch_seconds: tuple[float, ...] = ()
 
     @property
     def launch_count(self) -> int:
@@ -171,7 +172,7 @@ class StepFacts:
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name not in ("rows", "memory")
+            if f.name not in ("rows", "memory", "launch_seconds")
         }
         plain["launch_count"] = self.launch_count
         plain["rows"] = None if self.rows is None else self.rows.as_dict()

@@ -257,7 +257,26 @@ def _finetune(
             reporter.log(config.max_steps or 1, reported_results(job, result))
         report = single_report(result, run.baseline)
     print(f"\n{report}\n\nwritten to {output.path}")
+    if ranks.is_first:
+        _report(run, output.path)
     return 0
+
+
+def _report(run: Run, folder: Path) -> None:
+    """Writes what people read of a run that is complete; nothing of it decides whether the run
+    succeeds."""
+    from onward.recipes.report.text_samples import write_samples
+    from onward.recipes.report.write import report_of_run
+
+    if run.job.config.task == "causal-lm" and run.job.config.lora_r is None:
+        write_samples(folder, run.tokenizer, run.job.eval.blocks, run.parameters)
+    try:
+        page = report_of_run(folder)
+    except (OnwardError, OSError) as error:
+        print(f"note: no report: {error}", file=sys.stderr, flush=True)
+        return
+    if page is not None:
+        print(f"report in {page}")
 
 
 def _complete(run: Run, output: RunFolder, name: str, results: Mapping[str, Any]) -> None:

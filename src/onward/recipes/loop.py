@@ -27,6 +27,7 @@ from onward.recipes.engines import ENGINES, LoopTrainer
 from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
+from onward.recipes.report.step_facts import write_step_facts
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.run_ranks import RunRanks
@@ -207,6 +208,8 @@ def train(
         scores=scores,
     )
     if save_model:
+        if isinstance(trainer, Trainer) and ranks.ranks == 1:
+            write_step_facts(trainer, folder)
         if isinstance(trainer, Trainer):
             trainer.gather()  # by all ranks, before one of them writes
         ranks.from_first(lambda: _save_model(trainer, model, folder, job))

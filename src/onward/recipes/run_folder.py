@@ -6,6 +6,7 @@ runs/wiki/
     tensorboard/, reports.json  with --report_to: TensorBoard's files; the run's names elsewhere
     checkpoint-500/      see `onward.checkpoint`
     config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
+    step.json, samples.json, trace.json, report.html, README.md  see `onward.recipes.report`
     eval_results.json    last of all (compare.json in a comparison): nothing is left to do
 """
 
@@ -31,6 +32,7 @@ from onward.checkpoint import (
     settle,
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
+from onward.recipes.report.written_files import MARKED, SAMPLES, STEP, TRACE, is_ours
 from onward.recipes.trainer_switches import shares_of
 from onward.reporting.reporter import EVENTS, KEPT
 
@@ -265,7 +267,10 @@ class RunFolder:
                 remove(path)
         shutil.rmtree(self.path / OF_TORCH, ignore_errors=True)
         of_reports = (KEPT, f"{EVENTS}/events.out.tfevents.*") if reports else ()
-        for pattern in (METRICS, *_MODEL_FILES, *of_reports):
+        for name in MARKED:
+            if is_ours(self.path / name):
+                (self.path / name).unlink()
+        for pattern in (METRICS, STEP, SAMPLES, TRACE, *_MODEL_FILES, *of_reports):
             for path in self.path.glob(pattern):
                 path.unlink()
         if reports:

@@ -1,0 +1,58 @@
+"""Continuations of prompts by a run's trained model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onward.errors import one_line
+from onward.recipes.corpus import Ids
+from onward.recipes.report.written_files import SAMPLES, replace_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROMPTS, LONGEST = 2, 32  # tokens of a prompt, and of its continuation
+MOST_PARAMETERS = 200_000_000  # a larger model takes minutes on a CPU
+
+
+def write_samples(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, eval_blocks: Ids, parameters: int
+) -> None:
+    """Writes `samples.json`: greedy continuations of the first evaluation blocks by the model that
+    the folder holds. A model that cannot go on a text costs one line on stderr."""
+    if parameters > MOST_PARAMETERS:
+        return
+    try:
+        found = samples(folder, tokenizer, eval_blocks)
+        replace_file(folder / SAMPLES, json.dumps(found) + "\n")
+    except Exception as error:  # any, since a report decides about no run
+        told = one_line(str(error) or type(error).__name__, 200)
+        print(f"note: the report lacks samples of text: {told}", file=sys.stderr, flush=True)
+
+
+def samples(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, eval_blocks: Ids
+) -> list[dict[str, str]]:
+    """Greedy continuations of the starts of the first blocks `i32[blocks,T]`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    length = min(LONGEST, eval_blocks.shape[1] // 2)
+    found: list[dict[str, str]] = []
+    for row in eval_blocks[:PROMPTS]:
+        prompt = torch.from_numpy(row[:length]).long()[None]
+        made = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=length,
+            pad_token_id=tokenizer.eos_token_id,
+        )
+        texts = [tokenizer.decode(ids) for ids in (row[:length], made[0, length:])]
+        found.append({"prompt": str(texts[0]), "text": str(texts[1])})
+    return found
