@@ -3,7 +3,6 @@
     python benchmarks/chart.py benchmarks/results/cpu-DATE.json docs/images/cpu.svg
     python benchmarks/chart.py benchmarks/results/row_demand-DATE.json docs/images/row_demand.svg
     python benchmarks/chart.py benchmarks/results/scaling_on_paper-DATE.json docs/images/scaling.svg
-    python benchmarks/chart.py benchmarks/results/tasks-DATE.json docs/images/tasks.svg
     python benchmarks/chart.py --quick   # the newest committed reports, into a temporary folder
 
 cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer

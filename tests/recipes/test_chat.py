@@ -71,7 +71,7 @@ def test_the_start_weights_are_those_of_the_run(
 ) -> None:
     """By the digest that the run wrote before its first update."""
     from onward.recipes.found_model import find_model, load_model, load_start_model
-    from onward.recipes.loop import weights_sha256
+    from onward.recipes.weights_digest import weights_sha256
 
     found = find_model(str(small_run), "as RUN_OR_MODEL")
     trained = load_model(found)

@@ -140,7 +140,8 @@ def test_page_has_the_numbers_of_the_files(folder: Path, planned: tuple[Any, Any
         assert float(row[5]) == pytest.approx(sum(x["seconds"] for x in of_op) * 1e3, abs=6e-4)
     passes = seen.tables["Passes and their edits"][1:]
     assert [int(row[3]) for row in passes] == [c["after"] for c in step["explanation"]["changes"]]
-    assert dict(map(tuple, seen.tables["Options"]))["model_name_or_path"] == HOSTILE
+    options = {row[0]: row[1] for row in seen.tables["Options"]}
+    assert options["model_name_or_path"] == HOSTILE
 
 
 def test_page_runs_and_fetches_nothing(folder: Path) -> None:

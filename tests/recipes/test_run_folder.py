@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from onward.recipes.loop import weights_sha256
 from onward.recipes.options import FinetuneConfig, InputError, check_output_dir
 from onward.recipes.run_folder import (
     FREE_OPTIONS,
@@ -23,6 +22,7 @@ from onward.recipes.run_folder import (
     read_record,
     write_json,
 )
+from onward.recipes.weights_digest import weights_sha256
 
 OTHER: dict[str, Any] = {
     "model_name_or_path": "gpt2-small", "tokenizer_name": "t", "vocab_size": 300, "corpus_bytes": 9,

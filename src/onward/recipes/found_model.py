@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import checkpoints, is_checkpoint
-from onward.recipes.loop import weights_sha256
 from onward.recipes.options import FinetuneConfig, InputError, is_run
 from onward.recipes.run_folder import RESULTS, read_record
 from onward.recipes.start_model import (
@@ -24,6 +23,7 @@ from onward.recipes.start_model import (
     require_hf,
     set_dropout,
 )
+from onward.recipes.weights_digest import weights_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

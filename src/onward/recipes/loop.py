@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import Dataset
 
 from onward.checkpoint import StagedFiles
-from onward.checkpoint.tensor_file import tensor_bytes
 from onward.data import ResumableDataLoader
 from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
@@ -37,6 +36,7 @@ from onward.recipes.start_model import build_model
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Task
 from onward.recipes.trainer_switches import least_rows
+from onward.recipes.weights_digest import weights_sha256
 from onward.reporting import Reporter
 from onward.train import Trainer
 
@@ -456,15 +456,6 @@ def reported_results(job: Job, result: EngineResult) -> dict[str, float | int]:
         for name, value in eval_results(job, result).items()
         if not isinstance(value, str)
     }
-
-
-def weights_sha256(model: torch.nn.Module) -> str:
-    """The SHA-256 of the names and bytes of all weights and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor_bytes(tensor).numpy().data)
-    return digest.hexdigest()
 
 
 def _tokens_per_second(history: RunHistory) -> float:

@@ -90,8 +90,8 @@ def merge_lora(name: str, out: str) -> int:
     from peft import PeftModel
     from transformers import AutoConfig, AutoTokenizer
 
-    from onward.recipes.loop import weights_sha256
     from onward.recipes.start_model import build_model
+    from onward.recipes.weights_digest import weights_sha256
 
     model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     began = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["start_weights_sha256"]

@@ -104,7 +104,8 @@ def _svg(title: str, draw: Any) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with rc_context({**_STYLE, "svg.hashsalt": title}):
+    style: Any = {**_STYLE, "svg.hashsalt": title}
+    with rc_context(style):
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure.add_subplot())

@@ -8,7 +8,7 @@ from typing import Any
 
 from onward.recipes.report import charts, tables
 from onward.recipes.report.run_data import RunData
-from onward.recipes.report.tables import Table
+from onward.recipes.report.tables import ReportTable
 from onward.recipes.report.written_files import MARK
 
 _STYLE = """
@@ -103,7 +103,7 @@ def _document(title: str, parts: list[str], sections: list[str], refresh: int | 
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     """A table as a section; columns of numbers are set to the right."""
     columns = range(max(map(len, table.rows), default=0))
     numeric = {i for i in columns if i and table.head and all(_is_number(r[i]) for r in table.rows)}

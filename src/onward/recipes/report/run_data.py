@@ -154,6 +154,8 @@ def _results(path: Path, compare: bool, notes: list[str]) -> dict[str, Mapping[s
 def _complete(one: dict[str, Any]) -> dict[str, Any]:
     """Results with one set of names, whichever file they come from."""
     losses, scores = one.get("step_losses"), one.get("scores", one)
+    if not any(name in scores for name in SCORES):  # an older run, of a language model
+        scores = {"perplexity": math.exp(min(float(one["eval_loss"]), 700.0))}
     last = [float(x) for x in losses[-10:]] if losses else []
     train_s = float(one["train_s"] if "train_s" in one else one["train_runtime"])
     eval_s = float(one["eval_s"] if "eval_s" in one else one["eval_runtime"])

@@ -13,7 +13,7 @@ from onward.recipes.report.run_data import SCORES, RunData
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of a page. head: titles of the columns; empty: none is shown."""
 
     title: str
@@ -57,16 +57,16 @@ def _ratio(a: float, b: float) -> float | None:
     return a / b if a > 0 and b > 0 and math.isfinite(a / b) else None
 
 
-def results(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+def results(columns: Mapping[str, Mapping[str, Any]]) -> ReportTable:
     """The results of engines or runs side by side."""
     rows = tuple(
         (title, *(f"{one[key]:{form}}" for one in columns.values()))
         for key, title, form in result_rows(columns.values())
     )
-    return Table("Results", ("", *columns), rows)
+    return ReportTable("Results", ("", *columns), rows)
 
 
-def passes(step: Mapping[str, Any]) -> Table:
+def passes(step: Mapping[str, Any]) -> ReportTable:
     """The passes and stages that made the graph."""
     rows = [
         (
@@ -78,14 +78,14 @@ def passes(step: Mapping[str, Any]) -> Table:
         for change in step["explanation"]["changes"]
     ]
     head = ("pass or stage", "edits", "nodes before", "after")
-    return Table("Passes and their edits", head, tuple(rows))
+    return ReportTable("Passes and their edits", head, tuple(rows))
 
 
-def memory_kinds(step: Mapping[str, Any]) -> Table:
+def memory_kinds(step: Mapping[str, Any]) -> ReportTable:
     """The bytes of the step by kind at its fullest launch."""
     memory = step["explanation"]["memory"]
     rows = [(kind, f"{n / 2**20:.3f}") for kind, n in memory["kinds"].items() if n]
-    return Table(
+    return ReportTable(
         "Memory of the planned step",
         ("kind", "MiB"),
         (*rows, ("all", f"{memory['total'] / 2**20:.3f}")),
@@ -93,7 +93,7 @@ def memory_kinds(step: Mapping[str, Any]) -> Table:
     )
 
 
-def row_sets(step: Mapping[str, Any]) -> Table | None:
+def row_sets(step: Mapping[str, Any]) -> ReportTable | None:
     """The rows that the step computes."""
     rows = step["explanation"]["rows"]
     if rows is None:
@@ -104,7 +104,7 @@ def row_sets(step: Mapping[str, Any]) -> Table | None:
         for one in rows["sets"]
     ]
     spared = f"{1 - rows['arithmetic_done']:.1%} of the forward's arithmetic can be spared"
-    return Table("Rows computed and spared", ("rows", "modules"), tuple(listed),
+    return ReportTable("Rows computed and spared", ("rows", "modules"), tuple(listed),
                  f"{spared}; computed: {form}.")  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def seconds_key(step: Mapping[str, Any]) -> str:
     return "seconds" if timed else "modelled_s"
 
 
-def launches(step: Mapping[str, Any]) -> Table:
+def launches(step: Mapping[str, Any]) -> ReportTable:
     """The work and time of the step's launches by op."""
     found = work_by_op(step)
     whole = sum(one.seconds for one in found.values()) or 1.0
@@ -156,10 +156,10 @@ def launches(step: Mapping[str, Any]) -> Table:
     measured = seconds_key(step) == "seconds"
     head = ("op", "launches", "MFLOP", "MB moved", "FLOPs/byte", "ms", "share")
     how = "measured in one run of the step" if measured else "modelled by the planner's rates"
-    return Table("Kernel launches", head, tuple(rows), f"Times are {how}.")
+    return ReportTable("Kernel launches", head, tuple(rows), f"Times are {how}.")
 
 
-def certificate(verified: Mapping[str, Any]) -> Table | None:
+def certificate(verified: Mapping[str, Any]) -> ReportTable | None:
     """Each compared tensor with its distance and what is allowed."""
     rows: list[tuple[str, ...]] = []
     for one in verified.get("rows") or ():
@@ -170,10 +170,10 @@ def certificate(verified: Mapping[str, Any]) -> Table | None:
             continue
         rows.append((*cells, "yes" if difference <= allowed else "NO"))
     head = ("against", "tensor", "distance", "allowed", "agrees")
-    return Table("Numerics certificate", head, tuple(rows)) if rows else None
+    return ReportTable("Numerics certificate", head, tuple(rows)) if rows else None
 
 
-def about(run: RunData) -> list[Table]:
+def about(run: RunData) -> list[ReportTable]:
     """The configuration, versions, machine and command line of a run."""
     record = run.record
     command = record.get("command")
@@ -186,14 +186,14 @@ def about(run: RunData) -> list[Table]:
         told = [_shown(baseline.get(name)) for name in ("metric", "of", "value")]
         facts.append(("without a model", f"{told[0]} {told[2]} ({told[1]})"))
     return [
-        Table("The run", (), tuple(facts)),
-        Table("Options", (), _pairs(run.options)),
-        Table("Versions and machine", (), (*_pairs(record.get("versions")),
+        ReportTable("The run", (), tuple(facts)),
+        ReportTable("Options", (), _pairs(run.options)),
+        ReportTable("Versions and machine", (), (*_pairs(record.get("versions")),
                                            *_pairs(record.get("machine")))),
     ]  # fmt: skip
 
 
-def differing(one: RunData, other: RunData) -> Table:
+def differing(one: RunData, other: RunData) -> ReportTable:
     """The options that differ between two runs."""
     names = dict.fromkeys((*one.options, *other.options))
     rows = [
@@ -201,7 +201,7 @@ def differing(one: RunData, other: RunData) -> Table:
         for name in names
         if one.options.get(name) != other.options.get(name)
     ]
-    return Table("Options that differ", ("", "run 1", "run 2"), tuple(rows))
+    return ReportTable("Options that differ", ("", "run 1", "run 2"), tuple(rows))
 
 
 def _pairs(values: Any) -> tuple[tuple[str, str], ...]:

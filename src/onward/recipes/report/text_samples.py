@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onward.errors import one_line
 from onward.recipes.corpus import Ids
@@ -40,7 +40,7 @@ def samples(
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     length = min(LONGEST, eval_blocks.shape[1] // 2)
     found: list[dict[str, str]] = []
     for row in eval_blocks[:PROMPTS]:
