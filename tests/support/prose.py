@@ -25,6 +25,7 @@ from onward.graph.ops import OWN
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import DataConfig, FinetuneConfig, VerifyConfig
+from onward.recipes.report_options import ReportConfig
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
@@ -253,7 +254,9 @@ _OTHERS = (
 def switches() -> frozenset[str]:
     """Every `--switch` of onward's commands, of the scripts here and of pytest as used here."""
     found = {CONFIG, "help", "version", *RENAMED, *SWITCHES, *_OTHERS}
-    for config in (FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig):
+    for config in (
+        FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, ReportConfig, SimulateConfig,
+    ):  # fmt: skip
         found.update(config.__dataclass_fields__)
     for path in sources():
         found.update(
