@@ -172,7 +172,7 @@ class StepFacts:
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name not in ("rows", "memory", "launch_seconds")
+            if f.name not in ("rows", "memory")
         }
         plain["launch_count"] = self.launch_count
         plain["rows"] = None if self.rows is None else self.rows.as_dict()
