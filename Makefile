@@ -29,7 +29,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean sdist wheel sbom arm
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -129,6 +129,28 @@ bench-convergence: $(VENV)/.installed-hf,ort ## train with eager and with Onward
 
 bench-gpu: $(VENV)/.installed-hf,ort ## the same on one GPU, in under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
+
+# Files of a release do not depend on the hour: times in them are the last commit's.
+sdist wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+
+sdist: $(VENV)/.installed-dist ## make the source distribution, in dist/
+	$(BIN)/python -m build --sdist --outdir dist .
+
+wheel: $(VENV)/.installed-dist ## make two wheels, in dist/: with this machine's kernels, and one for every platform
+	$(BIN)/python -m build --wheel --outdir dist .
+	ONWARD_NATIVE=0 $(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/twine check --strict dist/*.whl
+	@for wheel in dist/*linux*.whl; do [ ! -e "$$wheel" ] || $(BIN)/auditwheel show "$$wheel"; done
+
+arm: $(VENV)/.installed-test ## run the kernels as compiled for aarch64, under an emulator (three minutes; needs g++-aarch64-linux-gnu, qemu-user-static)
+	$(BIN)/python tests/release/arm.py
+
+sbom: $(VENV)/.installed-dist ## write the bill of materials of an installation, dist/onward.cdx.json (CycloneDX)
+	$(PYTHON) -m venv --clear build/sbom
+	ONWARD_NATIVE=0 build/sbom/bin/python -m pip install --quiet '.[hf,ort]' --constraint constraints.txt
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py environment build/sbom --pyproject pyproject.toml --mc-type library \
+		--output-reproducible --output-format JSON --output-file dist/onward.cdx.json
 
 clean: ## remove build products and caches (not .venv, not runs/)
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache

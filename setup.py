@@ -2,12 +2,17 @@
 
 The same sources are compiled once per instruction level. `onward.kernels.native.library` picks one
 at run time. Without a compiler the package installs all the same and runs on PyTorch's operators.
+
+The libraries use nothing of Python's, so that one wheel serves every Python of a platform
+(docs/notes/0075-wheels-and-places.md). With ONWARD_NATIVE=0 nothing is compiled, and the wheel is
+one for every platform.
 """
 
 import copy
 import hashlib
 import os
 import platform
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -18,12 +23,18 @@ from setuptools.command.build_ext import build_ext
 FOLDER = Path("src/onward/kernels/native")
 # Never -ffast-math: linked into a process it changes every library's denormals, and NaN checks go.
 # Errno and trap handlers alone keep loops with sqrtf and comparisons from vectorising.
-COMMON = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall"]
+# -g0: Python's own flags ask for debug information, ten times the code, with the builder's paths.
+COMMON = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-g0"]
 # For tests/kernels/sanitize.py. -fno-wrapv: Python's own flags define signed overflow.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-SANITIZE = [*SANITIZERS, "-O1", "-fno-omit-frame-pointer", "-fno-wrapv"]
-LEVELS = {"plain": []}
-if platform.machine() in ("x86_64", "AMD64"):
+SANITIZE = [*SANITIZERS, "-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv"]
+# Apple's and Microsoft's compilers know neither the sources' vector types nor OpenMP as they are.
+HAS_NATIVE = sys.platform not in ("darwin", "win32") and os.environ.get("ONWARD_NATIVE") != "0"
+# A wheel for others has every level, or is not made.
+IS_RELEASE = os.environ.get("CIBUILDWHEEL") == "1"
+# "plain" has what every processor of the architecture has: SSE2 on x86-64, NEON on aarch64.
+LEVELS = {"plain": []} if HAS_NATIVE else {}
+if HAS_NATIVE and platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
@@ -85,10 +96,23 @@ class BuildExt(build_ext):
         own.compiler.compile = _at_once(self.compiler.compile)
         build_ext.build_extension(own, ext)
 
+    def copy_extensions_to_source(self):
+        """Puts the libraries beside their sources, in the place of those with another name, as
+        builds of one Python had."""
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            level, made = ext.name.rpartition(".")[2], Path(self.get_ext_filename(ext.name)).name
+            for path in FOLDER.glob(f"{level}.*.so"):
+                if path.name != made and (FOLDER / made).exists():
+                    path.unlink()
+
 
 setup(
     cmdclass={"build_ext": BuildExt},
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    options={
+        "build_ext": {"parallel": os.cpu_count() or 1},
+        "bdist_wheel": {"py_limited_api": "cp311"} if LEVELS else {},
+    },
     ext_modules=[
         Extension(
             f"onward.kernels.native.{level}",
@@ -97,7 +121,8 @@ setup(
             define_macros=[("ONWARD_SOURCES", f'"{DIGEST.hexdigest()}"')],
             extra_compile_args=[*COMMON, *flags],
             # Not linked with OpenMP: PyTorch's own runtime serves both (see library.py).
-            optional=True,
+            optional=not IS_RELEASE,
+            py_limited_api=True,
         )
         for level, flags in LEVELS.items()
     ],

@@ -3,10 +3,12 @@
     python benchmarks/chart.py benchmarks/results/cpu-DATE.json docs/images/cpu.svg
     python benchmarks/chart.py benchmarks/results/row_demand-DATE.json docs/images/row_demand.svg
     python benchmarks/chart.py benchmarks/results/scaling_on_paper-DATE.json docs/images/scaling.svg
+    python benchmarks/chart.py benchmarks/results/tasks-DATE.json docs/images/tasks.svg
     python benchmarks/chart.py --quick   # the newest committed reports, into a temporary folder
 
 cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer
-over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks.
+over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks. tasks:
+the loss of each task over the updates.
 
 Needs matplotlib: pip install 'onward[viz]'.
 """
@@ -18,7 +20,7 @@ import json
 import sys
 from pathlib import Path
 
-from suite.charts import draw, draw_grid, draw_scaling
+from suite.charts import draw, draw_grid, draw_scaling, draw_tasks
 from suite.cli import RESULTS, CommandLine, refused
 from suite.progress import say
 
@@ -46,7 +48,7 @@ def main() -> int:
 
 
 KINDS = ("cpu", "row_demand", "scaling_on_paper")
-DRAWINGS = {"grid": draw_grid, "scaling": draw_scaling}
+DRAWINGS = {"grid": draw_grid, "scaling": draw_scaling, "tasks": draw_tasks}
 
 if __name__ == "__main__":
     sys.exit(main())

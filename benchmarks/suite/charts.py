@@ -1,7 +1,8 @@
 """Draw a benchmark's JSON as one picture.
 
 cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer
-over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks.
+over the share of padding. scaling_on_paper: MFU and goodput of each model over the ranks. tasks:
+the loss of each task over the updates.
 
 Needs matplotlib: pip install 'onward[viz]'.
 """
@@ -139,3 +140,37 @@ def draw_scaling(report: Mapping[str, Any], path: Path) -> None:
     axes[0][0].set_ylim(bottom=0.0)
     axes[0][0].legend(fontsize=8, frameon=False)
     _save(figure, path)
+
+
+def draw_tasks(report: Mapping[str, Any], path: Path) -> None:
+    """The loss of each task over the updates, of Onward and of eager PyTorch."""
+    pyplot = _pyplot()
+    tasks = report["tasks"]
+    columns = 4
+    figure, axes = pyplot.subplots(
+        -(-len(tasks) // columns), columns, figsize=(11, 2.4 * -(-len(tasks) // columns)),
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
+    for place, (name, found) in zip(axes.flat, tasks.items(), strict=False):
+        ours, eager = found["engines"]
+        steps = range(1, len(ours["step_losses"]) + 1)
+        place.plot(steps, ours["step_losses"], color=_SHADES[0], linewidth=1.2, label="Onward")
+        dashes = (0, (3, 3))
+        place.plot(
+            steps, eager["step_losses"], color="#e07a5f", linewidth=1.0, linestyle=dashes,
+            label="eager PyTorch",
+        )  # fmt: skip
+        baseline = found["baseline"]
+        score = ours["scores"][baseline["metric"]]
+        told = f"{baseline['metric'].replace('_', ' ')} {score:.3g}, without a model "
+        place.set_title(f"{name}\n{told}{baseline['value']:.3g}", fontsize=8)
+        place.tick_params(labelsize=7)
+        for side in ("top", "right"):
+            place.spines[side].set_visible(False)
+    for place in axes.flat[len(tasks) :]:
+        place.axis("off")
+    axes.flat[0].set_xlabel("updates", fontsize=7)
+    axes.flat[0].set_ylabel("training loss", fontsize=7)
+    axes.flat[0].legend(fontsize=7, frameon=False)
+    _save(figure, path)
+    pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | data | explain | simulate | doctor | cache`."""
+"""The command line: `onward COMMAND`, one function for each command."""
 
 from __future__ import annotations
 
@@ -18,21 +18,30 @@ import onward
 from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
+from onward.recipes.bench_options import BenchConfig, check_bench
+from onward.recipes.chat_options import ChatConfig, check_chat
+from onward.recipes.config_options import ShowConfig, shown_schema, shown_values
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.export_options import ExportConfig, check_export
+from onward.recipes.option_places import placed
 from onward.recipes.option_sources import CONFIG, Given, of_environment, of_file
 from onward.recipes.options import (
+    REPEATED,
     DataConfig,
     FinetuneConfig,
     InputError,
+    PretrainConfig,
     VerifyConfig,
     check_options,
 )
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
+from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import Foreign
 
 Config = TypeVar("Config")
 RunConfig = TypeVar("RunConfig", bound=FinetuneConfig)
+Settled = TypeVar("Settled", bound=FinetuneConfig)
 _CONFIG_HELP = (
     "YAML file of options, name: value; over it stand variables such as "
     "ONWARD_FINETUNE_MAX_STEPS, and over both the command line"
@@ -104,11 +113,28 @@ def run_finetune(argv: list[str]) -> int:
         logging.disable_progress_bar()
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
+    return _trained(argv, "finetune", FinetuneConfig, lambda config, ranks: config)
+
+
+def run_pretrain(argv: list[str]) -> int:
+    """Runs `onward pretrain` and returns its exit status."""
+    from onward.recipes.pretrain import as_finetune
+
+    return _trained(argv, "pretrain", PretrainConfig, as_finetune)
+
+
+def _trained(
+    argv: list[str],
+    verb: str,
+    kind: type[RunConfig],
+    settled: Callable[[RunConfig, int], FinetuneConfig],
+) -> int:
+    """Runs a verb that trains. settled: makes options of finetune for so many processes."""
     from onward.recipes.started_processes import quiet_unless_first, started
 
     with quiet_unless_first():
         try:
-            config = _of_run(argv, "finetune", FinetuneConfig)
+            config = _of_run(argv, verb, kind, lambda given: settled(given, started()[1]))
         except OnwardError as error:
             if started()[0]:  # rank 0 says it
                 raise SystemExit(2) from error
@@ -117,12 +143,12 @@ def run_finetune(argv: list[str]) -> int:
             return 0
         from onward.recipes import finetune
 
-        return finetune.finetune(config, ["onward", "finetune", *argv])
+        return finetune.finetune(config, ["onward", verb, *argv])
 
 
 def run_verify(argv: list[str]) -> int:
     """Runs `onward verify` and returns its exit status."""
-    config = _of_run(argv, "verify", VerifyConfig)
+    config = _of_run(argv, "verify", VerifyConfig, lambda given: given)
     if config is None:
         return 0
     from onward.recipes import finetune
@@ -132,7 +158,7 @@ def run_verify(argv: list[str]) -> int:
 
 def run_data(argv: list[str]) -> int:
     """Runs `onward data` and returns its exit status."""
-    config = _of_run(argv, "data", DataConfig)
+    config = _of_run(argv, "data", DataConfig, lambda given: given)
     if config is None:
         return 0
     from onward.recipes.preview import preview
@@ -140,16 +166,17 @@ def run_data(argv: list[str]) -> int:
     return preview(config)
 
 
-def _of_run(argv: list[str], verb: str, kind: type[RunConfig]) -> RunConfig | None:
-    """Parses and checks the options of a run, and writes a line, all before the seconds that torch
-    takes to import; None after `--help`."""
-    config = parse(argv, verb, kind)
-    if config is None:
+def _of_run(
+    argv: list[str], verb: str, kind: type[RunConfig], settled: Callable[[RunConfig], Settled]
+) -> Settled | None:
+    """Parses, settles and checks the options of a run, and writes a line, all before the seconds
+    that torch takes to import; None after `--help`."""
+    given = parse(argv, verb, kind)
+    if given is None:
         return None
+    config = settled(given)
     check_options(config)
-    if "torch" not in sys.modules:
-        model = config.model_name_or_path
-        print(f"onward {verb}: {model}; loading torch", file=sys.stderr, flush=True)
+    _tell_loading(verb, config.model_name_or_path)
     return config
 
 
@@ -186,9 +213,144 @@ def _parse_behind_word(
     none."""
     asks = any(each in ("-h", "--help") for each in words)
     if not asks and (not words or words[0].startswith("-")):
-        what = word.lower().replace("_", " ")
+        what = word.split()[0].lower().replace("_", " ")
         raise InputError(f"no {what} is given", f"as the first word after {verb}", fix)
     return parse(["--help"] if asks else words[1:], verb, kind, Foreign({}, {}), word)
+
+
+def run_chat(argv: list[str], verb: str = "chat") -> int:
+    """Runs `onward chat RUN_OR_MODEL`, or `onward complete`, and returns its exit status."""
+    fix = f"give one, such as onward {verb} runs/wiki --prompt Hello"
+    config = _parse_behind_word(argv, verb, ChatConfig, "RUN_OR_MODEL", fix)
+    if config is None:
+        return 0
+    check_chat(config)
+    _tell_loading(verb, argv[0])
+    from transformers.utils import logging
+
+    from onward.recipes.chat import chat
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return chat(argv[0], config, templated=verb == "chat")
+
+
+def _tell_loading(verb: str, name: str) -> None:
+    """Says what is about to happen, before the seconds that torch takes to import."""
+    if "torch" not in sys.modules:
+        print(f"onward {verb}: {name}; loading torch", file=sys.stderr, flush=True)
+
+
+def run_export(argv: list[str]) -> int:
+    """Runs `onward export MODEL_OR_RUN OUT` and returns its exit status."""
+    fix = "give one, such as onward export runs/wiki model.onnx"
+    words, out = argv, ""
+    if len(argv) > 1 and not argv[0].startswith("-") and not argv[1].startswith("-"):
+        words, out = [argv[0], *argv[2:]], argv[1]
+    config = _parse_behind_word(words, "export", ExportConfig, "MODEL_OR_RUN OUT", fix)
+    if config is None:
+        return 0
+    if not out:
+        raise InputError("no file or folder to write is given", "as the second word", fix)
+    check_export(config, out)
+    _tell_loading("export", argv[0])
+    from transformers.utils import logging
+
+    from onward.recipes.export import export
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return export(argv[0], out, config)
+
+
+def run_sweep(argv: list[str]) -> int:
+    """Runs `onward sweep SWEEP` and returns its exit status."""
+    fix = "give a file, such as onward sweep sweep.yaml --output_dir runs/sweep"
+    config = _parse_behind_word(argv, "sweep", SweepConfig, "SWEEP", fix)
+    if config is None:
+        return 0
+    from onward.recipes.sweep import sweep
+
+    def check(words: list[str]) -> FinetuneConfig:
+        found = parse(words, "finetune", FinetuneConfig)
+        assert found is not None, "no help is asked for"
+        check_options(found)
+        return found
+
+    return sweep(argv[0], config, check)
+
+
+def run_bench(argv: list[str]) -> int:
+    """Runs `onward bench MODEL_OR_SCRIPT` and returns its exit status."""
+    if argv == ["--worker"]:  # the process of one engine, started by bench
+        from onward.recipes.bench_worker import serve
+
+        return serve()
+    fix = "give one, such as onward bench gpt2-tiny"
+    config = _parse_behind_word(argv, "bench", BenchConfig, "MODEL_OR_SCRIPT", fix)
+    if config is None:
+        return 0
+    check_bench(argv[0], config)
+    from onward.recipes.bench import bench
+
+    return bench(argv[0], config)
+
+
+_CONFIG_VERBS = {
+    "show": "print each option's value and where it comes from",
+    "schema": "print the JSON schema of the file of --config",
+    "validate": "check such a file: onward config validate run.yaml",
+}
+
+
+def run_config(argv: list[str]) -> int:
+    """Runs `onward config show | schema | validate` and returns its exit status."""
+    word = argv[0] if argv else ""
+    asks = any(each in ("-h", "--help") for each in argv)
+    if asks and word != "show":
+        print(f"usage: onward config {' | '.join(_CONFIG_VERBS)} [...]\n\n{VERBS['config'][0]}.\n")
+        for name, about in _CONFIG_VERBS.items():
+            print(f"  {name:<9} {about}")
+        print("\n`onward config show --help` lists the options, which are those of finetune.")
+        return 0
+    if word not in _CONFIG_VERBS:
+        what = f"unknown word {word!r}" if word else "no show, schema or validate is given"
+        fix = _suggestion(word, list(_CONFIG_VERBS), "") if word else "onward config show"
+        raise InputError(what, "as the first word after config", fix)
+    if word == "show":
+        return _show(argv[1:])
+    files = argv[1:]
+    if word == "schema":
+        if files:
+            raise InputError(f"unexpected argument {files[0]!r}", "after schema", "leave it out")
+        print(shown_schema())
+        return 0
+    if len(files) != 1 or files[0].startswith("-"):
+        raise InputError("not one file is given", "after validate", "name one YAML file")
+    found = parse_with_places([f"--{CONFIG}", files[0]], "finetune", FinetuneConfig, others="")
+    assert found is not None, "no help is asked for"
+    _check_placed(*found)
+    print(f"{files[0]}: {len(found[1])} options of onward finetune, all valid")
+    return 0
+
+
+def _show(argv: list[str]) -> int:
+    found = parse_with_places(
+        argv, "config", ShowConfig, None, "show", "finetune", frozenset({"json"})
+    )
+    if found is None:
+        return 0
+    print(shown_values(*found))
+    _check_placed(*found)
+    return 0
+
+
+def _check_placed(config: FinetuneConfig, given: dict[str, Given]) -> None:
+    """Raises InputError for invalid options, which names their places."""
+    try:
+        check_options(config)
+    except InputError as error:
+        raise placed(error, given) from error
 
 
 def run_doctor(argv: list[str]) -> int:
@@ -237,11 +399,21 @@ def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
 
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
-    "finetune": ("train a causal language model on text, and save it", run_finetune),
+    "finetune": ("train a model on text or labelled examples, and save it", run_finetune),
+    "pretrain": ("pre-train BERT on plain text, in two phases", run_pretrain),
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "data": ("show the data of a run as the model sees them: counts, and tokens", run_data),
     "explain": ("show what a training step does, and where its memory is", run_explain),
+    "bench": ("time a model's training step by several engines, side by side", run_bench),
+    "chat": ("answer prompts, by the trained model and by what it started from", run_chat),
+    "complete": (
+        "continue texts, as chat does without a chat template",
+        lambda argv: run_chat(argv, "complete"),
+    ),
+    "config": ("show the options of finetune and their sources, or check a file", run_config),
+    "export": ("write a model, or its training step, as ONNX for any runtime", run_export),
     "simulate": ("estimate training steps on a cluster that is described", run_simulate),
+    "sweep": ("run finetune with each choice of options that a file lists", run_sweep),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),
 }
@@ -261,11 +433,29 @@ def parse(
     foreign: switches of other programs that are understood; by default those of training. before:
     text before the options in the usage line.
     """
+    found = parse_with_places(argv, verb, kind, foreign, before)
+    return None if found is None else found[0]
+
+
+def parse_with_places(
+    argv: Sequence[str],
+    verb: str,
+    kind: type[Config],
+    foreign: Foreign | None = None,
+    before: str = "",
+    others: str | None = None,
+    own: frozenset[str] = frozenset(),
+) -> tuple[Config, dict[str, Given]] | None:
+    """Parses as `parse` does; returns also the values that are given, by option name, with their
+    places. others: the command whose variables count; "" for none, None for `verb`. own: options
+    that stand on the command line alone."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     foreign = Foreign() if foreign is None else foreign
     told = _given(argv, fields, hints, foreign)
-    given = None if told is None else _with_others(told, verb, fields, foreign)
+    shared = {name: field for name, field in fields.items() if name not in own}
+    others = verb if others is None else others
+    given = None if told is None else _with_others(told, others, shared, foreign)
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(
@@ -293,7 +483,7 @@ def parse(
         print(f"onward {verb}: note: {note}", file=sys.stderr)
     values = vars(parsed)
     del values[CONFIG]
-    return kind(**values)
+    return kind(**values), given
 
 
 def _with_others(
@@ -302,7 +492,8 @@ def _with_others(
     """The values of options by name, from the command line, the environment and a file."""
     found: dict[str, Given] = {}
     path, foreign_told = told.pop(CONFIG, None), frozenset(foreign.taken)
-    for others in (() if path is None else of_file(path), of_environment(verb)):
+    variables = of_environment(verb) if verb else ()
+    for others in (() if path is None else of_file(path), variables):
         own: set[str] = set()
         for given in others:
             name = _named(given.spelled, fields, foreign, given.where, "")
@@ -348,7 +539,8 @@ def _given(
         is_file = spelled == CONFIG
         place = "on the command line"
         name = CONFIG if is_file else _named(spelled, fields, foreign, place, "--")
-        if name in given:
+        repeated = name in fields and fields[name].metadata.get("repeated")
+        if name in given and not repeated:
             raise InputError(f"option --{name} twice", "on the command line", "give it once")
         if not equals:
             follows = words[0] if words else "--"
@@ -365,6 +557,8 @@ def _given(
                     value += f",{words.pop(0)}"
         if foreign.takes(name):
             foreign.take(spelled, name, value)
+        elif name in given:
+            given[name] += f"{REPEATED}{value}"
         else:
             given[name] = value
     return given
@@ -380,7 +574,7 @@ def _words(hint: Any) -> str:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(typing.get_args(hint))
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, "null")
 

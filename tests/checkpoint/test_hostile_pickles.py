@@ -36,8 +36,8 @@ from checkpoint_faults import checkpoint
 from onward.checkpoint import read_checkpoint
 from onward.checkpoint.disk import StagedFolder
 from onward.errors import CheckpointError
-from onward.recipes.causal_lm import build_model, check_model_name, load_model_config
 from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.start_model import build_model, check_model_name, load_model_config
 from onward.train.checkpointing import read_newest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "onward"

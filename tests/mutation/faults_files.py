@@ -57,11 +57,11 @@ FILES_FAULTS: tuple[Fault, ...] = (
         'if kind[0] in "IUBC" and', 'if kind[0] in "" and', WEIGHTS,
     ),
     Fault(
-        "files: other shapes start at random", "recipes/causal_lm.py",
+        "files: other shapes start at random", "recipes/start_model.py",
         'if mismatched := sorted(info["mismatched_keys"]):', "if mismatched := []:", WEIGHTS,
     ),
     Fault(
-        "files: code is read from pickles", "recipes/causal_lm.py",
+        "files: code is read from pickles", "recipes/start_model.py",
         "weights_only=True,", "weights_only=False,", PICKLES,
     ),
     Fault(

@@ -39,6 +39,11 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "if sorted(dims) != list(range(count)):", (*KERNELS, *PLAN),
     ),
     Fault(
+        "library: OpenMP is looked for where Linux alone tells", "kernels/native/library.py",
+        'maps.read_text(encoding="utf-8") if maps.exists() else ""',
+        'maps.read_text(encoding="utf-8")', ("release",),
+    ),
+    Fault(
         "native call: a tensor of any dtype is taken", "kernels/native/signatures.py",
         "if given.dtype == dtype and given.device.type", "if given.device.type", CALLS,
     ),

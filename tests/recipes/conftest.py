@@ -48,3 +48,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
         )
     ).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
+    """A complete run from scratch by eager PyTorch, with a checkpoint after update 2."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    words = ["--config_overrides", "n_layer=1,n_embd=16,n_head=2", "--engine", "torch"]
+    for name, value in {
+        "vocab_size": 300, "block_size": 16, "max_steps": 3, "save_steps": 2,
+        "learning_rate": 0.05, "max_train_samples": 64, "max_eval_samples": 2,
+    }.items():  # fmt: skip
+        words += [f"--{name}", str(value)]
+    words += ["--train_file", str(folder / "text.txt"), "--output_dir", str(folder / "out")]
+    from onward.cli import main
+
+    assert main(["finetune", *words]) == 0
+    return folder / "out"

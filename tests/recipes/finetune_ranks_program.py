@@ -88,12 +88,12 @@ def main(folder: Path, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*args)
 
-    def evaluated(trainer: Any, *args: Any) -> float:
-        loss: float = evaluate(trainer, *args)
+    def evaluated(trainer: Any, *args: Any) -> Any:
+        found = evaluate(trainer, *args)
         options = trainer.options
         seen.update(mesh=options.mesh, zero=options.zero, has_parts=trainer._weights.is_cut)
         models.append(trainer.model)
-        return loss
+        return found
 
     loop._update, loop.evaluate = interrupted, evaluated
     found: dict[str, Any] = {}

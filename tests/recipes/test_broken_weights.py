@@ -291,8 +291,8 @@ def test_a_configuration_from_the_hub_that_asks_for_more(
     name: str, model_folder: Path, tmp_path: Path
 ) -> None:
     """What is looked at once transformers has read a configuration, wherever it was."""
-    from onward.recipes.causal_lm import load_model_config
     from onward.recipes.options import FinetuneConfig, InputError
+    from onward.recipes.start_model import load_model_config
 
     changed, words = CONFIGS[name]
     config = json.loads((model_folder / "config.json").read_text())
@@ -316,8 +316,8 @@ def on_the_hub(
 ) -> Callable[[dict[str, bytes]], Any]:
     """The files of a model as the hub's cache has them, with some changed, and the configuration
     and the checked weights of that name."""
-    from onward.recipes.causal_lm import load_model_config, weight_files
     from onward.recipes.options import FinetuneConfig
+    from onward.recipes.start_model import load_model_config, weight_files
 
     def load(changed: dict[str, bytes]) -> Any:
         commit = "0" * 40
@@ -445,8 +445,8 @@ def test_missing_and_unexpected_weights_are_said(
     model_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from onward.recipes.causal_lm import build_model, load_model_config
     from onward.recipes.options import FinetuneConfig
+    from onward.recipes.start_model import build_model, load_model_config
 
     def change(weights: dict[str, torch.Tensor]) -> None:
         del weights["transformer.ln_f.bias"]

@@ -166,7 +166,7 @@ def test_a_class_gets_a_batch_that_eager_takes(name: str, monkeypatch: pytest.Mo
     import transformers
 
     kind = getattr(transformers, name)
-    monkeypatch.setattr(example_models, "_described", lambda _: (kind, SMALL[CLASSES[name]]))
+    monkeypatch.setattr(example_models, "described", lambda _: (kind, SMALL[CLASSES[name]]))
     model, given = example(name, 3, None if "ViT" in name else 8)
     assert type(model) is kind and model.training
     assert {len(t) for t in given.values()} == {3}
@@ -180,7 +180,7 @@ def test_a_class_gets_a_batch_that_eager_takes(name: str, monkeypatch: pytest.Mo
 def test_every_task_with_an_example_is_tried() -> None:
     import transformers
 
-    tried = {example_models._task(getattr(transformers, name)) for name in CLASSES}
+    tried = {example_models.task_of(getattr(transformers, name)) for name in CLASSES}
     assert tried == set(example_models._BATCHES)
 
 
@@ -191,7 +191,7 @@ def test_every_task_with_an_example_is_tried() -> None:
     ("BertForTokenClassification", "BertForTokenClassification"),
 ])  # fmt: skip
 def test_names_without_a_network(name: str, kind: str) -> None:
-    found, config = example_models._described(name)
+    found, config = example_models.described(name)
     assert found.__name__ == kind and config.model_type
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from onward.cli import main
 from onward.recipes.compare import comparison, largest_difference, run_engine, table
-from onward.recipes.finetune import describe
+from onward.recipes.describe import describe
 from onward.recipes.loop import EngineResult, Job
 from onward.recipes.options import FinetuneConfig
+from onward.recipes.tasks import Baseline
 
 
 def result(engine: str, seconds: float, losses: tuple[float, ...]) -> EngineResult:
@@ -26,6 +27,7 @@ def result(engine: str, seconds: float, losses: tuple[float, ...]) -> EngineResu
         peak_rss_mib=100.0 + 20 * seconds,
         eval_loss=2.0,
         start_weights_sha256="same",
+        scores={"perplexity": 7.389},
     )
 
 
@@ -34,14 +36,14 @@ def test_table_has_both_columns_and_the_largest_difference() -> None:
     reference = result("torch", 19.0, (4.0, 3.0, 2.002))
     difference, step = largest_difference(ours, reference)
     assert (difference, step) == (pytest.approx(0.01), 2)
-    text = table(ours, reference, 321.5)
+    text = table(ours, reference, Baseline("perplexity", "unigram model", 321.5, lower=True))
     rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
     assert rows[""] == ["onward", "torch"]
     assert rows["total time, s"] == ["10.0", "20.0", "2.00x", "as", "fast"]
     assert rows["tokens/s after the first step"] == ["111", "53", "2.11x", "as", "fast"]
     assert rows["peak memory, MiB"] == ["280", "480", "0.58x", "the", "memory"]
-    assert rows["perplexity"] == ["7.39", "7.39"]
-    assert rows["unigram perplexity"] == ["321.50", "321.50"]
+    assert rows["perplexity"] == ["7.3890", "7.3890"]
+    assert rows["perplexity, unigram model"] == ["321.50", "321.50"]
     assert rows["largest relative loss difference"] == ["1.0e-02", "at", "update", "2"]
     json.dumps(comparison(ours, reference), allow_nan=False)
 
@@ -54,8 +56,10 @@ def test_job_survives_the_way_to_another_process(tmp_path: Path, text_file: Path
     assert again.config == job.config
     assert again.model_config.to_dict()["resid_pdrop"] == 0.0
     assert again.model_config.vocab_size == job.model_config.get_text_config().vocab_size
-    assert (again.train_blocks == job.train_blocks).all()
-    assert (again.eval_blocks == job.eval_blocks).all()
+    assert (again.train.blocks == job.train.blocks).all()
+    assert (again.eval.blocks == job.eval.blocks).all()
+    text = "def f(x):"
+    assert again.tokenizer(text)["input_ids"] == job.tokenizer(text)["input_ids"]
 
 
 @pytest.mark.slow

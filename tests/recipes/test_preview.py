@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onward.cli import main
-from onward.recipes.finetune import describe
+from onward.recipes.describe import describe
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.preview import histogram, shown_block
 
@@ -29,10 +29,10 @@ def test_counts_are_those_of_the_run(
     ids = AutoTokenizer.from_pretrained(model_folder)(text, add_special_tokens=False)["input_ids"]
     blocks, rest = divmod(len(ids), 24)
     assert (found["train_tokens"], found["left_out"]) == (len(ids), rest)
-    assert found["train_blocks"] + found["eval_blocks"] == blocks
+    assert found["train_samples"] + found["eval_samples"] == blocks
     assert (found["documents"], found["characters"]) == (1, len(text))
     assert found["labelled"] == pytest.approx(23 / 24)
-    trained = ids[: found["train_blocks"] * 24]
+    trained = ids[: found["train_samples"] * 24]
     assert found["used"] == len(set(trained)) and found["vocabulary"] == 320
     assert found["unknown"] is None, "bytes have tokens"
 
@@ -44,7 +44,7 @@ def test_tokens_are_shown_between_marks(
         model_name_or_path=str(model_folder), train_file=str(text_file), block_size=32
     )
     run = describe(config)
-    for block in run.job.train_blocks[:5]:
+    for block in run.job.train.blocks[:5]:
         shown = shown_block(run.tokenizer, block)
         lines = [line.removeprefix("  ") for line in shown.splitlines()]
         assert max(map(len, lines)) <= 100

@@ -209,7 +209,7 @@ def test_what_is_wrong_with_a_service_is_in_the_line_on_request() -> None:
         def status(self) -> str:
             return "mlflow fails (ConnectionError), 3 waiting"
 
-    progress = Progress("torch", Path("metrics.jsonl"), 9, 3, 8, 2, [1.0], reporter=Ill(None))
+    progress = Progress("torch", Path("metrics.jsonl"), 9, 3, 2, [1.0], reporter=Ill(None))
     progress._first = 1
     assert progress.status().endswith("  reports: mlflow fails (ConnectionError), 3 waiting")
     progress._reporter = reporter.Reporter("none")

@@ -89,9 +89,9 @@ def test_progress_says_that_it_compiles(
 ) -> None:
     stream = Terminal() if watched else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    with Progress("onward", tmp_path / "metrics.jsonl", 2, 2, 6, 1) as progress:
+    with Progress("onward", tmp_path / "metrics.jsonl", 2, 2, 1) as progress:
         for i in (1, 2):
-            progress.update(i, float(trainer.train_step(X, Y).loss), None, 0.1)
+            progress.update(i, float(trainer.train_step(X, Y).loss), None, 0.1, 6)
     text = stream.getvalue()
     if watched:
         assert "compiling: capture" in text and "step/s" in text

@@ -35,7 +35,9 @@ BROUGHT = """
     preprocessing_num_workers optim bf16 deepspeed report_to run_name save_strategy eval_strategy
     evaluation_strategy logging_strategy lr_scheduler_type warmup_ratio adam_beta1 adam_beta2
     gradient_checkpointing resume_from_checkpoint disable_tqdm dataloader_drop_last
-    label_smoothing_factor use_cpu eval_steps
+    label_smoothing_factor use_cpu eval_steps task_name max_seq_length pad_to_max_length
+    max_source_length max_target_length source_prefix text_column summary_column label_column
+    doc_stride predict_with_generate group_by_length dataloader_num_workers
 """
 FIELDS = {field.name: field for field in dataclasses.fields(FinetuneConfig)}
 ACCEPTED = [name for name, switch in SWITCHES.items() if not switch.fix]

@@ -11,7 +11,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from onward.cli import main
-from onward.recipes.finetune import describe
+from onward.recipes.describe import describe
 from onward.recipes.loop import train
 from onward.recipes.options import FinetuneConfig
 
@@ -35,7 +35,7 @@ def test_a_share_of_the_updates_warms_up(ratio: float, steps: int, text_file: Pa
 
 def test_the_first_blocks_are_trained(text_file: Path) -> None:
     whole, part = (
-        describe(config_of(text_file, max_train_samples=n)).job.train_blocks for n in (None, 9)
+        describe(config_of(text_file, max_train_samples=n)).job.train.blocks for n in (None, 9)
     )
     assert len(part) == 9 and (part == whole[:9]).all()
 

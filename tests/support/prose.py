@@ -22,15 +22,20 @@ import onward
 from onward.cli import VERBS
 from onward.environment import VARIABLES
 from onward.graph.ops import OWN
+from onward.recipes.bench_options import BenchConfig
+from onward.recipes.chat_options import ChatConfig
+from onward.recipes.config_options import ShowConfig
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.export_options import ExportConfig
 from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import DataConfig, FinetuneConfig, VerifyConfig
 from onward.recipes.simulate_options import SimulateConfig
+from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
-SOURCES = ("src", "benchmarks", "tests", "examples")
+SOURCES = ("src", "benchmarks", "tests", "examples", "deploy")
 PAGES = ("docs", "examples", "tests")
 TOP_PAGES = ("README.md", "CHANGELOG.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md")
 
@@ -253,7 +258,10 @@ _OTHERS = (
 def switches() -> frozenset[str]:
     """Every `--switch` of onward's commands, of the scripts here and of pytest as used here."""
     found = {CONFIG, "help", "version", *RENAMED, *SWITCHES, *_OTHERS}
-    for config in (FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig):
+    for config in (
+        FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig, ShowConfig,
+        ChatConfig, ExportConfig, SweepConfig, BenchConfig,
+    ):  # fmt: skip
         found.update(config.__dataclass_fields__)
     for path in sources():
         found.update(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import MissingExtraError, OnwardError
+from onward.errors import OnwardError
 from onward.fitting.evaluation import Metric, evaluate
 from onward.fitting.fit_options import FitOptions
 from onward.fitting.fit_state import FitState
+from onward.fitting.schedules import named_schedule
 from onward.reporting import Reporter
 from onward.train import StepResult, Trainer
 
@@ -133,15 +134,8 @@ class _Loop:
         name = self.options.lr_scheduler_type
         if name is None:
             return None
-        try:
-            from transformers import get_scheduler
-        except ImportError as error:
-            raise MissingExtraError("transformers", "hf") from error
-        return get_scheduler(
-            name,
-            self.trainer.optimizer,
-            num_warmup_steps=self.options.warmup_steps,
-            num_training_steps=self.max_steps,
+        return named_schedule(
+            name, self.trainer.optimizer, self.options.warmup_steps, self.max_steps
         )
 
     @contextmanager

@@ -79,19 +79,25 @@ def _limits(mount: Path, path: str) -> Iterator[float]:
                 yield int(limit) / int(period)
 
 
+def processors() -> set[int]:
+    """The numbers of the processors that this process may run on; all of the machine's where the
+    system does not tell, as macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def own_choices() -> set[int]:
     """The numbers of threads that PyTorch may have chosen itself: the processors that this process
     may run on, or their cores."""
-    if not hasattr(os, "sched_getaffinity"):
-        return {os.cpu_count() or 1}
-    processors = os.sched_getaffinity(0)
+    found = processors()
     cores: set[tuple[str, ...]] = set()
-    for number in processors:
+    for number in found:
         folder = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
         with suppress(OSError):
             names = ("physical_package_id", "core_id")
             cores.add(tuple((folder / n).read_text(encoding="utf-8") for n in names))
-    return {len(processors), len(cores) or len(processors)}
+    return {len(found), len(cores) or len(found)}
 
 
-__all__ = ["CHOSEN_BY", "follow_quota", "own_choices", "quota"]
+__all__ = ["CHOSEN_BY", "follow_quota", "own_choices", "processors", "quota"]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import onward
 from onward.recipes.loop import EngineResult, Job, TrainingError, eval_results, train
+from onward.recipes.progress import score_text
 from onward.recipes.run_folder import OF_TORCH, RESULTS, publish_json, write_json
+from onward.recipes.tasks import Baseline
 
 # Onward first, so that a failing capture shows before time is spent on the other engine.
 ENGINE_ORDER = ("onward", "torch")
@@ -94,7 +96,6 @@ ROWS = (
     ),
     TableRow("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
     TableRow("eval loss", lambda r: r.eval_loss, ".4f"),
-    TableRow("perplexity", lambda r: r.perplexity, ".2f"),
 )
 
 
@@ -118,7 +119,7 @@ def comparison(ours: EngineResult, reference: EngineResult) -> dict[str, object]
     }
 
 
-def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float) -> str:
+def table(ours: EngineResult, reference: EngineResult, baseline: Baseline) -> str:
     """The table of both engines; for time and memory, also Onward as a share of the reference."""
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
@@ -128,8 +129,11 @@ def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float
             share = b / a if row.title.endswith(", s") else a / b
             line += f"   {share:.2f}x {row.ratio}"
         lines.append(line)
-    unigram = f"{unigram_perplexity:>12.2f}"
-    lines.append(f"{'unigram perplexity':<36}{unigram}{unigram}")
+    for name, value in ours.scores.items():
+        told = [f"{score_text('', v).strip():>12}" for v in (value, reference.scores[name])]
+        lines.append(f"{name.replace('_', ' '):<36}{''.join(told)}")
+    value = f"{score_text('', baseline.value).strip():>12}"
+    lines.append(f"{f'{baseline.metric}, {baseline.of}':<36}{value}{value}")
     difference, step = largest_difference(ours, reference)
     lines.append(f"{'largest relative loss difference':<36}{difference:>12.1e}   at update {step}")
     return "\n".join(lines)

@@ -81,18 +81,31 @@ def read_text_file(path: Path, option: str) -> Text:
 
 
 def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text]:
-    """The built-in corpus: the library's Python sources, split by whole files into (train, eval).
+    """The built-in corpus: the library's Python sources, split by files into (train, eval)."""
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    texts: list[Text] = []
+    for name, files in zip(("train", "eval"), library_sources(max_bytes, root), strict=True):
+        digest = hashlib.sha256()
+        for path, source in files:
+            data = source.encode()
+            digest.update(f"{path}\0{len(data)}\0".encode() + data)
+        documents = tuple(source for _, source in files)
+        texts.append(Text(f"python standard library ({name})", documents, digest.hexdigest()))
+    return texts[0], texts[1]
+
+
+def library_sources(max_bytes: int, root: Path) -> tuple[list[tuple[str, str]], ...]:
+    """The (path, source) pairs of the library's files, for (train, eval). Raises InputError where
+    one of the two has none.
 
     A hash of a file's relative path decides its order and its side of the split, so that an
     interpreter version has the same corpus on every machine.
     """
-    root = root or Path(sysconfig.get_paths()["stdlib"])
     ranked = sorted(
         (hashlib.sha256(relative.as_posix().encode()).hexdigest(), relative)
         for relative in _library_files(root)
     )
-    sides: tuple[list[str], list[str]] = ([], [])
-    digests = (hashlib.sha256(), hashlib.sha256())
+    sides: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     total = 0
     for rank, relative in ranked:
         data = (root / relative).read_bytes()
@@ -105,19 +118,14 @@ def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text
         total += len(data)
         # the last digits: the first ones decide the order, which --corpus_bytes cuts off
         side = int(int(rank[-8:], 16) % EVAL_ONE_IN == 0)
-        sides[side].append(text)
-        digests[side].update(f"{relative.as_posix()}\0{len(data)}\0".encode() + data)
+        sides[side].append((relative.as_posix(), text))
     if not all(sides):
         raise InputError(
             f"the built-in corpus has {len(sides[0])} train and {len(sides[1])} eval files",
             f"in {root} with --corpus_bytes={max_bytes}",
             "raise --corpus_bytes, or name a --train_file",
         )
-    train, evaluation = (
-        Text(f"python standard library ({name})", tuple(documents), digest.hexdigest())
-        for name, documents, digest in zip(("train", "eval"), sides, digests, strict=True)
-    )
-    return train, evaluation
+    return sides
 
 
 def _library_files(root: Path) -> Iterator[Path]:
@@ -146,18 +154,19 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_pieces(documents), trainer)
+    tokenizer.train_from_iterator(pieces(documents), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         unk_token=END_OF_TEXT,
         model_max_length=positions,
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
 
 
-def _pieces(documents: Sequence[str]) -> Iterator[str]:
+def pieces(documents: Sequence[str]) -> Iterator[str]:
     """The documents in pieces of about a megabyte, each cut at the end of a line."""
     for document in documents:
         start = 0
@@ -175,9 +184,9 @@ def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
     for document in documents:
         if parts and separator:
             parts.append(np.array(separator, dtype=np.int32))
-        pieces = list(_pieces([document]))
+        parts_of = list(pieces([document]))
         encoded = tokenizer(
-            pieces, add_special_tokens=False, return_attention_mask=False, verbose=False
+            parts_of, add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         parts += [np.array(ids, dtype=np.int32) for ids in encoded]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)

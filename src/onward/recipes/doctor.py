@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import shutil
 import time
@@ -69,9 +68,9 @@ def _machine() -> Iterator[tuple[str, str]]:
 
     from onward.kernels.blas.choice import processor_name
     from onward.kernels.native import library
-    from onward.kernels.quota import quota
+    from onward.kernels.quota import processors, quota
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(processors())
     yield "processor", f"{processor_name()} ({platform.machine()}), {cores} cores to run on"
     yield "instructions", f"{torch.backends.cpu.get_cpu_capability()}, as PyTorch sees them"
     built = ", ".join(library.built()) or "nothing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,14 +56,15 @@ class EagerTrainer:
         self._registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
 
-    def train_step(self, input_ids: torch.Tensor, labels: torch.Tensor) -> StepResult:
-        """Runs one micro-batch `i64[B,T]`; the last of a window makes the update. See
+    def train_step(self, batch: Mapping[str, torch.Tensor], share: float) -> StepResult:
+        """Runs one micro-batch; the last of a window makes the update. share: of the labels of the
+        window, which a mean over all of them weighs the batch by. See
         `onward.Trainer.train_step`."""
         if not self._micro_steps:
             self.model.train()
         with self._precision():
-            loss = self.model(input_ids=input_ids, labels=labels).loss
-        self.scaler.scale(loss / self.accumulate).backward()  # type: ignore[union-attr]
+            loss = self.model(**batch).loss
+        self.scaler.scale(loss * share).backward()  # type: ignore[union-attr]
         self._micro_steps += 1
         lr = float(self.optimizer.param_groups[0]["lr"])
         if self._micro_steps < self.accumulate:
@@ -82,13 +83,14 @@ class EagerTrainer:
         return StepResult(loss.detach(), norm, lr, skipped=skipped, updated=not skipped)
 
     @torch.no_grad()
-    def eval_step(self, input_ids: torch.Tensor, labels: torch.Tensor) -> StepResult:
-        """Computes the mean loss, without dropout, over labels `i64[B,T]` that are not -100."""
+    def eval_step(self, batch: Mapping[str, torch.Tensor], fetch: Sequence[str] = ()) -> StepResult:
+        """Computes the mean loss, without dropout, over the labels of a batch, and the outputs
+        named by `fetch`."""
         self.model.eval()
         with self._precision():
-            return StepResult(
-                self.model(input_ids=input_ids, labels=labels).loss.detach(), updated=False
-            )
+            found = self.model(**batch)
+        outputs = {name: found[name] for name in fetch}
+        return StepResult(found.loss.detach(), updated=False, outputs=outputs)
 
     def register_for_checkpointing(self, *objects: Stateful) -> None:
         """Adds objects whose `state_dict` goes into checkpoints."""
@@ -136,18 +138,3 @@ def onward_trainer(
 
 TrainerFactory = Callable[["PreTrainedModel", torch.optim.Optimizer, FinetuneConfig], LoopTrainer]
 ENGINES: dict[str, TrainerFactory] = {"onward": onward_trainer, "torch": EagerTrainer}
-
-
-def adamw(model: PreTrainedModel, config: FinetuneConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices only, not vectors (biases and weights of norms)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate or 0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-    )

@@ -12,10 +12,10 @@ import psutil
 import torch
 
 from onward.errors import one_line
-from onward.recipes.causal_lm import require_hf
-from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.model_folder import check_config, check_links
 from onward.recipes.options import InputError
+from onward.recipes.presets import PRESETS, preset_config
+from onward.recipes.start_model import require_hf
 
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 _WHERE = "as MODEL_OR_SCRIPT"
@@ -33,8 +33,29 @@ def example(
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    kind, config = _described(name)
-    task = _task(kind)
+    kind, config = described(name)
+    batch = _usual_batch(kind, config, batch_size, sequence_length)
+    with torch.device("meta"):
+        count = sum(p.numel() for p in kind(config).parameters())
+    _check_room(kind, count)
+    torch.manual_seed(0)
+    model = kind(config).float().train()
+    return model, batch()
+
+
+def example_batch(
+    kind: Any, config: Any, batch_size: int | None = None, sequence_length: int | None = None
+) -> Batch:
+    """Random inputs with labels for a class of models; their numbers are drawn from torch's
+    generator. Raises InputError for a class without a known task."""
+    return _usual_batch(kind, config, batch_size, sequence_length)()
+
+
+def _usual_batch(
+    kind: Any, config: Any, batch_size: int | None, sequence_length: int | None
+) -> Callable[[], Batch]:
+    """What draws a batch for a class of models; settles the tokens of the configuration."""
+    task = task_of(kind)
     if task is None:
         raise InputError(f"no example batch is known for {kind.__name__}", _WHERE, _OWN)
     length = _length(config, task, sequence_length)
@@ -42,19 +63,14 @@ def example(
         config.pad_token_id = 0  # such a model finds the last token by it
     if task == "sequence to sequence" and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    with torch.device("meta"):
-        count = sum(p.numel() for p in kind(config).parameters())
-    _check_room(kind, count)
-    torch.manual_seed(0)
-    model = kind(config).float().train()
     size = BATCH_SIZE if batch_size is None else batch_size
-    return model, _BATCHES[task](config, size, length)
+    return lambda: _BATCHES[task](config, size, length)
 
 
 # ---- the model
 
 
-def _described(name: str) -> tuple[Any, Any]:
+def described(name: str) -> tuple[Any, Any]:
     """The class of a model and its configuration."""
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -75,8 +91,8 @@ def _described(name: str) -> tuple[Any, Any]:
         written = [getattr(transformers, n, None) for n in config.architectures or ()]
         return next(filter(None, written), None) or _usual_class(config, name), config
     if name in PRESETS:
-        config = gpt2_config(name, PRESETS[name].vocab_size, None)
-        return transformers.GPT2LMHeadModel, config
+        config = preset_config(name, PRESETS[name].vocab_size)
+        return _usual_class(config, name), config
     if name in CONFIG_MAPPING:
         try:
             config = AutoConfig.for_model(name)
@@ -151,7 +167,7 @@ def _check_room(kind: Any, parameters: int) -> None:
 # ---- the batch
 
 
-def _task(kind: Any) -> str | None:
+def task_of(kind: Any) -> str | None:
     """The task of a class, from the lists of Transformers; None where it is in none."""
     from transformers.models.auto import modeling_auto as auto
 
@@ -225,4 +241,4 @@ _BATCHES: dict[str, Callable[[Any, int, int], Batch]] = {
     "image classification": _images,
 }
 
-__all__ = ["example"]
+__all__ = ["Batch", "described", "example", "example_batch", "task_of"]

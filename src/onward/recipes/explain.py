@@ -59,7 +59,7 @@ def mesh_choice(target: str, config: ExplainConfig, arguments: Sequence[str] = (
     from onward.recipes.simulate import cluster_of
 
     place = None if config.cluster is None else cluster_of(config.cluster)
-    if _is_script(target):
+    if is_script(target):
         raise InputError(
             "a script", f"{_WHERE} with --mesh",
             "name a function that returns a model and a batch: module.py:function",
@@ -84,7 +84,7 @@ def explanation(
     options = {
         "memory": config.memory, "batch_sizes": config.sizes, "profile": config.profile,
     }  # fmt: skip
-    if _is_script(target):
+    if is_script(target):
         from onward.recipes.first_step import first_step
 
         refuse_options(config, (*OF_A_BATCH, *OF_A_LOOP), "the script")
@@ -96,7 +96,7 @@ def explanation(
     return _of_model(model, args, kwargs, config, options)
 
 
-def _is_script(target: str) -> bool:
+def is_script(target: str) -> bool:
     return target.endswith(".py") and ":" not in Path(target).name
 
 
@@ -112,7 +112,7 @@ def _model_and_batch(
         )
     if ":" in target:
         refuse_options(config, OF_A_BATCH, "the function")
-        return _made(target)
+        return made_by_function(target)
     from onward.recipes.example_models import example
 
     model, kwargs = example(target, config.batch_size, config.sequence_length)
@@ -158,7 +158,7 @@ def _of_model(
 # ---- the user's functions
 
 
-def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def made_by_function(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Calls `module.py:function`; returns the model or Trainer, and the arguments for its call.
     Raises InputError where it returns anything else."""
     from onward.recipes.first_step import failed
@@ -248,4 +248,4 @@ def _write_new(path: Path, content: str) -> None:
         ) from error
 
 
-__all__ = ["explain", "explanation"]
+__all__ = ["explain", "explanation", "is_script", "made_by_function"]

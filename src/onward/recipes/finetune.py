@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -14,8 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,36 +21,9 @@ from typing import TYPE_CHECKING, Any
 import onward
 from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
-from onward.recipes.causal_lm import (
-    build_model,
-    check_block_size,
-    check_model_name,
-    check_positions,
-    check_vocabulary,
-    from_scratch,
-    has_dropout,
-    load_model_config,
-    load_tokenizer,
-    preset_config,
-    require_hf,
-    scratch_config,
-    set_dropout,
-    weight_files,
-)
-from onward.recipes.corpus import (
-    Ids,
-    Text,
-    blocks,
-    encode,
-    python_library,
-    read_text_file,
-    split_blocks,
-    train_tokenizer,
-    unigram_perplexity,
-)
-from onward.recipes.gpt2 import PRESETS
-from onward.recipes.model_size import parameter_count
-from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
+from onward.recipes.describe import Run, describe
+from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.progress import score_text
 from onward.recipes.run_folder import (
     COMPARISON,
     METRICS,
@@ -62,180 +33,17 @@ from onward.recipes.run_folder import (
     read_record,
 )
 from onward.recipes.run_ranks import RunRanks, joined_ranks
+from onward.recipes.start_model import build_model, from_scratch, has_dropout
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.recipes.trainer_switches import shares_of, with_mesh
 from onward.reporting import Reporter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from onward.recipes.loop import EngineResult
+    from onward.recipes.tasks import Baseline
 
-    from onward.recipes.loop import EngineResult, Job
-
-BUILT_IN_STEPS = 150
-FILE_EPOCHS = 3.0
-LOADED_LEARNING_RATE = 5e-5
 WRITE_ERRORS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOTEMPTY, errno.EEXIST)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A described run: everything is decided, nothing is written yet.
-
-    job: resolved options, model configuration, blocks.
-    texts: those read. train_tokens, eval_tokens: numbers of tokens before they are cut into blocks;
-        eval_tokens is 0 if the eval blocks were held out of the train text.
-    parameters: number of weights. unigram: perplexity of the unigram model.
-    """
-
-    job: Job
-    tokenizer: PreTrainedTokenizerBase
-    texts: tuple[Text, ...]
-    train_tokens: int
-    eval_tokens: int
-    parameters: int
-    unigram: float
-
-
-def describe(config: FinetuneConfig) -> Run:
-    """Reads and checks everything, and writes nothing. Raises InputError or MissingExtraError."""
-    check_options(config)
-    check_model_name(config)
-    scratch = from_scratch(config)
-    if scratch:
-        if config.config_overrides is None:
-            check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
-        else:
-            require_hf()
-            preset_config(config, PRESETS[config.model_name_or_path].vocab_size)
-    elif config.vocab_size is not None:
-        raise InputError(
-            "vocab_size is for a model from scratch",
-            f"in --vocab_size with model {config.model_name_or_path!r}",
-            "leave it out",
-        )
-    elif config.config_overrides is not None:
-        raise InputError(
-            "config_overrides are for a model from scratch",
-            f"in --config_overrides with model {config.model_name_or_path!r}",
-            "leave it out",
-        )
-    texts = _read_texts(config)
-    require_hf()
-    # the run prints what matters; transformers' notes would break the progress bar
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    from onward.recipes.loop import Job
-
-    model_config = None
-    if not scratch:
-        model_config = load_model_config(config)
-        check_block_size(model_config, config.block_size)
-    tokenizer = load_tokenizer(config)
-    if tokenizer is None:
-        preset = PRESETS[config.model_name_or_path]
-        tokenizer = train_tokenizer(
-            texts[0].documents, config.vocab_size or preset.vocab_size, preset.positions
-        )
-    if model_config is None:
-        model_config = scratch_config(config, tokenizer)
-    if config.dropout is not None:
-        set_dropout(model_config, config.dropout)
-
-    train_text = texts[0]
-    train_ids = encode(tokenizer, train_text.documents)
-    train_blocks = _blocks(train_ids, config.block_size, train_text.source)
-    eval_tokens = 0
-    if len(texts) > 1:
-        eval_ids = encode(tokenizer, texts[-1].documents)
-        eval_tokens = len(eval_ids)
-        eval_blocks = _blocks(eval_ids, config.block_size, texts[-1].source)
-    else:
-        train_blocks, eval_blocks = _hold_out(train_blocks, len(train_ids), train_text.source)
-    train_blocks = train_blocks[: config.max_train_samples]
-    eval_blocks = eval_blocks[: config.max_eval_samples]
-    check_vocabulary(model_config, (train_blocks, eval_blocks), tokenizer)
-    config = _resolve(config, len(train_blocks), scratch)
-    return Run(
-        job=Job(config, model_config, train_blocks, eval_blocks),
-        tokenizer=tokenizer,
-        texts=texts,
-        train_tokens=len(train_ids),
-        eval_tokens=eval_tokens,
-        parameters=parameter_count(config.model_name_or_path, model_config, weight_files(config)),
-        unigram=unigram_perplexity(
-            train_blocks, eval_blocks, model_config.get_text_config().vocab_size
-        ),
-    )
-
-
-def _read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
-    """Reads the (train, eval) texts, or only the train text if eval blocks are held out of it."""
-    if config.train_file is None:
-        return python_library(config.corpus_bytes)
-    train = read_text_file(Path(config.train_file), "train_file")
-    if config.validation_file is None:
-        return (train,)
-    return train, read_text_file(Path(config.validation_file), "validation_file")
-
-
-def _blocks(ids: Ids, block_size: int, source: str) -> Ids:
-    cut = blocks(ids, block_size)
-    if not len(cut):
-        raise InputError(
-            f"text of {len(ids)} tokens is shorter than one block of {block_size}",
-            f"in {source}",
-            "give more text, or a smaller --block_size",
-        )
-    return cut
-
-
-def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
-    if len(train_blocks) < 2:
-        raise InputError(
-            f"the text of {tokens} tokens fills only one block of {train_blocks.shape[1]} "
-            "tokens, which leaves none for evaluation",
-            f"in {source}",
-            "give more text, a smaller --block_size, or a --validation_file",
-        )
-    return split_blocks(train_blocks)
-
-
-def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> FinetuneConfig:
-    """Fills in options that depend on the data and the model. Raises InputError where the text is
-    too short."""
-    per_update = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    per_update *= shares_of(config.mesh)
-    if train_blocks < per_update:
-        raise InputError(
-            f"{train_blocks} train blocks of {config.block_size} tokens do not fill one update of "
-            f"{per_update}",
-            "in the train text",
-            "give more text, or lower --per_device_train_batch_size or --block_size",
-        )
-    steps = config.max_steps
-    if steps is None and config.num_train_epochs is None and config.train_file is None:
-        steps = BUILT_IN_STEPS
-    if steps is None:
-        steps = math.ceil((config.num_train_epochs or FILE_EPOCHS) * (train_blocks // per_update))
-    rate = config.learning_rate
-    if rate is None:
-        preset = PRESETS.get(config.model_name_or_path)
-        rate = preset.learning_rate if scratch and preset else LOADED_LEARNING_RATE
-    warmup = config.warmup_steps
-    if config.warmup_ratio:
-        warmup = math.ceil(steps * config.warmup_ratio)
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return dataclasses.replace(
-        config,
-        max_steps=steps,
-        warmup_steps=warmup,
-        learning_rate=rate,
-        max_grad_norm=config.max_grad_norm or None,
-        output_dir=config.output_dir or f"runs/finetune-{now}",
-    )
 
 
 def summary(run: Run) -> str:
@@ -244,16 +52,20 @@ def summary(run: Run) -> str:
     engines = "onward and torch" if config.compare else config.engine
     start = "random" if from_scratch(config) else "its"
     eval_from = f"{run.eval_tokens} tokens, " if run.eval_tokens else "held out of the train text, "
+    unit = job.task.unit
+    size = f" of {config.block_size}" if unit == "blocks" else ""
+    shape = f" x {config.block_size} tokens" if unit == "blocks" else f" {unit}"
     lines = [
+        f"task       {config.task}: {job.task.about}",
         f"model      {config.model_name_or_path}, {start} start weights, "
         f"{run.parameters / 1e6:.2f} M parameters, "
         f"vocabulary {job.model_config.get_text_config().vocab_size}",
-        f"train      {run.texts[0].source}: {run.train_tokens} tokens, "
-        f"{len(job.train_blocks)} blocks of {config.block_size}",
-        f"eval       {run.texts[-1].source}: {eval_from}{len(job.eval_blocks)} blocks",
+        f"train      {run.sources[0].source}: {run.train_tokens} tokens, "
+        f"{len(job.train)} {unit}{size}",
+        f"eval       {run.sources[-1].source}: {eval_from}{len(job.eval)} {unit}",
         f"steps      {config.max_steps} updates of {config.gradient_accumulation_steps} x "
-        f"{_times(config)}{config.per_device_train_batch_size} x {config.block_size} tokens, "
-        f"AdamW {config.learning_rate:.1e} {config.lr_scheduler_type}, "
+        f"{_times(config)}{config.per_device_train_batch_size}{shape}, "
+        f"{config.optim} {config.learning_rate:.1e} {config.lr_scheduler_type}, "
         f"{config.warmup_steps} warmup",
         f"engine     {engines}; {versions_line()}",
     ]
@@ -313,17 +125,17 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
         },
         "texts": [
             {"source": text.source, "sha256": text.sha256, "characters": len(text)}
-            for text in run.texts
+            for text in run.sources
         ],
-        "blocks_sha256": _sha256(run.job.train_blocks, run.job.eval_blocks),
+        "blocks_sha256": run.job.sha256(),
         "model_config_sha256": _sha256(run.job.model_config.to_json_string().encode()),
         "random_start": from_scratch(run.job.config),
         "train_tokens": run.train_tokens,
         "eval_tokens": run.eval_tokens,
-        "train_blocks": len(run.job.train_blocks),
-        "eval_blocks": len(run.job.eval_blocks),
+        "train_samples": len(run.job.train),
+        "eval_samples": len(run.job.eval),
         "parameters": run.parameters,
-        "unigram_perplexity": run.unigram,
+        "baseline": asdict(run.baseline),
     }
 
 
@@ -349,7 +161,7 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
             command = ["torchrun", f"--nproc-per-node={ranks.ranks}", "-m", *command]
         print(summary(run), flush=True)
         if config.dry_run:
-            print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
+            print(json.dumps({**asdict(config), "baseline": asdict(run.baseline)}, indent=2))
             return 0
         from onward.kernels.quota import follow_quota
         from onward.recipes.compare import EngineFailed
@@ -394,7 +206,7 @@ def _described(config: FinetuneConfig, ranks: RunRanks) -> Run:
     ranks.require_alike(
         {
             "command line": str(named),
-            "text or tokenizer": _sha256(job.train_blocks, job.eval_blocks),
+            "text or tokenizer": job.sha256(),
             "model": _sha256(job.model_config.to_json_string().encode()),
         }
     )
@@ -426,7 +238,7 @@ def _finetune(
         with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
             both = run_both(job, Path(job_folder), output.path)
         _complete(run, output, COMPARISON, comparison(both["onward"], both["torch"]))
-        report = table(both["onward"], both["torch"], run.unigram)
+        report = table(both["onward"], both["torch"], run.baseline)
     else:
         checkpoints = RunCheckpoints(output.path, config, record, ranks)
         reported = config if ranks.is_first else dataclasses.replace(config, report_to="none")
@@ -442,8 +254,8 @@ def _finetune(
             )
             results = eval_results(job, result)
             ranks.from_first(lambda: _complete(run, output, RESULTS, results))
-            reporter.log(config.max_steps or 1, reported_results(results))
-        report = single_report(result, run.unigram)
+            reporter.log(config.max_steps or 1, reported_results(job, result))
+        report = single_report(result, run.baseline)
     print(f"\n{report}\n\nwritten to {output.path}")
     return 0
 
@@ -513,7 +325,7 @@ def same_again(command: Sequence[str], folder: Path) -> list[str]:
     return [*words, "--output_dir", str(folder)]
 
 
-def single_report(result: EngineResult, unigram: float) -> str:
+def single_report(result: EngineResult, baseline: Baseline) -> str:
     """The report of one engine's results."""
     return "\n".join(
         [
@@ -522,7 +334,11 @@ def single_report(result: EngineResult, unigram: float) -> str:
             f"peak memory         {result.peak_rss_mib:.0f} MiB",
             f"final train loss    {result.train_loss:.4f} (last 10 updates)",
             f"eval loss           {result.eval_loss:.4f}",
-            f"perplexity          {result.perplexity:.2f} (unigram model {unigram:.2f})",
+            *(
+                f"{name.replace('_', ' '):<19} {score_text('', value).strip()}"
+                + (f" ({baseline})" if name == baseline.metric else "")
+                for name, value in result.scores.items()
+            ),
         ]
     )
 
@@ -538,16 +354,19 @@ def verify(config: VerifyConfig) -> int:
     run = describe(config)
     import torch
 
-    from onward.recipes.engines import adamw, onward_trainer
+    from onward.recipes.engines import onward_trainer
+    from onward.recipes.optimizers import optimizer_of
     from onward.recipes.stages import StageLine
 
     job = run.job
     model = build_model(job.config, job.model_config)
     model.config.use_cache = False
-    trainer = onward_trainer(model, adamw(model, job.config), job.config)
-    rows = job.train_blocks[: job.config.per_device_train_batch_size]
-    input_ids = torch.from_numpy(rows).to(torch.int64)
-    batch = {"input_ids": input_ids, "labels": input_ids}
+    trainer = onward_trainer(model, optimizer_of(model, job.config), job.config)
+    torch.manual_seed(job.config.seed)  # of what the task draws
+    draw = job.task.draw(job.train, job.tokenizer, job.config)
+    size = min(job.config.per_device_train_batch_size, len(job.train))
+    rows = [draw(job.train[index]) for index in range(size)]
+    batch = job.task.collate(job.tokenizer, job.config)(rows)
     with StageLine("verify"):
         report = trainer.verify(batch, bisect=config.bisect)
     print(report)

@@ -1,4 +1,4 @@
-"""One engine's run over prepared blocks: updates, evaluation, and saving."""
+"""One engine's run over prepared samples: updates, evaluation, and saving."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
-from transformers import AutoConfig, get_scheduler
 
 from onward.checkpoint import StagedFiles
 from onward.checkpoint.tensor_file import tensor_bytes
 from onward.data import ResumableDataLoader
+from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
-from onward.recipes.causal_lm import build_model
-from onward.recipes.corpus import Ids
-from onward.recipes.engines import ENGINES, LoopTrainer, adamw
+from onward.fitting.schedules import named_schedule
+from onward.recipes.engines import ENGINES, LoopTrainer
+from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
-from onward.recipes.progress import Progress, peak_rss_mib, perplexity, reset_peak_rss, rss_mib
+from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.run_ranks import RunRanks
+from onward.recipes.samples import Row, Samples
 from onward.recipes.stages import StageLine
+from onward.recipes.start_model import build_model
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Task
 from onward.recipes.trainer_switches import least_rows
 from onward.reporting import Reporter
 from onward.train import Trainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-IGNORED_LABEL = -100
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class TrainingError(OnwardError):
@@ -52,31 +51,50 @@ class TrainingError(OnwardError):
 class Job:
     """Everything that an engine needs for a run, so that two processes can train the same.
 
-    config: with max_steps and learning_rate filled in. train_blocks, eval_blocks:
-    `i32[blocks, block_size]`.
+    config: with max_steps and learning_rate filled in.
     """
 
     config: FinetuneConfig
     model_config: PreTrainedConfig
-    train_blocks: Ids
-    eval_blocks: Ids
+    train: Samples
+    eval: Samples
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def task(self) -> Task:
+        """What the run learns."""
+        return TASKS[self.config.task]
+
+    def sha256(self) -> str:
+        """The SHA-256 of all samples."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.eval):
+            if self.task.unit == "blocks":
+                digest.update(part.blocks.data)
+            else:
+                digest.update(part.sha256().encode())
+        return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
         """Writes the job for another process."""
         write_json(folder / "options.json", asdict(self.config))
         self.model_config.save_pretrained(folder)
-        np.save(folder / "train.npy", self.train_blocks, allow_pickle=False)
-        np.save(folder / "eval.npy", self.eval_blocks, allow_pickle=False)
+        self.tokenizer.save_pretrained(folder)
+        self.train.save(folder / "train.npz")
+        self.eval.save(folder / "eval.npz")
 
     @classmethod
     def load(cls, folder: Path) -> Job:
         """Reads a job written by `save`."""
+        from transformers import AutoConfig, AutoTokenizer
+
         options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
         return cls(
             FinetuneConfig(**options),
             AutoConfig.from_pretrained(folder),
-            np.load(folder / "train.npy", allow_pickle=False),
-            np.load(folder / "eval.npy", allow_pickle=False),
+            Samples.load(folder / "train.npz"),
+            Samples.load(folder / "eval.npz"),
+            AutoTokenizer.from_pretrained(folder),
         )
 
 
@@ -84,12 +102,12 @@ class Job:
 class EngineResult:
     """The results of one engine.
 
-    step_losses: of every update, mean over its micro-batches, nats per token.
+    step_losses: of every update, mean over its labels (of language models nats per token).
     first_step_s: building the engine and the first update, seconds.
     train_s, eval_s: all updates (the first too); the evaluation; seconds.
-    tokens_per_second: over all updates but the first.
+    tokens_per_second: over all updates but the first, without padding.
     base_rss_mib, peak_rss_mib: memory before the model was built; the peak while training; MiB.
-    start_weights_sha256: of the weights before the first update.
+    start_weights_sha256: of the weights before the first update. scores: of the evaluation.
     """
 
     engine: str
@@ -102,11 +120,7 @@ class EngineResult:
     peak_rss_mib: float
     eval_loss: float
     start_weights_sha256: str
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the evaluation loss."""
-        return perplexity(self.eval_loss)
+    scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def train_loss(self) -> float:
@@ -120,29 +134,27 @@ class EngineResult:
         return self.train_s + self.eval_s
 
 
-class TokenBlocks(Dataset[NDArray[np.int32]]):
-    """Blocks of tokens `i32[blocks, block_size]` as a dataset of rows."""
+class DrawnSamples(Dataset[Row]):
+    """Samples as a task draws them at random, such as the tokens that it hides."""
 
-    def __init__(self, blocks: Ids) -> None:
-        self._blocks = blocks
+    def __init__(self, samples: Samples, draw: Callable[[Row], Row]) -> None:
+        self._samples, self._draw = samples, draw
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._samples)
 
-    def __getitem__(self, index: int) -> NDArray[np.int32]:
-        return self._blocks[index]
+    def __getitem__(self, index: int) -> Row:
+        return self._draw(self._samples[index])
 
 
-def update_batches(blocks: Ids, per_update: int, seed: int) -> ResumableDataLoader:
-    """Batches `i64[per_update, block_size]`, one for each update, in a new permutation for each
-    epoch. Blocks that do not fill a whole update are left out of that epoch."""
+def update_batches(
+    samples: Dataset[Row], per_update: int, seed: int, workers: int = 0
+) -> ResumableDataLoader:
+    """The samples of each update, as rows, in a new permutation for each epoch. Those that do not
+    fill a whole update are left out of that epoch."""
     return ResumableDataLoader(
-        TokenBlocks(blocks), per_update, seed=seed, drop_last=True, collate_fn=_stacked
+        samples, per_update, seed=seed, drop_last=True, collate_fn=list, num_workers=workers
     )
-
-
-def _stacked(rows: list[NDArray[np.int32]]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def train(
@@ -180,35 +192,44 @@ def train(
         peak_rss = peak_rss_mib()
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
-            size = config.per_device_eval_batch_size
-            eval_loss = evaluate(trainer, job.eval_blocks, size, ranks, least_rows(config))
+            eval_loss, scores = evaluate(trainer, job, ranks)
     result = EngineResult(
         engine=engine_name,
         step_losses=tuple(history.step_losses),
         first_step_s=history.first_steps_s[0],
         train_s=history.train_s,
         eval_s=time.perf_counter() - started,
-        tokens_per_second=_tokens_per_second(config, history, ranks.mesh.batches),
+        tokens_per_second=_tokens_per_second(history),
         base_rss_mib=base_rss,
         peak_rss_mib=peak_rss,
         eval_loss=eval_loss,
         start_weights_sha256=history.start_weights_sha256,
+        scores=scores,
     )
     if save_model:
         if isinstance(trainer, Trainer):
             trainer.gather()  # by all ranks, before one of them writes
-        ranks.from_first(lambda: _save_model(trainer, model, folder, config.export_dtype))
+        ranks.from_first(lambda: _save_model(trainer, model, folder, job))
     return result
 
 
-def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, dtype: str) -> None:
-    """Writes the model as transformers keeps it, and as ONNX with products of this type."""
+def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job: Job) -> None:
+    """Writes the model as transformers keeps it, and as ONNX with products of the type that the
+    options name."""
     with StagedFiles(folder) as staged:
         model.save_pretrained(staged.path)
         staged.publish()
     if isinstance(trainer, Trainer):
+        draw = job.task.draw(job.eval, job.tokenizer, job.config)
+        size = min(2, len(job.eval))
+        rows = [draw(job.eval[index]) for index in range(size)]
+        batch = job.task.collate(job.tokenizer, job.config)(rows)
         with StagedFiles(folder) as staged:
-            trainer.export_onnx(staged.path / "model.onnx", dtype=dtype)
+            trainer.export_onnx(
+                staged.path / "model.onnx",
+                job.task.deployed(batch, model),
+                dtype=job.config.export_dtype,
+            )
             staged.publish()
 
 
@@ -244,18 +265,15 @@ def _updates(
     updates = config.max_steps or 1
     micro, accumulate = config.per_device_train_batch_size, config.gradient_accumulation_steps
     torch.manual_seed(config.seed)
-    optimizer = adamw(model, config)
+    optimizer = optimizer_of(model, config)
     reset_peak_rss()
     started = time.perf_counter()
     trainer = ENGINES[engine_name](model, optimizer, config)
-    scheduler = get_scheduler(
-        config.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=config.warmup_steps,
-        num_training_steps=updates,
-    )
+    scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
     per_update = micro * accumulate * ranks.mesh.batches
-    batches = update_batches(job.train_blocks, per_update, config.seed)
+    task, collate = job.task, job.task.collate(job.tokenizer, config)
+    drawn = DrawnSamples(job.train, task.draw(job.train, job.tokenizer, config))
+    batches = update_batches(drawn, per_update, config.seed, config.dataloader_num_workers)
     trainer.register_for_checkpointing(history, scheduler, batches)
     found = checkpoints.resume(trainer, history)
     if found is not None:
@@ -266,7 +284,6 @@ def _updates(
         checkpoints.folder / METRICS if ranks.is_first else None,
         updates,
         len(batches),
-        per_update * config.block_size,
         config.logging_steps,
         history.step_losses,
         before + time.perf_counter() - started,
@@ -274,9 +291,12 @@ def _updates(
     )
     signals.status = progress.status
     with progress, signals.deferred():
-        for step, batch in zip(range(first, updates + 1), _endless(batches), strict=False):
+        for step, rows in zip(range(first, updates + 1), _endless(batches), strict=False):
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            loss, grad_norm, skipped = _update(trainer, ranks.shares(batch, micro))
+            window = [collate(list(share)) for share in ranks.shares(rows, micro)]
+            loss, grad_norm, skipped = _update(trainer, window, task)
+            tokens = sum(map(task.tokens, window)) * ranks.mesh.batches
+            history.tokens += tokens
             if not skipped:
                 scheduler.step()
             if not math.isfinite(loss):
@@ -288,19 +308,18 @@ def _updates(
             history.train_s = before + time.perf_counter() - started
             if step == first:
                 history.first_steps_s.append(history.train_s - before)
-            progress.update(step, loss, grad_norm, learning_rate)
+            progress.update(step, loss, grad_norm, learning_rate, tokens)
             ends_epoch, is_last = not batches.samples, step == updates
             if not is_last and _is_evaluated(config, step, ends_epoch):
                 began = time.perf_counter()
                 with progress.paused():
-                    size = config.per_device_eval_batch_size
-                    held = evaluate(trainer, job.eval_blocks, size, ranks, least_rows(config))
+                    held, scores = evaluate(trainer, job, ranks)
                 if not math.isfinite(held):
                     raise TrainingError(
                         f"the evaluation loss is {held}, after update {step} with engine "
                         f"{engine_name}; fix: lower --learning_rate or raise --warmup_steps"
                     )
-                progress.evaluated(step, held)
+                progress.evaluated(step, held, scores)
                 started += time.perf_counter() - began  # of no update
             # read once: what comes later is for the next update
             stopping = ranks.largest(signals.stopping or 0) or None
@@ -321,62 +340,86 @@ def _is_evaluated(config: FinetuneConfig, step: int, ends_epoch: bool) -> bool:
     return config.eval_strategy == "steps" and step % every == 0
 
 
-def _endless(batches: ResumableDataLoader) -> Iterator[torch.Tensor]:
+def _endless(batches: ResumableDataLoader) -> Iterator[list[Row]]:
     """The batches that are left of the epoch, and those of the epochs after it."""
     while True:
         yield from batches
 
 
 def _update(
-    trainer: LoopTrainer, micro_batches: Sequence[torch.Tensor]
+    trainer: LoopTrainer, window: Sequence[Batch], task: Task
 ) -> tuple[float, float | None, bool]:
-    """Makes one optimizer update from micro-batches `i64[B,T]`.
+    """Makes one optimizer update from micro-batches.
 
-    Returns the mean of their losses (nats per token), the gradient's global 2-norm before clipping
-    (None where it is not computed or not finite), and whether the update was skipped because a
-    gradient was infinite or NaN.
+    Returns the mean loss over all their labels, the gradient's global 2-norm before clipping (None
+    where it is not computed or not finite), and whether the update was skipped because a gradient
+    was infinite or NaN.
     """
-    total, norm, skipped = 0.0, None, False
-    for input_ids in micro_batches:
-        step = trainer.train_step(input_ids=input_ids, labels=input_ids)
-        total += float(step.loss)
-        norm, skipped = step.grad_norm, step.skipped
+    counts = [task.counted(batch) for batch in window]
+    total, norm, skipped, loss = 0.0, None, False, None
+    for batch, count in zip(window, counts, strict=True):
+        share = count / max(sum(counts), 1)
+        if isinstance(trainer, Trainer):
+            step = trainer.train_step(batch)
+        else:
+            step = trainer.train_step(batch, share)
+        total += share * float(step.loss)
+        norm, skipped, loss = step.grad_norm, step.skipped, step.window_loss
     found = None if norm is None or not math.isfinite(float(norm)) else float(norm)
-    return total / len(micro_batches), found, skipped
+    return (total if loss is None else float(loss)), found, skipped
 
 
 def evaluate(
-    trainer: LoopTrainer,
-    eval_blocks: Ids,
-    batch_size: int,
-    ranks: RunRanks | None = None,
-    least: int = 1,
-) -> float:
-    """Mean loss over all predicted tokens of the blocks `i32[blocks,T]`, nats per token.
+    trainer: LoopTrainer, job: Job, ranks: RunRanks | None = None
+) -> tuple[float, dict[str, float]]:
+    """The mean loss over all labels of the samples to evaluate on, and the task's scores.
 
-    The last batch is padded with ignored rows, so that one shape serves all batches, and all
-    batches have at least `least` rows. Each rank takes other batches, except for those that share
-    weights, and the result is that of one process: to the bit where every rank has all weights.
+    The last batch of blocks is padded with ignored rows, so that one shape serves all batches, and
+    all batches have at least as many rows as a pipeline needs. Each rank takes other batches,
+    except for those that share weights, and the result is that of one process: to the bit where
+    every rank has all weights.
     """
     ranks = RunRanks() if ranks is None else ranks
-    starts = range(0, len(eval_blocks), batch_size)
-    size = max(min(batch_size, len(eval_blocks)), least)
-    found: dict[int, float] = {}
-    for place, counts in ranks.evaluates(len(starts)):
-        start = starts[place]
-        rows = torch.from_numpy(eval_blocks[start : start + batch_size].astype(np.int64))
-        real = len(rows)
-        if real < size:
-            rows = torch.cat([rows, rows[:1].expand(size - real, -1)])
-        labels = rows.clone()
-        labels[real:] = IGNORED_LABEL
-        loss = float(trainer.eval_step(input_ids=rows, labels=labels).loss)
-        if counts:
-            found[place] = real * loss
-    total = 0.0
-    for loss in ranks.joined(found, len(starts)):
-        total += loss
-    return total / len(eval_blocks)
+    config, task = job.config, job.task
+    size, samples = config.per_device_eval_batch_size, job.eval
+    collate = task.collate(job.tokenizer, config)
+    drawn = DrawnSamples(samples, task.draw(samples, job.tokenizer, config))
+    taken = SeededDataset(drawn, config.seed, list)
+    starts = range(0, len(samples), size)
+    rows_of_all = max(min(size, len(samples)), least_rows(config))
+    losses: dict[int, float] = {}
+    counts: dict[int, float] = {}
+    told: dict[int, list[Any]] = {}
+    for place, counts_here in ranks.evaluates(len(starts)):
+        numbers = range(starts[place], min(starts[place] + size, len(samples)))
+        rows = taken.__getitems__([Place(0, number, number) for number in numbers])
+        batch = collate(rows)
+        if task.unit == "blocks":
+            batch = _with_ignored_rows(batch, rows_of_all)
+        step = trainer.eval_step(batch, fetch=task.fetch)
+        if counts_here:
+            counts[place] = task.counted(batch)
+            losses[place] = counts[place] * float(step.loss) if counts[place] else 0.0
+            told[place] = task.predictions(rows, batch, step.outputs)
+    total = count = 0.0
+    for part, number in zip(
+        ranks.joined(losses, len(starts)), ranks.joined(counts, len(starts)), strict=True
+    ):
+        total += part
+        count += number
+    loss = total / count
+    predictions = [one for part in ranks.gathered(told, len(starts)) for one in part]
+    return loss, task.scores(predictions, loss, job.model_config)
+
+
+def _with_ignored_rows(batch: Batch, size: int) -> Batch:
+    """The batch with at least so many rows, of which the new ones have no label."""
+    real = len(batch["labels"])
+    if real >= size:
+        return batch
+    rows = {n: torch.cat([t, t[:1].expand(size - real, -1)]) for n, t in batch.items()}
+    rows["labels"][real:] = IGNORED_LABEL  # of a copy
+    return rows
 
 
 def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]:
@@ -384,12 +427,12 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
     return {
         "engine": result.engine,
         "eval_loss": result.eval_loss,
-        "perplexity": result.perplexity,
-        "eval_samples": len(job.eval_blocks),
+        **result.scores,
+        "eval_samples": len(job.eval),
         "eval_runtime": result.eval_s,
         "train_loss": result.train_loss,
         "train_runtime": result.train_s,
-        "train_samples": len(job.train_blocks),
+        "train_samples": len(job.train),
         "first_step_s": result.first_step_s,
         "tokens_per_second": result.tokens_per_second,
         "peak_rss_mib": result.peak_rss_mib,
@@ -398,15 +441,15 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
     }
 
 
-# A run's results at services, where the names of its metrics lines mean something else.
-_REPORTED_AS = {"perplexity": "eval_perplexity", "tokens_per_second": "train_tokens_per_second"}
+_OF_TRAINING = {"tokens_per_second": "train_tokens_per_second"}
 
 
-def reported_results(results: Mapping[str, float | int | str]) -> dict[str, float | int]:
-    """The numbers of `eval_results`, by names that no metrics line has."""
+def reported_results(job: Job, result: EngineResult) -> dict[str, float | int]:
+    """The numbers of `eval_results`, by names that no metrics line has at services."""
+    named = _OF_TRAINING | {name: f"eval_{name}" for name in result.scores}
     return {
-        _REPORTED_AS.get(name, name): value
-        for name, value in results.items()
+        named.get(name, name): value
+        for name, value in eval_results(job, result).items()
         if not isinstance(value, str)
     }
 
@@ -420,11 +463,10 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _tokens_per_second(config: FinetuneConfig, history: RunHistory, shares: int) -> float:
+def _tokens_per_second(history: RunHistory) -> float:
     """Tokens per second of all shares, over all updates but the first of each process."""
-    rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    tokens = rows * config.block_size * shares
     firsts = history.first_steps_s
     if history.steps == len(firsts):
-        return tokens * len(firsts) / sum(firsts)
-    return tokens * (history.steps - len(firsts)) / (history.train_s - sum(firsts))
+        return history.tokens / sum(firsts)
+    tokens = history.tokens * (history.steps - len(firsts)) / history.steps
+    return tokens / (history.train_s - sum(firsts))

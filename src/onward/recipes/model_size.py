@@ -20,12 +20,19 @@ _MODULES_OF_PICKLES = 100_000  # their tensors are not counted before they are r
 # In fp32 it takes at most this many times the bytes of its files, and these beside: weights in
 # fewer bits, tied ones that are stored once, weights that are new, buffers that are not stored.
 _TIMES, _BESIDE = 16, 256 << 20
+_BEHIND_PADDING = (
+    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
 
 
-def parameter_count(name: str, model_config: PreTrainedConfig, files: Sequence[Path]) -> int:
+def parameter_count(
+    name: str, model_config: PreTrainedConfig, files: Sequence[Path], auto_class: Any = None
+) -> int:
     """The number of weights of a configuration's model, shared ones counted once; allocates none.
 
-    name: the model's. files: of its weights; with none, no size is too large. Raises InputError for
+    name: the model's. files: of its weights; with none, no size is too large. auto_class: makes the
+    model; None: transformers' AutoModelForCausalLM. Raises InputError for
     a configuration that no model can be made of, and for one that asks for much more than its files
     can fill.
     """
@@ -35,7 +42,7 @@ def parameter_count(name: str, model_config: PreTrainedConfig, files: Sequence[P
     where = "in --model_name_or_path"
     try:
         with torch.device("meta"), _few_modules(_most_modules(files)):
-            model = AutoModelForCausalLM.from_config(model_config)
+            model = (auto_class or AutoModelForCausalLM).from_config(model_config)
         count = sum(parameter.numel() for parameter in model.parameters())
         asked = 4 * count + sum(b.numel() * b.element_size() for b in model.buffers())
     except Exception as error:  # what a library raises for sizes that it does not expect
@@ -85,4 +92,15 @@ def _few_modules(most: float) -> Generator[None]:
         handle.remove()
 
 
-__all__ = ["parameter_count"]
+def positions_of(model_config: PreTrainedConfig) -> int | None:
+    """Tokens of the longest input; None where the model has no limit. Families like RoBERTa keep
+    the positions up to that of the padding token for padding."""
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    if model_config.model_type in _BEHIND_PADDING:
+        return positions - (model_config.pad_token_id or 0) - 1
+    return positions
+
+
+__all__ = ["parameter_count", "positions_of"]

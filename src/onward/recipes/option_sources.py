@@ -7,10 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from onward.environment import environment_variables
 from onward.recipes.options import InputError
 
+if TYPE_CHECKING:
+    import yaml
+
+Source = Literal["command line", "environment", "file"]
 CONFIG = "config"  # the switch that names the file
 MOST = 1 << 20  # bytes of a file
 _YAML = "tag:yaml.org,2002:"
@@ -24,6 +29,7 @@ class Given:
     spelled: str
     value: str
     where: str
+    source: Source = "command line"
 
 
 def of_environment(verb: str) -> Iterator[Given]:
@@ -32,12 +38,20 @@ def of_environment(verb: str) -> Iterator[Given]:
     prefix = f"ONWARD_{verb.upper()}_"
     for name, value in sorted(environment_variables().items()):
         if name.startswith(prefix) and value:
-            yield Given(name.removeprefix(prefix).lower(), value, f"in the variable {name}")
+            where = f"in the variable {name}"
+            yield Given(name.removeprefix(prefix).lower(), value, where, "environment")
 
 
 def of_file(path: str) -> Iterator[Given]:
     """The options in a YAML file, which is one mapping of names to values or lists of them. Raises
     InputError, with the line, for anything else; nothing in the file is constructed or run."""
+    found = mapping_of(path)
+    yield from () if found is None else given_in(found, path)
+
+
+def mapping_of(path: str) -> yaml.MappingNode | None:
+    """The mapping that a YAML file is, with the lines of what is in it; None for an empty file.
+    Raises InputError for anything else."""
     import yaml
 
     where = f"in --{CONFIG}"
@@ -58,16 +72,24 @@ def of_file(path: str) -> Iterator[Given]:
         raise InputError(f"{path!r} is no YAML ({told}{line})", where, "write name: value") from (
             error
         )
-    if found is None:
-        return
-    if not isinstance(found, yaml.MappingNode):
-        raise InputError(f"{path!r} has no options", where, "write one name: value a line")
+    if found is None or isinstance(found, yaml.MappingNode):
+        return found
+    raise InputError(f"{path!r} has no options", where, "write one name: value a line")
+
+
+def given_in(found: yaml.MappingNode, path: str) -> Iterator[Given]:
+    """The options in a mapping of a YAML file. Raises InputError for values of values."""
     for key, value in found.value:
-        place = f"in {path}, line {key.start_mark.line + 1}"
-        yield Given(_text(key, "", place), _text(value, key.value, place), place)
+        place = place_of(key, path)
+        yield Given(text_of(key, "", place), text_of(value, key.value, place), place, "file")
 
 
-def _text(node: object, name: object, place: str) -> str:
+def place_of(node: yaml.Node, path: str) -> str:
+    """Where a node is, for a message."""
+    return f"in {path}, line {node.start_mark.line + 1}"
+
+
+def text_of(node: object, name: object, place: str) -> str:
     """A scalar as it is written, or scalars with commas between them."""
     import yaml
 
@@ -75,9 +97,19 @@ def _text(node: object, name: object, place: str) -> str:
         return "null" if node.tag == f"{_YAML}null" else str(node.value)
     parts = node.value if name and isinstance(node, yaml.SequenceNode) else [None]
     if all(isinstance(part, yaml.ScalarNode) for part in parts):
-        return ",".join(_text(part, name, place) for part in parts)
+        return ",".join(text_of(part, name, place) for part in parts)
     what = f"the value of {name!r}" if name else "a name"
     raise InputError(f"{what} is no text, number, true, false or null", place, "write name: value")
 
 
-__all__ = ["CONFIG", "Given", "of_environment", "of_file"]
+__all__ = [
+    "CONFIG",
+    "Given",
+    "Source",
+    "given_in",
+    "mapping_of",
+    "of_environment",
+    "of_file",
+    "place_of",
+    "text_of",
+]

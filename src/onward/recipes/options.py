@@ -13,6 +13,7 @@ from typing import Any, Literal
 from onward.errors import MissingExtraError, OnwardError, one_line
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount
 from onward.options import switch_lines
+from onward.recipes.presets import default_model
 
 
 class InputError(OnwardError):
@@ -29,6 +30,16 @@ def option(default: Any, help: str, several: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "several": several})
 
 
+REPEATED = "\0"  # between the values of an option that is given several times
+
+
+def repeated_option(help: str) -> Any:
+    """A dataclass field of an option that may be given several times: one text, with `REPEATED`
+    between the values."""
+    metadata = {"help": help, "several": False, "repeated": True}
+    return dataclasses.field(default="", metadata=metadata)
+
+
 def of_trainer(name: str, default: Any) -> Any:
     """A switch that sets an option of onward.Trainer; its line in `--help` is kept with that
     option."""
@@ -37,12 +48,24 @@ def of_trainer(name: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """One causal language-model training run; every field is an option of `onward finetune`."""
+    """One training run; every field is an option of `onward finetune`."""
 
+    task: Literal[
+        "causal-lm",
+        "masked-lm",
+        "text-classification",
+        "token-classification",
+        "question-answering",
+        "multiple-choice",
+        "seq2seq-lm",
+        "bert-pretraining",
+    ] = option("causal-lm", "what the model learns")
     model_name_or_path: str = option(
-        "gpt2-tiny",
-        "gpt2-tiny, gpt2-small or gpt2-medium (random start weights), a local model folder, or a "
-        "hub name such as openai-community/gpt2-medium; alias --model",
+        None,
+        "a model from random weights (gpt2-tiny, gpt2-small, gpt2-medium, llama-tiny, bert-tiny, "
+        "roberta-tiny, t5-tiny ...), a local model folder, or a hub name such as "
+        "openai-community/gpt2-medium; null: gpt2-tiny for causal-lm, t5-tiny for seq2seq-lm, else "
+        "bert-tiny; alias --model",
     )
     tokenizer_name: str | None = option(
         None, "folder or hub name of the tokenizer; null: the model's, else one is trained"
@@ -51,21 +74,38 @@ class FinetuneConfig:
         None, "tokens of a tokenizer trained for a model from scratch; null: the model's usual size"
     )
     train_file: str | None = option(
-        None, "UTF-8 text to train on; null: the Python sources of this interpreter's library"
+        None,
+        "UTF-8 text to train on, or a table of examples (.csv, .tsv, .jsonl, .parquet, a saved "
+        "dataset's folder) for tasks with labels; null: the sources of Python's own library",
     )
     validation_file: str | None = option(
-        None, "UTF-8 text to evaluate on; null: the last 5 % of the blocks; alias --eval_file"
+        None, "text or table to evaluate on; null: one in twenty of the others; alias --eval_file"
+    )
+    text_column: str | None = option(
+        None,
+        "column of the text; two for pairs; null: text, or the task's usual name",
+        several=True,
+    )
+    label_column: str | None = option(
+        None, "column of the label or the target text; null: label, or the task's usual name"
     )
     config_overrides: str | None = option(
         None,
         "values of the configuration of a model from scratch, such as n_layer=4,n_embd=128",
     )
     corpus_bytes: int = option(3_000_000, "built-in corpus: read at most this many bytes")
-    block_size: int = option(128, "tokens per training sequence")
-    max_train_samples: int | None = option(
-        None, "train on at most this many blocks, the first ones; null: all"
+    block_size: int = option(128, "tokens per sequence that is cut from a text")
+    max_seq_length: int | None = option(
+        None, "tokens of an example, at most; null: 128 (256 of a source text, 384 with a passage)"
     )
-    max_eval_samples: int | None = option(None, "evaluate at most this many blocks; null: all")
+    max_target_length: int = option(64, "tokens of a target text, at most")
+    source_prefix: str | None = option(None, "text before each source, such as 'summarize: '")
+    doc_stride: int = option(128, "tokens that the pieces of a long passage share")
+    mlm_probability: float = option(0.15, "share of tokens that masked-lm hides")
+    max_train_samples: int | None = option(
+        None, "train on at most this many samples, the first ones; null: all"
+    )
+    max_eval_samples: int | None = option(None, "evaluate at most this many samples; null: all")
     engine: Literal["onward", "torch"] = option("onward", "what computes the training step")
     compare: bool = option(
         False, "train with both engines, same start weights and batches, and print one table"
@@ -75,6 +115,7 @@ class FinetuneConfig:
         "sequences per micro-batch of each process; those along tp, cp and pp have the same ones",
     )
     per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
+    dataloader_num_workers: int = option(0, "processes that prepare samples; 0: the run's own")
     eval_strategy: Literal["no", "steps", "epoch"] = option(
         "no", "when the model is evaluated besides at the end"
     )
@@ -91,6 +132,18 @@ class FinetuneConfig:
     learning_rate: float | None = option(
         None, "peak learning rate; null: 5e-5 for loaded weights, the preset's from scratch"
     )
+    optim: Literal[
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "adafactor",
+        "lion",
+        "lamb",
+        "muon",
+    ] = option("adamw_torch", "the optimizer; its three spellings of AdamW are one")
     lr_scheduler_type: Literal[
         "linear",
         "cosine",
@@ -169,6 +222,47 @@ class FinetuneConfig:
     )
     dry_run: bool = option(False, "print options, token counts and steps; write nothing")
 
+    def __post_init__(self) -> None:
+        if self.model_name_or_path is None:
+            object.__setattr__(self, "model_name_or_path", default_model(self.task))
+
+
+@dataclass(frozen=True)
+class PretrainConfig(FinetuneConfig):
+    """Options of `onward pretrain`: those of finetune, of which the phase decides some."""
+
+    task: Literal["bert-pretraining"] = option("bert-pretraining", "what the model learns")
+    model_name_or_path: str = option(
+        "bert-large", "a model from random weights, or the folder of phase 1; alias --model"
+    )
+    phase: Literal[1, 2] = option(
+        1, "of BERT's recipe: 1 has blocks of 128 tokens, 2 of 512, and its own rate and updates"
+    )
+    global_batch_size: int | None = option(
+        None, "sequences of an update, of all processes; null: 65536 in phase 1, 32768 in phase 2"
+    )
+    block_size: int = option(None, "tokens per pair of texts; null: 128 in phase 1, 512 in phase 2")
+    gradient_accumulation_steps: int = option(
+        None, "micro-batches per update; null: as many as global_batch_size needs"
+    )
+    optim: Literal[
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "adafactor",
+        "lion",
+        "lamb",
+        "muon",
+    ] = option("lamb", "the optimizer; its three spellings of AdamW are one")
+    learning_rate: float | None = option(None, "null: 6e-3 in phase 1, 4e-3 in phase 2")
+    warmup_ratio: float | None = option(None, "null: 0.2843 in phase 1, 0.128 in phase 2")
+    max_steps: int | None = option(None, "updates; null: 7038 in phase 1, 1563 in phase 2")
+    adam_epsilon: float = option(1e-6, "LAMB's term beside the root of a gradient's square")
+    dataloader_num_workers: int = option(2, "processes that prepare samples; 0: the run's own")
+
 
 @dataclass(frozen=True)
 class VerifyConfig(FinetuneConfig):
@@ -186,6 +280,24 @@ class DataConfig(FinetuneConfig):
 
 
 RECORD = "run_config.json"  # of an output folder: what its run is
+TEXT_TASKS = ("causal-lm", "masked-lm", "bert-pretraining")  # which read plain text
+_OF_TASKS: dict[str, tuple[str, ...]] = {  # switches of some tasks only
+    "text_column": (
+        "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
+    ),
+    "label_column": (
+        "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
+    ),
+    "block_size": TEXT_TASKS,
+    "max_seq_length": (
+        "text-classification", "token-classification", "question-answering", "multiple-choice",
+        "seq2seq-lm",
+    ),
+    "max_target_length": ("seq2seq-lm",),
+    "source_prefix": ("seq2seq-lm",),
+    "doc_stride": ("question-answering",),
+    "mlm_probability": ("masked-lm", "bert-pretraining"),
+}  # fmt: skip
 _STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
 _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 
@@ -194,10 +306,15 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("vocab_size", lambda v: v >= 257, "at least 257 (256 bytes and the end-of-text token)"),
     ("corpus_bytes", lambda v: v > 0, "more than 0"),
     ("block_size", lambda v: v >= 2, "at least 2 tokens"),
+    ("max_seq_length", lambda v: v >= 4, "at least 4 tokens"),
+    ("max_target_length", lambda v: v >= 2, "at least 2 tokens"),
+    ("doc_stride", lambda v: v >= 0, "0 or more"),
+    ("mlm_probability", lambda v: 0 < v < 1, "between 0 and 1"),
     ("max_train_samples", lambda v: v > 0, "more than 0"),
     ("max_eval_samples", lambda v: v > 0, "more than 0"),
     ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
     ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
+    ("dataloader_num_workers", lambda v: v >= 0, "0 or more"),
     ("eval_steps", lambda v: v > 0, "more than 0"),
     ("gradient_accumulation_steps", lambda v: v > 0, "more than 0"),
     ("num_train_epochs", lambda v: 0 < v < math.inf, "more than 0"),
@@ -228,7 +345,7 @@ def check_options(config: FinetuneConfig) -> None:
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
     _check_together(config)
     for name in ("train_file", "validation_file"):
-        check_text_file(getattr(config, name), name)
+        check_text_file(getattr(config, name), name, config.task not in TEXT_TASKS)
     if config.validation_file and not config.train_file:
         raise InputError(
             "a validation file without a train file", "in --validation_file", "add --train_file"
@@ -241,7 +358,16 @@ def check_options(config: FinetuneConfig) -> None:
 
 
 def _check_together(config: FinetuneConfig) -> None:
-    """Raises InputError for switches of which one alone can be given."""
+    """Raises InputError for switches of which one alone can be given, and for those of another
+    task."""
+    usual = FinetuneConfig(task=config.task)
+    for name, tasks in _OF_TASKS.items():
+        if config.task not in tasks and getattr(config, name) != getattr(usual, name):
+            raise InputError(
+                f"task {config.task} has no {name}",
+                f"in --{name}",
+                f"leave it out, or give --task {' or '.join(tasks)}",
+            )
     if config.bf16 and config.fp16:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
     if config.warmup_ratio and config.warmup_steps:
@@ -316,12 +442,15 @@ def _check_reports(config: FinetuneConfig) -> None:
         )
 
 
-def check_text_file(path: str | None, name: str) -> None:
-    """Raises InputError unless a text file exists, is a file and is not empty."""
+def check_text_file(path: str | None, name: str, may_be_folder: bool = False) -> None:
+    """Raises InputError unless a text file exists, is a file and is not empty. may_be_folder: a
+    saved dataset's."""
     if path is None:
         return
     if not Path(path).exists():
         raise InputError(f"no such file {path!r}", f"in --{name}", "name an existing text file")
+    if may_be_folder and Path(path).is_dir():
+        return
     if not Path(path).is_file():
         raise InputError(f"{path!r} is not a file", f"in --{name}", "name one text file")
     if Path(path).stat().st_size == 0:

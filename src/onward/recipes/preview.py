@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from onward.recipes.corpus import Ids
-from onward.recipes.finetune import Run, describe
+from onward.recipes.describe import Run, describe
+from onward.recipes.loop import DrawnSamples, update_batches
 from onward.recipes.options import DataConfig
+from onward.recipes.samples import Samples
 
+BATCHES = 64  # of which shares are counted
 WIDTH = 96  # columns of a block's text
 BARS = 40  # columns of the longest bar
 _SHOWN = {"\n": "\u21b5\n", "\t": "\u21e5", "\r": "\u240d"}  # what cannot be seen
@@ -20,62 +23,95 @@ _SHOWN = {"\n": "\u21b5\n", "\t": "\u21e5", "\r": "\u240d"}  # what cannot be se
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Counts of a run's data. left_out: tokens of the train text behind its last whole block.
-    labelled: the share of tokens that are predicted, which are all but the first of a block.
-    used: ids that occur in the train blocks. unknown: the share of tokens outside of the
-    tokenizer's vocabulary; None where it has a token for every byte."""
+    """Counts of a run's data. samples are blocks for language models, else examples. longest:
+    tokens of a sample. left_out: tokens of the train text behind its last whole block. labelled:
+    the share of a batch's tokens that have a label (a label of a whole sample counts as one).
+    padding: the share of a batch that is padding. used: ids that occur in the train samples.
+    unknown: the share of tokens outside of the tokenizer's vocabulary; None where it has a token
+    for every byte. baseline: the score without a model."""
 
+    task: str
     train_source: str
     eval_source: str
     documents: int
     characters: int
     train_tokens: int
-    train_blocks: int
-    eval_blocks: int
-    block_size: int
+    train_samples: int
+    eval_samples: int
+    longest: int
     left_out: int
     labelled: float
+    padding: float
     vocabulary: int
     used: int
     unknown: float | None
-    unigram_perplexity: float
+    baseline: dict[str, Any]
 
 
 def facts_of(run: Run) -> DataFacts:
     """Counts what a run would train on."""
-    job, text, tokenizer = run.job, run.texts[0], run.tokenizer
-    size, ids = job.config.block_size, job.train_blocks
+    job, text, tokenizer = run.job, run.sources[0], run.tokenizer
+    ids = np.concatenate([array.reshape(-1) for array in job.train.token_ids()])
     unknown: Any = tokenizer.unk_token_id
     is_own = isinstance(unknown, int) and unknown != tokenizer.eos_token_id
+    is_blocks = job.task.unit == "blocks"
+    labelled, padding = _shares(run)
     return DataFacts(
+        task=job.config.task,
         train_source=text.source,
-        eval_source=run.texts[-1].source if run.eval_tokens else "held out of the train text",
+        eval_source=run.sources[-1].source if run.eval_tokens else "held out of the train text",
         documents=len(text.documents),
         characters=len(text),
         train_tokens=run.train_tokens,
-        train_blocks=len(ids),
-        eval_blocks=len(job.eval_blocks),
-        block_size=size,
-        left_out=run.train_tokens % size,
-        labelled=(size - 1) / size,
+        train_samples=len(job.train),
+        eval_samples=len(job.eval),
+        longest=int(max(_lengths(job.train, job.config.block_size))),
+        left_out=run.train_tokens % job.config.block_size if is_blocks else 0,
+        labelled=labelled,
+        padding=padding,
         vocabulary=job.model_config.get_text_config().vocab_size,
         used=len(np.unique(ids)),
         unknown=float((ids == unknown).mean()) if is_own else None,
-        unigram_perplexity=run.unigram,
+        baseline=asdict(run.baseline),
     )
 
 
-def lines_of(facts: DataFacts) -> list[str]:
-    """The counts in words."""
+def _lengths(samples: Samples, block_size: int) -> list[int]:
+    """The tokens of each sample: of its first text where it has several, and of a whole block
+    where it is put together anew each time."""
+    names = [n for n in samples.columns if n.partition(".")[0] == "input_ids"]
+    return samples.lengths(names[0]).tolist() if names else [block_size] * len(samples)
+
+
+def _shares(run: Run) -> tuple[float, float]:
+    """The shares of tokens with labels, and of padding, in the first batches of the first epoch."""
+    job = run.job
+    size = job.config.per_device_train_batch_size
+    drawn = DrawnSamples(job.train, job.task.draw(job.train, job.tokenizer, job.config))
+    collate = job.task.collate(job.tokenizer, job.config)
+    labels = tokens = places = 0
+    loader = update_batches(drawn, min(size, len(job.train)), job.config.seed)
+    for rows in itertools.islice(loader, BATCHES):
+        batch = collate(rows)
+        labels += job.task.counted(batch)
+        mask = batch.get("attention_mask")
+        places += batch["input_ids"].numel()
+        tokens += batch["input_ids"].numel() if mask is None else int(mask.sum())
+    return labels / tokens, 1 - tokens / places
+
+
+def lines_of(facts: DataFacts, unit: str) -> list[str]:
+    """The counts in words. unit: of samples, in the plural."""
     f = facts
     lines = [
-        f"train      {f.train_source}: {f.documents:,} documents, {f.characters:,} characters, "
-        f"{f.train_tokens:,} tokens ({f.characters / f.train_tokens:.2f} characters each)",
-        f"blocks     {f.train_blocks:,} of {f.block_size} tokens to train on, {f.eval_blocks:,} to "
-        f"evaluate ({f.eval_source}); {f.left_out} tokens at the end fill no block",
-        f"labels     {f.labelled:.1%} of the tokens: all but the first of a block; no padding",
+        f"train      {f.train_source}: {f.documents:,} texts, {f.characters:,} characters, "
+        f"{f.train_tokens:,} tokens",
+        f"{unit:<10} {f.train_samples:,} of at most {f.longest} tokens to train on, "
+        f"{f.eval_samples:,} to evaluate ({f.eval_source})"
+        + (f"; {f.left_out} tokens at the end fill no block" if f.left_out else ""),
+        f"labels     for {f.labelled:.1%} of the tokens; {f.padding:.1%} of a batch is padding",
         f"vocabulary {f.vocabulary:,} ids, {f.used:,} of which occur",
-        f"baseline   perplexity {f.unigram_perplexity:.1f} by the frequencies of tokens alone",
+        f"baseline   {f.baseline['metric']} {f.baseline['value']:.4g}: {f.baseline['of']}",
     ]
     if f.unknown is not None:
         lines.append(f"unknown    {f.unknown:.2%} of the tokens are none of the tokenizer's")
@@ -96,9 +132,11 @@ def histogram(lengths: Sequence[int], unit: str) -> list[str]:
     ]
 
 
-def shown_block(tokenizer: Any, ids: Ids) -> str:
-    """The tokens of a block, `|` between them; ends of lines are shown and kept."""
+def shown_block(tokenizer: Any, ids: Sequence[int], marks: Mapping[int, str] | None = None) -> str:
+    """The tokens of a sample, `|` between them; ends of lines are shown and kept. marks: words
+    behind tokens, by their places."""
     words = [str(tokenizer.decode([int(i)], clean_up_tokenization_spaces=False)) for i in ids]
+    words = [word + (marks or {}).get(place, "") for place, word in enumerate(words)]
     shown = ["".join(_SHOWN.get(letter, letter) for letter in word) for word in words]
     lines, column = list[str](), 0
     line = ""
@@ -116,17 +154,24 @@ def shown_block(tokenizer: Any, ids: Ids) -> str:
 def preview(config: DataConfig) -> int:
     """Prints what `onward finetune` with these options would train on. Returns the exit status."""
     run = describe(config)
-    facts = facts_of(run)
+    facts, job = facts_of(run), run.job
     if config.json:
         print(json.dumps(asdict(facts), indent=2))
         return 0
-    print("\n".join(lines_of(facts)))
-    if facts.documents > 1:
-        print("\n" + "\n".join(histogram([len(d) for d in run.texts[0].documents], "characters")))
-    blocks = run.job.train_blocks
-    chosen = np.random.default_rng(config.seed).permutation(len(blocks))[: config.samples]
+    print("\n".join(lines_of(facts, job.task.unit)))
+    if job.task.unit != "blocks":
+        lengths = _lengths(job.train, job.config.block_size)
+        print("\n" + "\n".join(histogram(lengths, "tokens")))
+    elif facts.documents > 1:
+        texts = run.sources[0].documents
+        print("\n" + "\n".join(histogram([len(d) for d in texts], "characters")))
+    chosen = np.random.default_rng(config.seed).permutation(len(job.train))[: config.samples]
+    draw = job.task.draw(job.train, job.tokenizer, job.config)
     for number in sorted(int(i) for i in chosen):
-        print(f"\nblock {number:,}\n{shown_block(run.tokenizer, blocks[number])}")
+        for part in job.task.shown(draw(job.train[number]), run.tokenizer, job.model_config):
+            title = f", {part.title}" if part.title else ""
+            told = shown_block(run.tokenizer, part.ids, part.marks)
+            print(f"\n{job.task.unit.removesuffix('s')} {number:,}{title}\n{told}")
     return 0
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ def peak_rss_mib() -> float:
 class Metrics:
     """One line of `metrics.jsonl`.
 
-    loss: mean over the updates since the previous line, nats per token. grad_norm: global 2-norm
+    loss: mean over the updates since the previous line. grad_norm: global 2-norm
     before clipping, of the last update; None where not clipped. tokens_per_second, step_ms: over
     the same updates, without the run's first one if possible. rss_mib: present resident memory.
     elapsed_s: since the run's start.
@@ -74,9 +73,13 @@ class Metrics:
     elapsed_s: float
 
 
-def perplexity(loss: float) -> float:
-    """exp of a loss in nats per token; finite where that is not."""
-    return math.exp(min(loss, 700.0))
+def score_text(name: str, value: float) -> str:
+    """A score in words: `perplexity 12.34`, `accuracy 0.9123`."""
+    return (
+        f"{name.replace('_', ' ')} {value:.2f}"
+        if abs(value) >= 10
+        else (f"{name.replace('_', ' ')} {value:.4f}")
+    )
 
 
 class Progress:
@@ -95,7 +98,6 @@ class Progress:
         metrics_file: Path | None,
         total_steps: int,
         steps_per_epoch: int,
-        tokens_per_step: int,
         logging_steps: int,
         losses: list[float] | None = None,
         elapsed_s: float = 0.0,
@@ -104,7 +106,6 @@ class Progress:
         self.engine = engine
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
-        self.tokens_per_step = tokens_per_step
         self.logging_steps = logging_steps
         self._metrics_file = metrics_file
         self._reporter = Reporter(None) if reporter is None else reporter
@@ -114,7 +115,7 @@ class Progress:
         self._window_started = time.perf_counter()
         self._began = self._window_started
         self._started = self._began - elapsed_s
-        self._window_steps = 0
+        self._window_steps = self._window_tokens = 0
         self._stages = Stages(self._compiling)
 
     def __enter__(self) -> Progress:
@@ -151,10 +152,14 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(f"compiling: {stage}")
 
-    def update(self, step: int, loss: float, grad_norm: float | None, learning_rate: float) -> None:
-        """Records update number `step` (from 1). learning_rate: the one that it used."""
+    def update(
+        self, step: int, loss: float, grad_norm: float | None, learning_rate: float, tokens: int
+    ) -> None:
+        """Records update number `step` (from 1). learning_rate: the one that it used. tokens: of
+        its batches."""
         self._losses.append(loss)
         self._window_steps += 1
+        self._window_tokens += tokens
         compiled = self._stages.taken()
         if self._bar is not None:
             self._bar.update()
@@ -164,21 +169,22 @@ class Progress:
             self._log(step, grad_norm, learning_rate)
         elif step == self._first:
             # the first step prepares the engine; its time would distort the first line's rate
-            self._window_started, self._window_steps = time.perf_counter(), 0
+            self._window_started = time.perf_counter()
+            self._window_steps = self._window_tokens = 0
 
-    def evaluated(self, step: int, loss: float) -> None:
-        """Records an evaluation after update number `step`: its mean loss, nats per token."""
+    def evaluated(self, step: int, loss: float, scores: Mapping[str, float]) -> None:
+        """Records an evaluation after update number `step`: its mean loss, and scores."""
         values = {
             "epoch": round(step / self.steps_per_epoch, 4),
             "eval_loss": loss,
-            "eval_perplexity": perplexity(loss),
+            **{f"eval_{name}": value for name, value in scores.items()},
         }
         if self._stream is not None:
             line = {"engine": self.engine, "step": step, **values}
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
             self._stream.flush()
         self._reporter.log(step, values)
-        shown = f"eval loss {loss:.4f}  perplexity {values['eval_perplexity']:.2f}"
+        shown = "  ".join([f"eval loss {loss:.4f}", *map(score_text, scores, scores.values())])
         line = f"{self.engine}: step {step}/{self.total_steps}  {shown}"
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
@@ -224,7 +230,7 @@ class Progress:
             loss=sum(losses) / len(losses),
             grad_norm=grad_norm,
             learning_rate=learning_rate,
-            tokens_per_second=round(self.tokens_per_step / seconds, 1),
+            tokens_per_second=round(self._window_tokens / (now - self._window_started), 1),
             step_ms=round(seconds * 1e3, 2),
             rss_mib=round(rss_mib(), 1),
             elapsed_s=round(now - self._started, 3),
@@ -248,4 +254,4 @@ class Progress:
                 flush=True,
             )
         self._logged = step
-        self._window_started, self._window_steps = now, 0
+        self._window_started, self._window_steps, self._window_tokens = now, 0, 0

@@ -25,7 +25,8 @@ class RunHistory:
     record: the run's `run_config.json`, by which a checkpoint of another run is refused.
     start_weights_sha256: of the weights before the first update. step_losses: of every update.
     train_s: seconds of all updates, in all processes that took part. first_steps_s: of them, those
-    of building the trainer and the first update, for each process that made one. ranks: those
+    of building the trainer and the first update, for each process that made one. tokens: of all
+    updates, without padding. ranks: those
     that train together, of which each saves what rank 0 has done, so that any other ranks go on.
     """
 
@@ -41,6 +42,7 @@ class RunHistory:
         self.step_losses: list[float] = []
         self.train_s = 0.0
         self.first_steps_s: list[float] = []
+        self.tokens = 0
 
     @property
     def steps(self) -> int:
@@ -58,6 +60,7 @@ class RunHistory:
             "step_losses": np.array(self.step_losses, dtype=np.float64),
             "train_s": self.train_s,
             "first_steps_s": list(self.first_steps_s),
+            "tokens": self.tokens,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,6 +80,7 @@ class RunHistory:
         self.step_losses = state["step_losses"].tolist()
         self.train_s = state["train_s"]
         self.first_steps_s = list(state["first_steps_s"])
+        self.tokens = state.get("tokens", 0)  # not in older checkpoints
 
 
 class RunCheckpoints:

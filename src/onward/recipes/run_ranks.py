@@ -60,11 +60,13 @@ class RunRanks:
         """Says whether this process prints, and writes into the output folder."""
         return self.rank == 0
 
-    def shares(self, batch: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-        """The rows of this rank's share, i64[size,T], in each micro-batch of an update's batch
-        i64[N,T], where the rows of share 0 come first."""
+    def shares(self, rows: Sequence[Any], size: int) -> list[Sequence[Any]]:
+        """The rows of this rank's share, so many, in each micro-batch of an update, where the rows
+        of share 0 come first."""
         mesh = self.mesh
-        return [part.split(size)[mesh.share] for part in batch.split(size * mesh.batches)]
+        first = size * mesh.share
+        starts = range(first, len(rows), size * mesh.batches)
+        return [rows[start : start + size] for start in starts]
 
     def evaluates(self, count: int) -> Iterator[tuple[int, bool]]:
         """The places, below `count`, of the batches that this rank evaluates, and whether its
@@ -98,6 +100,17 @@ class RunRanks:
             with _others_answer():
                 distributed.all_reduce(told)  # adds zeros to each, so that it stays what it is
         return told.tolist()
+
+    def gathered(self, found: Mapping[int, Result], count: int) -> list[Result]:
+        """What all ranks have found by place, each of which one rank has. Raises OnwardError where
+        another rank has ended."""
+        if self.ranks == 1:
+            return [found[place] for place in range(count)]
+        told: list[Any] = [None] * self.ranks
+        with _others_answer():
+            distributed.all_gather_object(told, dict(found))
+        joined = {place: one for part in told for place, one in part.items()}
+        return [joined[place] for place in range(count)]
 
     def from_first(self, act: Callable[[], Result]) -> Result:
         """What rank 0 finds, which alone acts while the others wait. Raises what it raises, and on

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onward.recipes.gpt2 import PRESETS
 from onward.recipes.options import InputError
+from onward.recipes.presets import PRESETS
 
 RENAMED = {
     "model": "model_name_or_path",
@@ -17,6 +17,8 @@ RENAMED = {
     "train_data_file": "train_file",
     "eval_data_file": "validation_file",
     "evaluation_strategy": "eval_strategy",
+    "max_source_length": "max_seq_length",
+    "summary_column": "label_column",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
 }
@@ -66,22 +68,20 @@ SWITCHES: dict[str, Switch] = {
     "disable_tqdm": _flag("there is a bar on a terminal only"),
     "evaluate_during_training": _flag(_EVALUATED),
     "eval_all_checkpoints": _flag(_EVALUATED),
+    "group_by_length": _flag("rows of padding are not computed"),
+    "pad_to_max_length": _flag("a batch is padded to its longest sample"),
     "dataloader_drop_last": _flag("blocks that fill no whole update are left out of an epoch"),
     "model_type": Switch("the model's own configuration says it"),
     "logging_strategy": _METRICS,
-    "mlm_probability": Switch("it belongs to --mlm"),
     "fp16_opt_level": Switch("it belongs to --fp16"),
     "preprocessing_num_workers": Switch("tokenising uses all cores"),
-    "optim": Switch(
-        "the optimizer is AdamW",
-        "leave it out",
-        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_ort_fused"),
-    ),
     "local_rank": _STARTED,
     "world_rank": _STARTED,
     "world_size": _STARTED,
     # refused: ignoring them would change the run
-    "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
+    "mlm": _flag("what is learnt is a task", "--task masked-lm"),
+    "task_name": Switch("labelled examples come from files", "give --train_file"),
+    "predict_with_generate": _flag("the evaluation computes the loss", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
     "deepspeed": Switch(

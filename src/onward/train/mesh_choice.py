@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
@@ -22,6 +21,7 @@ from onward.execute.shortage import free_bytes
 from onward.explanation import StepExplanation
 from onward.kernels import host
 from onward.kernels.blas.choice import known_rates
+from onward.kernels.quota import processors
 from onward.mesh_sizes import AUTO
 from onward.meshes import (
     MeshChoice,
@@ -133,7 +133,7 @@ class MeshQuestions:
 
     def _machine(self, local: int, memory: float) -> Cluster:
         device = next(self._trainer.model.parameters()).device
-        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        threads, cores = torch.get_num_threads(), len(processors())
         known = known_rates(threads) if device.type == "cpu" else None
         best = [max(row.values()) for row in (known or {}).values()]
         flops = 1e9 * sum(best) / len(best) / threads if best else 0.0

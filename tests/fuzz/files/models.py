@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from onward.checkpoint.tensor_file import read_tensors
 from onward.errors import OnwardError
-from onward.recipes import causal_lm
+from onward.recipes import start_model
 from onward.recipes.model_folder import check_model_folder, integer_tensors
 from onward.recipes.model_size import parameter_count
 from onward.recipes.options import FinetuneConfig
@@ -112,10 +112,10 @@ def check_weights(folder: Path, found: dict[str, torch.Tensor]) -> str | None:
 
 def load_model(folder: Path) -> Any:
     config = FinetuneConfig(model_name_or_path=str(folder))
-    causal_lm.check_model_name(config)
-    model_config = causal_lm.load_model_config(config)
-    parameter_count(str(folder), model_config, causal_lm.weight_files(config))
-    return causal_lm.build_model(config, model_config)
+    start_model.check_model_name(config)
+    model_config = start_model.load_model_config(config)
+    parameter_count(str(folder), model_config, start_model.weight_files(config))
+    return start_model.build_model(config, model_config)
 
 
 def check_model(folder: Path, model: Any) -> str | None:
@@ -295,7 +295,7 @@ def change_tokenizer(folder: Path, draw: random.Random, outside: Path) -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    return causal_lm.load_tokenizer(FinetuneConfig(model_name_or_path=str(folder)))
+    return start_model.load_tokenizer(FinetuneConfig(model_name_or_path=str(folder)))
 
 
 def check_tokenizer(folder: Path, tokenizer: Any) -> str | None:

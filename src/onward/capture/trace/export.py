@@ -38,7 +38,6 @@ from onward.model_state.patches import Patch, patched
 ONE_AT_A_TIME = Lock()  # held by a capture, since it patches what all threads share
 _tracing: list[int] = []  # ids of the thread that is tracing
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-_export: Any = importlib.import_module("torch.export._trace")
 
 
 def traced_elsewhere() -> bool:
@@ -127,7 +126,9 @@ def _unlogged() -> Iterator[None]:
     for log in logs:
         log.addFilter(others)
     try:
-        with patched([(vars(_export), "print", _nothing)]):  # it prints the unfinished graph
+        # imported here: it brings in Dynamo, which a capture from the cache has no use for
+        made = importlib.import_module("torch.export._trace")
+        with patched([(vars(made), "print", _nothing)]):  # it prints the unfinished graph
             yield
     finally:
         for log in logs:

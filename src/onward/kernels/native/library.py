@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -145,7 +146,7 @@ def _load(wanted: str) -> tuple[Library | None, str]:
     if level is None:
         if wanted and built():
             return None, f"built are: {', '.join(built())}"
-        return None, "not built: the package was installed without a C++ compiler"
+        return None, f"not built: {_why_not_built()}"
     path = files()[level]
     try:
         # The library has no OpenMP of its own: symbols come from the runtime that torch has loaded.
@@ -158,6 +159,12 @@ def _load(wanted: str) -> tuple[Library | None, str]:
     if len(runtimes) != 1 and not shares_threads():
         return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
     return loaded, ""
+
+
+def _why_not_built() -> str:
+    if sys.platform in ("darwin", "win32"):
+        return "there are none for this system yet"
+    return "the wheel is one for every platform, or it was installed without a C++ compiler"
 
 
 def shares_threads() -> bool:
@@ -184,8 +191,10 @@ def sources_digest() -> str:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP libraries in this process; kernels on two of them would compete for the cores."""
-    text = Path("/proc/self/maps").read_text(encoding="utf-8")
+    """The OpenMP libraries in this process; kernels on two of them would compete for the cores.
+    None are known where the system is not Linux."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text(encoding="utf-8") if maps.exists() else ""
     return sorted(set(_RUNTIMES.findall(text)))
 
 

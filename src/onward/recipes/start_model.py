@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import MissingExtraError
-from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.model_folder import (
     INDEX,
     WEIGHTS,
@@ -21,7 +20,10 @@ from onward.recipes.model_folder import (
     integer_tensors,
     shard_names,
 )
+from onward.recipes.model_size import positions_of
 from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.presets import PRESETS, preset_config
+from onward.recipes.tasks import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +41,13 @@ DROPOUT_NAMES = (
     "resid_dropout",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
+    "dropout_rate",
+    "embedding_dropout",
+    "mlp_dropout",
+    "pooler_dropout",
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "summary_first_dropout",
 )
 
 
@@ -79,13 +88,9 @@ def check_model_name(config: FinetuneConfig) -> None:
 
 
 def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
-    """Loads the model's configuration. Raises InputError unless it is a causal language model's,
-    and for one that asks for more than weights."""
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_MASKED_LM_MAPPING,
-        AutoConfig,
-    )
+    """Loads the model's configuration. Raises InputError unless transformers has a model for the
+    task with it, and for one that asks for more than weights."""
+    from transformers import AutoConfig
 
     name = config.model_name_or_path
     try:
@@ -102,16 +107,23 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
         f"{name}/config.json",
         "in --model_name_or_path",
     )
-    kind = type(model_config)
-    # Families such as BERT can be both; without is_decoder their attention sees later tokens.
-    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model_config, "is_decoder", False)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or encoder:
-        raise InputError(
-            f"model {name!r} ({model_config.model_type}) is not a causal language model",
-            "in --model_name_or_path",
-            "name a model that AutoModelForCausalLM can load, such as GPT-2 or Llama",
-        )
+    check_task(config, model_config)
     return model_config
+
+
+def check_task(config: FinetuneConfig, model_config: PreTrainedConfig) -> None:
+    """Raises InputError where transformers has no model for the task with a configuration."""
+    task = TASKS[config.task]
+    if task.fits(model_config):
+        return
+    others = [other.name for other in TASKS.values() if other.fits(model_config)]
+    hint = f", or give --task {' or '.join(others)}" if others else ""
+    kind = "causal language model" if config.task == "causal-lm" else f"model for {config.task}"
+    raise InputError(
+        f"model {config.model_name_or_path!r} ({model_config.model_type}) is not a {kind}",
+        "in --model_name_or_path",
+        f"name a model that {task.auto_class} can load, such as {task.preset}{hint}",
+    )
 
 
 def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
@@ -142,17 +154,13 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
 def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The preset's configuration with the tokenizer's vocabulary (or --vocab_size)."""
     given = config.vocab_size if config.tokenizer_name else None
-    vocab_size = given or len(tokenizer)
-    eos = tokenizer.eos_token_id
-    return preset_config(config, vocab_size, eos if isinstance(eos, int) else None)
+    return overridden(config, given or len(tokenizer), tokenizer)
 
 
-def preset_config(
-    config: FinetuneConfig, vocab_size: int, eos_token_id: int | None = None
-) -> PreTrainedConfig:
+def overridden(config: FinetuneConfig, vocab_size: int, tokenizer: Any = None) -> PreTrainedConfig:
     """The preset's configuration with the values that the options give. Raises InputError for
     values that it does not have, and for blocks that are longer than its positions."""
-    made = gpt2_config(config.model_name_or_path, vocab_size, eos_token_id)
+    made = preset_config(config.model_name_or_path, vocab_size, tokenizer)
     if config.config_overrides is None:
         return made
     try:
@@ -166,7 +174,8 @@ def preset_config(
             "in --config_overrides",
             "name values of the configuration, such as n_layer=4,n_embd=128",
         ) from error
-    check_block_size(made, config.block_size)
+    if TASKS[config.task].unit == "blocks":
+        check_block_size(made, config.block_size)
     return made
 
 
@@ -187,8 +196,8 @@ def has_dropout(model_config: PreTrainedConfig) -> bool:
 
 def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
     """Raises InputError for a block longer than the model's positions."""
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(positions, int):
+    positions = positions_of(model_config)
+    if positions is not None:
         check_positions(positions, block_size)
 
 
@@ -219,16 +228,16 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
     """Builds the fp32 model with its start weights; seeds torch, so that every call gives the same
     weights."""
     import torch
-    from transformers import AutoModelForCausalLM
 
+    model_class = TASKS[config.task].model_class()
     torch.manual_seed(config.seed)
     if from_scratch(config):
-        return AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+        return model_class.from_config(model_config, dtype=torch.float32)
     files = weight_files(config)
     # the folder whose files were looked at, also where they come from the hub
     source = str(files[0].parent) if files else config.model_name_or_path
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class.from_pretrained(
             source,
             config=model_config,
             dtype=torch.float32,

@@ -1,0 +1,150 @@
+"""What tasks with labelled examples share: tables, lengths, padding, names of labels, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onward.recipes.corpus import EVAL_ONE_IN
+from onward.recipes.model_size import positions_of
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.samples import Row, Samples
+from onward.recipes.tables import Table, read_table
+from onward.recipes.tasks.task import Baseline, Batch, Collate, TaskData, as_tensors, held_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+MULTIPLE = 8  # to which lengths of batches are rounded up, so that there are few
+
+
+def read_tables(config: FinetuneConfig) -> tuple[Table, ...]:
+    """The table to train on, and that to evaluate on where one is named."""
+    train = read_table(Path(config.train_file or ""), "train_file")
+    if config.validation_file is None:
+        return (train,)
+    return train, read_table(Path(config.validation_file), "validation_file")
+
+
+def split(tables: Sequence[Table], rows: Sequence[Sequence[Row]]) -> tuple[list[Row], list[Row]]:
+    """The rows to train on and those to evaluate on, one in twenty where no table is given for
+    them. Raises InputError where that leaves none."""
+    if len(rows) > 1:
+        train, held = list(rows[0]), list(rows[-1])
+    else:
+        if len(rows[0]) < 2:
+            raise InputError(
+                "one example leaves none for evaluation",
+                f"in {tables[0].source}",
+                "give more, or a --validation_file",
+            )
+        first, second = held_out(len(rows[0]), EVAL_ONE_IN)
+        train, held = ([rows[0][i] for i in chosen] for chosen in (first, second))
+    if not train or not held:
+        empty = tables[0] if not train else tables[-1]
+        raise InputError("there is no example", f"in {empty.source}", "give more")
+    return train, held
+
+
+def data_of(
+    train: list[Row],
+    held: list[Row],
+    baseline: Baseline,
+    config: FinetuneConfig,
+) -> TaskData:
+    """The samples of encoded rows."""
+    train, held = train[: config.max_train_samples], held[: config.max_eval_samples]
+    samples = Samples.of_rows(train), Samples.of_rows(held)
+    first, second = (int(part.lengths().sum()) for part in samples)
+    return TaskData(*samples, baseline, first, second)
+
+
+def longest(config: FinetuneConfig, model_config: PreTrainedConfig, usual: int) -> int:
+    """Tokens of a sample, at most. Raises InputError for more than the model has positions."""
+    most = positions_of(model_config)
+    asked = config.max_seq_length
+    if asked is not None and most is not None and asked > most:
+        raise InputError(
+            f"max_seq_length {asked} is over the model's {most} positions",
+            "in --max_seq_length",
+            f"give at most {most}",
+        )
+    return asked or (usual if most is None else min(usual, most))
+
+
+def padded(tokenizer: PreTrainedTokenizerBase) -> Collate:
+    """Makes batches of samples that are padded to the longest, by transformers' collator. Raises
+    InputError for a tokenizer that has no token for padding, nor one of an end."""
+    from transformers import DataCollatorWithPadding
+
+    pad = DataCollatorWithPadding(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
+
+    def collate(rows: list[Row]) -> Batch:
+        labels = {name: [row[name] for row in rows] for name in rows[0] if name in _LABELS}
+        inputs = [
+            {n: v for n, v in row.items() if n not in _LABELS and n[0] != "_"} for row in rows
+        ]
+        return {**pad(inputs), **as_tensors(labels)}
+
+    return collate
+
+
+_LABELS = ("labels", "start_positions", "end_positions")
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer with a padding token: that of its ends where it has none. Raises InputError
+    where it has neither."""
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError(
+                "the tokenizer has no token for padding, nor one that ends a text",
+                "in --tokenizer_name or --model_name_or_path",
+                "name another tokenizer",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def set_labels(model_config: PreTrainedConfig, names: Sequence[str]) -> None:
+    """Names the labels in a model's configuration, from which it makes its head."""
+    model_config.id2label = dict(enumerate(names))
+    model_config.label2id = {name: number for number, name in enumerate(names)}
+
+
+def accuracy(pairs: Sequence[tuple[int, int]]) -> float:
+    """The share of (predicted, true) labels that agree."""
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def macro_f1(pairs: Sequence[tuple[int, int]]) -> float:
+    """The mean F1 of all labels that occur, as scikit-learn's `f1_score(average="macro")`."""
+    predicted, true = (np.array([pair[i] for pair in pairs]) for i in (0, 1))
+    found = []
+    for label in np.union1d(predicted, true):
+        hits = int(((predicted == label) & (true == label)).sum())
+        found.append(2 * hits / int((predicted == label).sum() + (true == label).sum()))
+    return float(np.mean(found))
+
+
+def label_order(name: str) -> tuple[int, int, str]:
+    """Numbers in the order of their values, before words."""
+    return (0, int(name), name) if name.lstrip("-").isdecimal() else (1, 0, name)
+
+
+__all__ = [
+    "MULTIPLE",
+    "accuracy",
+    "data_of",
+    "label_order",
+    "longest",
+    "macro_f1",
+    "padded",
+    "padding_token",
+    "read_tables",
+    "set_labels",
+    "split",
+]

@@ -1,0 +1,161 @@
+"""The right one of several answers to a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onward.recipes.library_examples import choices_of_functions, library_tables, most_frequent
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.samples import Row, Samples
+from onward.recipes.tables import Table
+from onward.recipes.tasks.labelled import (
+    MULTIPLE,
+    accuracy,
+    longest,
+    padding_token,
+    read_tables,
+    split,
+)
+from onward.recipes.tasks.task import Baseline, Batch, Collate, Passage, Task, TaskData
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+
+class MultipleChoice(Task):
+    """The right one of several continuations or answers."""
+
+    name = "multiple-choice"
+    about = "the right one of several answers"
+    auto_class = "AutoModelForMultipleChoice"
+    mapping = "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"
+
+    def read(self, config: FinetuneConfig) -> tuple[Table, ...]:
+        """Reads tables of questions and choices, or docstrings and functions."""
+        if config.train_file is None:
+            return library_tables(choices_of_functions, config.corpus_bytes)
+        return read_tables(config)
+
+    def encode(
+        self,
+        sources: Sequence[Table],
+        tokenizer: PreTrainedTokenizerBase,
+        model_config: PreTrainedConfig,
+        config: FinetuneConfig,
+    ) -> TaskData:
+        """Tokens of the question with each choice, in columns by the number of the choice."""
+        size = longest(config, model_config, 128)
+        asked = [
+            config.text_column or "question",
+            *(() if config.text_column else ("context", "sent1")),
+        ]
+        labels = [config.label_column or "label", *(() if config.label_column else ("answer",))]
+        encoded: list[list[Row]] = []
+        width: int | None = None
+        for table in sources:
+            question, label = (
+                table.column(asked, "text_column"),
+                table.column(labels, "label_column"),
+            )
+            assert question is not None and label is not None
+            texts = table.texts(question)
+            rows: list[Row] = []
+            for i, text in enumerate(texts):
+                choices = _choices(table, i)
+                width = len(choices) if width is None else width
+                if len(choices) != width:
+                    raise InputError(
+                        f"{len(choices)} choices, where others have {width}",
+                        table.where(i),
+                        "give all examples as many",
+                    )
+                found = tokenizer(
+                    [text] * width, choices, truncation=True, max_length=size, verbose=False
+                )
+                row: Row = {f"{n}.{c}": found[n][c] for n in found for c in range(width)}
+                rows.append({**row, "labels": _choice(table, i, label, width)})
+            encoded.append(rows)
+        train, held = split(sources, encoded)
+        label, _ = most_frequent([row["labels"] for row in train])
+        true = [row["labels"] for row in held]
+        baseline = Baseline("accuracy", "most frequent choice", true.count(label) / len(true))
+        first = Samples.of_rows(train[: config.max_train_samples])
+        second = Samples.of_rows(held[: config.max_eval_samples])
+        names = [f"input_ids.{c}" for c in range(width or 0)]
+        tokens = [sum(int(p.lengths(n).sum()) for n in names) for p in (first, second)]
+        return TaskData(first, second, baseline, tokens[0], tokens[1])
+
+    def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
+        """Pads all choices of a batch to the longest: inputs i64[B,choices,T]."""
+        from transformers import DataCollatorForMultipleChoice
+
+        pad = DataCollatorForMultipleChoice(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
+
+        def collate(rows: list[Row]) -> Batch:
+            regrouped: list[Row] = []
+            for row in rows:
+                one: Row = {"labels": row["labels"]}
+                for name, value in row.items():
+                    if name != "labels":
+                        one.setdefault(name.rpartition(".")[0], []).append(value)
+                regrouped.append(one)
+            return pad(regrouped)
+
+        return collate
+
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """One label a sample."""
+        return len(batch["labels"])
+
+    def shown(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
+    ) -> list[Passage]:
+        """The question with each choice."""
+        numbers = [n.rpartition(".")[2] for n in row if n.startswith("input_ids.")]
+        return [
+            Passage(
+                f"choice {c}" + (", the right one" if int(c) == row["labels"] else ""),
+                row[f"input_ids.{c}"],
+            )
+            for c in numbers
+        ]
+
+    def predictions(
+        self,
+        rows: Sequence[Row],
+        batch: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+    ) -> list[Any]:
+        """The predicted and the true number of each sample's choice."""
+        told = outputs["logits"].argmax(-1)
+        return list(zip(told.tolist(), batch["labels"].tolist(), strict=True))
+
+    def scores(
+        self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
+    ) -> dict[str, float]:
+        """Accuracy."""
+        return {"accuracy": accuracy(predictions)}
+
+
+def _choices(table: Table, index: int) -> list[str]:
+    """The choices of a row: a list, or columns ending0, ending1 and so on."""
+    row = table.rows[index]
+    numbered = [str(row[n]) for c in range(26) if (n := f"ending{c}") in row]
+    value = numbered or table.value(index, "choices", list, "a list of texts")
+    if len(value) < 2 or not all(isinstance(each, str) for each in value):
+        raise InputError("there are no two choices", table.where(index), "give a list of texts")
+    return value
+
+
+def _choice(table: Table, index: int, name: str, width: int) -> int:
+    value = table.value(index, name, (int, str), "the number of a choice, from 0")
+    if not str(value).isdecimal() or int(value) >= width:
+        raise InputError(
+            f"{value!r} is no number of a choice", table.where(index), f"give 0 to {width - 1}"
+        )
+    return int(value)
+
+
+__all__ = ["MultipleChoice"]

@@ -1,0 +1,193 @@
+"""Labels of whole texts, or of pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onward.recipes.library_examples import library_tables, most_frequent, pieces_with_package
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.samples import Row
+from onward.recipes.tables import Table
+from onward.recipes.tasks.labelled import (
+    accuracy,
+    data_of,
+    label_order,
+    longest,
+    macro_f1,
+    padded,
+    padding_token,
+    read_tables,
+    set_labels,
+    split,
+)
+from onward.recipes.tasks.task import Baseline, Collate, Passage, Task, TaskData, label_names
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+PAIRS = ("text_pair", "sentence2", "hypothesis", "question2")
+
+
+class TextClassification(Task):
+    """A label, or a number, for a text or a pair of texts."""
+
+    name = "text-classification"
+    about = "a label of a text or of a pair of texts"
+    auto_class = "AutoModelForSequenceClassification"
+    mapping = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"
+
+    def read(self, config: FinetuneConfig) -> tuple[Table, ...]:
+        """Reads tables of texts and labels, or pieces of code and their packages."""
+        if config.train_file is None:
+            return library_tables(pieces_with_package, config.corpus_bytes, by_file=False)
+        return read_tables(config)
+
+    def encode(
+        self,
+        sources: Sequence[Table],
+        tokenizer: PreTrainedTokenizerBase,
+        model_config: PreTrainedConfig,
+        config: FinetuneConfig,
+    ) -> TaskData:
+        """Tokens of each text or pair, and a number for each label: the model's where it has labels
+        of these names, else in their order. Numbers with fractions are predicted as numbers."""
+        size = longest(config, model_config, 128)
+        columns = [name for name in (config.text_column or "").split(",") if name]
+        names = columns[:1] or ["text", "sentence", "sentence1", "premise", "question1"]
+        pairs = columns[1:2] or ([] if columns else list(PAIRS))
+        labels = [config.label_column or "label", *(() if config.label_column else ("labels",))]
+        found: list[list[Row]] = []
+        values: list[list[Any]] = []
+        for table in sources:
+            text = table.column(names, "text_column")
+            pair = table.column(pairs, "text_column", needed=bool(columns[1:]))
+            label = table.column(labels, "label_column")
+            assert text is not None and label is not None
+            inputs = [table.texts(text)] + ([] if pair is None else [table.texts(pair)])
+            encoded = tokenizer(
+                inputs[0],
+                inputs[1] if len(inputs) > 1 else None,
+                truncation=True,
+                max_length=size,
+                verbose=False,
+            )
+            kinds = (str, int, float, bool)
+            values.append([_label(table, i, label, kinds) for i in range(len(table.rows))])
+            found.append([{n: encoded[n][i] for n in encoded} for i in range(len(table.rows))])
+        numbers = _numbers(values)
+        if numbers is not None:
+            model_config.num_labels, model_config.problem_type = 1, "regression"
+        else:
+            known = _names(values, sources, model_config)
+            set_labels(model_config, known)
+            model_config.problem_type = "single_label_classification"
+            place = {name: i for i, name in enumerate(known)}
+        for number, rows in enumerate(found):
+            for i, row in enumerate(rows):
+                row["labels"] = (
+                    numbers[number][i] if numbers is not None else place[str(values[number][i])]
+                )
+        train, held = split(sources, found)
+        if model_config.pad_token_id is None:
+            model_config.pad_token_id = padding_token(tokenizer).pad_token_id
+        return data_of(train, held, _baseline(train, held, numbers is not None), config)
+
+    def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
+        """Pads the samples of a batch to the longest."""
+        return padded(tokenizer)
+
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """One label a sample."""
+        return len(batch["labels"])
+
+    def shown(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
+    ) -> list[Passage]:
+        """The text, or the pair, titled by its label."""
+        label = row["labels"]
+        name = label_names(model_config)[label] if isinstance(label, int) else label
+        return [Passage(f"label {name}", row["input_ids"])]
+
+    def predictions(
+        self,
+        rows: Sequence[Row],
+        batch: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+    ) -> list[Any]:
+        """The predicted and the true label, or number, of each sample."""
+        logits, labels = outputs["logits"], batch["labels"]
+        told = logits[:, 0].float() if labels.is_floating_point() else logits.argmax(-1)
+        return list(zip(told.tolist(), labels.tolist(), strict=True))
+
+    def scores(
+        self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
+    ) -> dict[str, float]:
+        """Accuracy and macro F1; of numbers, the mean squared error and Pearson's correlation."""
+        if isinstance(predictions[0][1], float):
+            a, b = np.array(predictions, dtype=np.float64).T
+            spread = a.std() > 0 and b.std() > 0
+            pearson = float(np.corrcoef(a, b)[0, 1]) if spread else 0.0
+            return {"mse": float(((a - b) ** 2).mean()), "pearson": pearson}
+        return {"accuracy": accuracy(predictions), "f1_macro": macro_f1(predictions)}
+
+
+def _label(table: Table, index: int, name: str, kinds: tuple[type, ...]) -> Any:
+    value = table.rows[index].get(name)
+    if isinstance(value, bool):
+        return str(value).lower()
+    value = table.value(index, name, kinds, "a label or a number")
+    if value == "":
+        raise InputError(f"column {name!r} is empty", table.where(index), "give a label")
+    return value
+
+
+def _numbers(values: Sequence[Sequence[Any]]) -> list[list[float]] | None:
+    """The labels as numbers, where all are and one has a fraction; else None."""
+    try:
+        found = [[float(value) for value in part] for part in values]
+    except ValueError:
+        return None
+    flat = np.array([value for part in found for value in part])
+    if not np.isfinite(flat).all() or (flat == np.round(flat)).all():
+        return None
+    return found
+
+
+def _names(
+    values: Sequence[Sequence[Any]], tables: Sequence[Table], model_config: PreTrainedConfig
+) -> list[str]:
+    """The names of labels in the order of their numbers."""
+    told = sorted({str(value) for value in values[0]}, key=label_order)
+    known = list(label_names(model_config).values())
+    if set(told) <= set(known):
+        told = known
+    for number, part in enumerate(values[1:], 1):
+        odd = next((i for i, value in enumerate(part) if str(value) not in told), None)
+        if odd is not None:
+            raise InputError(
+                f"label {str(part[odd])!r} is not in the train file",
+                tables[number].where(odd),
+                "leave that example out, or train on some with that label",
+            )
+    if len(told) < 2:
+        raise InputError(
+            f"all examples have the label {told[0]!r}", f"in {tables[0].source}", "give others too"
+        )
+    return told
+
+
+def _baseline(train: list[Row], held: list[Row], numbers: bool) -> Baseline:
+    true = [row["labels"] for row in held]
+    if numbers:
+        mean = float(np.mean([row["labels"] for row in train]))
+        error = float(np.mean([(value - mean) ** 2 for value in true]))
+        return Baseline("mse", "mean of the train labels", error, lower=True)
+    label, _ = most_frequent([row["labels"] for row in train])
+    return Baseline("accuracy", "most frequent label", true.count(label) / len(true))
+
+
+__all__ = ["TextClassification"]
