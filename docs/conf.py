@@ -59,6 +59,7 @@ autodoc_class_signature = "mixed"
 autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 80
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 # ---- the look
 
@@ -71,7 +72,8 @@ html_show_sourcelink = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
+highlight_language = "text"  # of a block that names no language
 
 
 def unlink_folders(app: Any, tree: Any) -> None:

@@ -13,6 +13,8 @@ from itertools import pairwise
 _NAMES = r"[a-z_]\w*(?:, [a-z_]\w*)*"
 # a name that is explained begins a sentence
 _ITEM = re.compile(rf"(?:^|(?<=[.;])\s)(?P<names>{_NAMES}):\s")
+# what a call raises or returns is a paragraph of its own behind explained names
+_CLOSING = re.compile(r"(?<=[.;])\s(?=(?:Raises|Returns) )")
 _CODE = re.compile(r"`+([^`]+)`+")
 
 
@@ -24,7 +26,11 @@ def restructured(lines: Iterable[str]) -> list[str]:
     for paragraph in _paragraphs(lines):
         indented = all(line.startswith(" ") for line in paragraph)
         if indented:
-            found += [*([] if code else ["::", ""]), *(f"    {line}" for line in paragraph), ""]
+            found += [
+                *([] if code else [".. code-block:: python", ""]),
+                *(f"    {line}" for line in paragraph),
+                "",
+            ]
         else:
             found += _prose(paragraph)
         code = indented
@@ -50,6 +56,10 @@ def _prose(paragraph: list[str]) -> Iterator[str]:
     items = list(_ITEM.finditer(text))
     if items and items[0].start() > 0:  # in running prose only a name at a line's start counts
         items = [item for item in items if text[item.start()] == "\n"]
+    closing = _CLOSING.search(text, items[-1].end()) if items else None
+    close = ""
+    if closing is not None:
+        text, close = text[: closing.start()], text[closing.end() :]
     first = items[0].start() if items else len(text)
     if text[:first].strip():
         yield from (_escaped(" ".join(text[:first].split())), "")
@@ -61,6 +71,8 @@ def _prose(paragraph: list[str]) -> Iterator[str]:
         yield f"- {names}: {_escaped(told)}"
     if items:
         yield ""
+    if close:
+        yield from (_escaped(" ".join(close.split())), "")
 
 
 def _escaped(text: str) -> str:

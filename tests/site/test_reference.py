@@ -80,9 +80,10 @@ def docstrings() -> ModuleType:
         ("Ends in lr_ and a|b.", "Ends in lr\\_ and a\\|b.\n"),
         ("a: one.\n    goes on. b, c: two.", "- ``a``: one. goes on.\n- ``b``, ``c``: two.\n"),
         ("A rule.\nb: two. Seen: 3; fix: do.", "A rule.\n\n- ``b``: two. Seen: 3; fix: do.\n"),
+        ("a: one. Raises E\n    for b.", "- ``a``: one.\n\nRaises E for b.\n"),
         ("Runs x. where: no item here.", "Runs x. where: no item here.\n"),
         ("So:\n\n    x = *y\n      z\n\n    more\n\nEnd.",
-         "So:\n\n::\n\n        x = *y\n          z\n\n        more\n\nEnd.\n"),
+         "So:\n\n.. code-block:: python\n\n        x = *y\n          z\n\n        more\n\nEnd.\n"),
         ("- one `a`\n- two", "- one ``a``\n- two\n"),
     ],
 )  # fmt: skip
