@@ -44,7 +44,7 @@ $(BIN)/python:
 NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
 
 # What a set of extras holds is not installed again by itself.
-WITHIN-dev := test hf,ort
+WITHIN-dev := test hf,ort docs
 WITHIN-test := hf,ort
 WITHIN-sweep := test hf,ort
 

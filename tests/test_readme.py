@@ -25,9 +25,13 @@ from onward.environment import VARIABLES
 from onward.module import accelerated
 from onward.options import switch_lines
 from onward.prepare.batch import bind_batch
+from onward.recipes.bench_options import BenchConfig
+from onward.recipes.chat_options import ChatConfig
 from onward.recipes.explain_options import ExplainConfig
+from onward.recipes.export_options import ExportConfig
 from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import FinetuneConfig, VerifyConfig
+from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,6 +207,8 @@ def test_extras_are_those_of_the_package() -> None:
 def test_switches_that_are_named_exist() -> None:
     known = {
         *VerifyConfig.__dataclass_fields__, *ExplainConfig.__dataclass_fields__, *RENAMED,
+        *BenchConfig.__dataclass_fields__, *ChatConfig.__dataclass_fields__,
+        *ExportConfig.__dataclass_fields__, *SweepConfig.__dataclass_fields__,
         *SWITCHES, CONFIG, "help", "quick", "measure",
         "clear", "nproc_per_node",  # of torchrun
     }  # fmt: skip
