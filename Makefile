@@ -29,7 +29,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format clean sdist wheel sbom arm
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format docs clean sdist wheel sbom arm
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -44,7 +44,7 @@ $(BIN)/python:
 NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
 
 # What a set of extras holds is not installed again by itself.
-WITHIN-dev := test hf,ort
+WITHIN-dev := test hf,ort docs
 WITHIN-test := hf,ort
 WITHIN-sweep := test hf,ort
 
@@ -111,6 +111,9 @@ lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic,
 format: $(VENV)/.installed-dev ## rewrite the sources in ruff's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-docs ## build the documentation site, in build/docs (half a minute)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
 
 bench: $(VENV)/.installed-hf,ort ## time Onward, eager and torch.compile on this CPU (BENCH_ARGS=--quick)
 	$(BIN)/python benchmarks/cpu.py $(BENCH_ARGS)
