@@ -80,13 +80,16 @@ def outcome(output: Path) -> dict[str, Any]:
     names = ("engine", "step", "epoch", "loss", "grad_norm", "learning_rate")
     results = json.loads((output / "eval_results.json").read_text())
     onnx = output / "model.onnx"
+    # of the last update that a process made: one that has only to save writes none
+    planned = {"step.json", "trace.json"}
     return {
         "metrics": [[line[name] for name in names] for line in lines],
         "results": [results[name] for name in ("eval_loss", "train_loss", "start_weights_sha256")],
         "model": (output / "model.safetensors").read_bytes(),
         "config": (output / "config.json").read_bytes(),
         "onnx": onnx.read_bytes() if onnx.exists() else None,
-        "files": {p.name for p in output.iterdir() if not p.name.startswith("checkpoint-")},
+        "files": {p.name for p in output.iterdir() if not p.name.startswith("checkpoint-")}
+        - planned,
     }
 
 

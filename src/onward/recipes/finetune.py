@@ -24,6 +24,7 @@ from onward.errors import OnwardError
 from onward.recipes.describe import Run, describe
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
 from onward.recipes.progress import score_text
+from onward.recipes.report.written_files import PAGE
 from onward.recipes.run_folder import (
     COMPARISON,
     METRICS,
@@ -230,6 +231,8 @@ def _finetune(
 
     if ranks.from_first(begin):
         print(f"\nthe run in {output.path} is complete: nothing is left to do")
+        if ranks.is_first and not (output.path / PAGE).is_file():  # stopped before it was there
+            _report(run, output.path)
         return 0
     if told := other_numbers(read_record(output.path), record):
         print(f"note: {told}", file=sys.stderr)

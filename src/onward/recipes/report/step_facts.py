@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from onward.errors import one_line
+from onward.errors import OnwardError, one_line
 from onward.explanation.facts import ARENA
 from onward.graph.ops import OPS
 from onward.graph.types import value
 from onward.plan.plan import PlannedLaunch
-from onward.recipes.report.written_files import STEP, replace_file
+from onward.recipes.report.written_files import STEP
+from onward.recipes.run_folder import publish_json
 from onward.train import Trainer
 
 MOST_TIMED = 1 << 28  # bytes of weights; timing needs a copy of them and of the step's memory
@@ -23,8 +23,11 @@ def write_step_facts(trainer: Trainer, folder: Path) -> None:
     """Writes `step.json`. A step that cannot be described costs one line on stderr, and the run
     goes on."""
     try:
-        facts = step_facts(trainer)
-        replace_file(folder / STEP, json.dumps(facts, allow_nan=False) + "\n")
+        if trainer.snapshot().last is None:  # all updates were made before
+            if not (folder / STEP).is_file():
+                raise OnwardError("this process made no update")
+            return
+        publish_json(folder, STEP, step_facts(trainer))
     except Exception as error:  # any, since a report decides about no run
         told = one_line(str(error) or type(error).__name__, 200)
         print(f"note: the report lacks the planned step: {told}", file=sys.stderr, flush=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import one_line
 from onward.recipes.corpus import Ids
-from onward.recipes.report.written_files import SAMPLES, replace_file
+from onward.recipes.report.written_files import SAMPLES
+from onward.recipes.run_folder import publish_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,8 +26,7 @@ def write_samples(
     if parameters > MOST_PARAMETERS:
         return
     try:
-        found = samples(folder, tokenizer, eval_blocks)
-        replace_file(folder / SAMPLES, json.dumps(found) + "\n")
+        publish_json(folder, SAMPLES, samples(folder, tokenizer, eval_blocks))
     except Exception as error:  # any, since a report decides about no run
         told = one_line(str(error) or type(error).__name__, 200)
         print(f"note: the report lacks samples of text: {told}", file=sys.stderr, flush=True)

@@ -69,15 +69,25 @@ def _page(runs: list[RunData], refresh: int | None = None) -> str:
 def report_of_run(folder: Path) -> Path | None:
     """Writes the model card, trace and page of a run that is complete; returns the page's path.
     Where matplotlib is missing there is no page, and stderr says so in one line."""
+    from onward.checkpoint import StagedFiles  # whose parts a run that goes on removes
+
     run = read_run(folder)
+    texts: dict[str, str] = {}
     if is_ours(folder / CARD) or not (folder / CARD).exists():
-        replace_file(folder / CARD, card(run))
+        texts[CARD] = card(run)
+    if run.step is not None:
+        texts[TRACE] = json.dumps(trace(run.step)) + "\n"
+    missing: MissingExtraError | None = None
     try:
-        if run.step is not None:
-            replace_file(folder / TRACE, json.dumps(trace(run.step)) + "\n")
         check_replaceable(folder / PAGE, "in the run's folder")
-        replace_file(folder / PAGE, page(run))
+        texts[PAGE] = page(run)
     except MissingExtraError as error:
-        print(f"note: no report: {error}", file=sys.stderr, flush=True)
+        missing = error
+    with StagedFiles(folder) as staged:
+        for name, text in texts.items():
+            (staged.path / name).write_text(text, encoding="utf-8")
+        staged.publish()
+    if missing is not None:
+        print(f"note: no report: {missing}", file=sys.stderr, flush=True)
         return None
     return folder / PAGE
