@@ -117,10 +117,12 @@ def test_ranks_learn_other_tasks_as_one_process_does(tmp_path: Path) -> None:
             *(str(folder), *more),
         ]
 
-    cases = {"text-classification": "dp_replicate=2", "token-classification": "dp_shard=2"}
+    cases = {
+        "text-classification": ("--mesh", "dp_replicate=2"),
+        "token-classification": ("--mesh", "dp_shard=2", "--zero", "1"),
+    }
     commands = {
-        task: of(task, tmp_path / f"parts {task}", 2, "--mesh", mesh, "--zero", "1")
-        for task, mesh in cases.items()
+        task: of(task, tmp_path / f"parts {task}", 2, *mesh) for task, mesh in cases.items()
     }
     commands["tp"] = of("text-classification", tmp_path / "parts tp", 4, "--mesh", "tp=2")
     found = run(tmp_path, commands)
