@@ -80,7 +80,7 @@ def outcome(output: Path) -> dict[str, Any]:
     names = ("engine", "step", "epoch", "loss", "grad_norm", "learning_rate")
     results = json.loads((output / "eval_results.json").read_text())
     onnx = output / "model.onnx"
-    # of the last update that a process made: one that has only to save writes none
+    # a process that has only to save, and makes no update, writes none of these
     planned = {"step.json", "trace.json"}
     return {
         "metrics": [[line[name] for name in names] for line in lines],
