@@ -30,7 +30,7 @@ from onward.graph.graph import Graph
 
 QUICK = 8  # with --quick, one in so many tests of a file, at least one
 SECONDS = 20  # that the cases of a test may take without --whole
-CASES, TEST = 0.5, 0.25  # with --thin, the seconds that the cases of a test may take, and a test
+CASES, TEST = 0.3, 0.12  # with --thin, the seconds that the cases of a test may take, and a test
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
 settings.load_profile("onward")
