@@ -286,7 +286,7 @@ def run_merge_lora(argv: list[str]) -> int:
             "such as onward merge-lora runs/adapters runs/merged",
         )
     _tell_loading("merge-lora", argv[0])
-    from onward.recipes.lora import merge_lora
+    from onward.recipes.merge_lora import merge_lora
 
     return merge_lora(words[0], words[1])
 
