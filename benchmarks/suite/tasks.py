@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onward.recipes.tasks import Baseline
 from suite.progress import Clock, say
 from suite.report import Writer, heading, markdown, started
 
@@ -89,8 +90,9 @@ def is_good(report: Mapping[str, Any]) -> bool:
 def _is_good(found: Mapping[str, Any]) -> bool:
     baseline, ours = found["baseline"], found["engines"][0]
     score = ours["scores"][baseline["metric"]]
-    beaten = score < baseline["value"] if baseline["lower"] else score > baseline["value"]
-    return beaten and found["max_relative_loss_difference"] <= FARTHEST
+    return (
+        Baseline(**baseline).is_beaten(score) and found["max_relative_loss_difference"] <= FARTHEST
+    )
 
 
 def table(report: Mapping[str, Any]) -> str:

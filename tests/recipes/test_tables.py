@@ -116,7 +116,7 @@ def test_other_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_missing_column_is_told_with_those_there_are() -> None:
     table = Table("t.csv", ({"body": "a", "kind": 1},), "x", (2,))
     with pytest.raises(InputError) as caught:
-        table.column(["text", "sentence"], "text_column")
+        table.column(None, ["text", "sentence"], "text_column")
     assert str(caught.value) == (
         "there is no column 'text' or 'sentence' (but 'body', 'kind'), in t.csv; "
         "fix: name the column with --text_column"

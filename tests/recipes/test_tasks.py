@@ -17,8 +17,9 @@ from onward.cli import main
 from onward.recipes.describe import Run, describe
 from onward.recipes.loop import Job, train
 from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.report.run_data import SCORES
 from onward.recipes.samples import Samples
-from onward.recipes.tasks import IGNORED_LABEL, TASKS
+from onward.recipes.tasks import IGNORED_LABEL, TASKS, Baseline
 from onward.recipes.tasks.labelled import accuracy, macro_f1
 from onward.recipes.tasks.question_answering import exact_match, word_f1
 from onward.recipes.tasks.task import label_names
@@ -67,6 +68,7 @@ def test_both_engines_have_one_loss_and_one_score(
     for name, value in ours.scores.items():
         assert value == pytest.approx(eager.scores[name], rel=2e-5, abs=0.05)  # one sample of 21
     assert described(runs, task).baseline.metric in ours.scores
+    assert ours.scores.keys() <= set(SCORES), "scores that a report leaves out"
 
 
 # the loss of question answering is a softmax over all positions of a batch, padding too; that of
@@ -177,9 +179,9 @@ def test_real_text_is_learnt_better_than_the_baseline(task: str, tmp_path: Path)
         words += ["--vocab_size", "1000"]
     assert main(["finetune", *words, "--output_dir", str(tmp_path / "out")]) == 0
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
-    baseline = json.loads((tmp_path / "out" / "run_config.json").read_text())["baseline"]
-    score, least = results[baseline["metric"]], baseline["value"]
-    assert score < least if baseline["lower"] else score > least
+    record = json.loads((tmp_path / "out" / "run_config.json").read_text())
+    baseline = Baseline(**record["baseline"])
+    assert baseline.is_beaten(results[baseline.metric]), (results, baseline)
 
 
 # ---- samples and their labels
@@ -227,6 +229,22 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path: Path) -> None:
     job = labelled(tmp_path, rows, "text-classification", per_device_train_batch_size=1).job
     assert list(label_names(job.model_config).values()) == ["2", "9", "10"]
     assert [row["labels"] for row in job.train] == [2, 1, 0, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("labels", [("--1", "-", "x"), (10**400, 2), ("nan", "inf", "1e5")])
+def test_odd_labels_are_names(labels: tuple[Any, ...], tmp_path: Path) -> None:
+    rows = [{"text": "abc", "label": label} for label in labels * 3]
+    job = labelled(tmp_path, rows, "text-classification", per_device_train_batch_size=1).job
+    names = label_names(job.model_config)
+    assert [names[row["labels"]] for row in job.train] == [str(label) for label in labels * 3]
+
+
+def test_a_baseline_is_of_the_samples_that_are_evaluated(tmp_path: Path) -> None:
+    rows = [{"text": "abc", "label": label} for label in "aaabbb"]
+    run = labelled(
+        tmp_path, rows, "text-classification", max_eval_samples=2, per_device_train_batch_size=1
+    )
+    assert run.baseline.value == 1.0 and len(run.job.eval) == 2
 
 
 def test_only_the_first_token_of_a_word_has_its_label(tmp_path: Path) -> None:
@@ -284,17 +302,17 @@ def test_an_answer_is_found_in_every_piece_that_holds_it(tmp_path: Path) -> None
 def test_choices_are_grouped_again_in_a_batch(tmp_path: Path) -> None:
     rows = [{"question": "f", "choices": ["a", "b c d", "e"], "label": i % 3} for i in range(9)]
     job = labelled(tmp_path, rows, "multiple-choice").job
-    batch = job.task.collate(job.tokenizer, job.config)([job.train[i] for i in range(2)])
+    batch = job.first_batch(job.train, 2)
     assert batch["input_ids"].shape == (2, 3, 8) and batch["labels"].tolist() == [0, 1]
     want = job.tokenizer("f", "b c d")["input_ids"]
     assert batch["input_ids"][1, 1, : len(want)].tolist() == want
 
 
 def test_hidden_tokens_are_others_in_each_epoch_and_alike_in_each_run(runs: dict[str, Run]) -> None:
-    from onward.recipes.loop import DrawnSamples, update_batches
+    from onward.recipes.loop import update_batches
 
     job = described(runs, "masked-lm").job
-    drawn = DrawnSamples(job.train, job.task.draw(job.train, job.tokenizer, job.config))
+    drawn = job.drawn(job.train)
 
     def labels() -> list[np.ndarray]:
         loader = update_batches(drawn, 64, seed=1)

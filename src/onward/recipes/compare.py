@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import onward
 from onward.recipes.loop import EngineResult, Job, TrainingError, eval_results, train
-from onward.recipes.progress import score_text
+from onward.recipes.own_program import own_command
 from onward.recipes.run_folder import OF_TORCH, RESULTS, publish_json, write_json
+from onward.recipes.score_numbers import score_number
 from onward.recipes.tasks import Baseline
 
 # Onward first, so that a failing capture shows before time is spent on the other engine.
 ENGINE_ORDER = ("onward", "torch")
 JOB_OPTION = "--engine_job="
-LAUNCH = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from onward.cli import main; sys.exit(main(sys.argv[1:]))"
-)
 
 
 class EngineFailed(Exception):
@@ -36,10 +31,7 @@ class EngineFailed(Exception):
 
 def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
-    # Run this process's code, wherever it was imported from.
-    package_root = str(Path(onward.__file__).resolve().parents[1])
-    command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
-    command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
+    command = own_command("finetune", f"{JOB_OPTION}{job_folder}", engine, str(folder))
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         raise EngineFailed(engine, status)
@@ -130,9 +122,9 @@ def table(ours: EngineResult, reference: EngineResult, baseline: Baseline) -> st
             line += f"   {share:.2f}x {row.ratio}"
         lines.append(line)
     for name, value in ours.scores.items():
-        told = [f"{score_text('', v).strip():>12}" for v in (value, reference.scores[name])]
+        told = [f"{score_number(v):>12}" for v in (value, reference.scores[name])]
         lines.append(f"{name.replace('_', ' '):<36}{''.join(told)}")
-    value = f"{score_text('', baseline.value).strip():>12}"
+    value = f"{score_number(baseline.value):>12}"
     lines.append(f"{f'{baseline.metric}, {baseline.of}':<36}{value}{value}")
     difference, step = largest_difference(ours, reference)
     lines.append(f"{'largest relative loss difference':<36}{difference:>12.1e}   at update {step}")

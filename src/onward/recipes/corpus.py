@@ -211,6 +211,10 @@ def unigram_perplexity(train_blocks: Ids, eval_blocks: Ids, vocab_size: int) -> 
 
     Only tokens that a model predicts count: all of a block except its first.
     """
-    counts = np.bincount(train_blocks.reshape(-1), minlength=vocab_size).astype(np.float64) + 1
-    log_probability = np.log(counts / counts.sum())
-    return float(np.exp(-log_probability[eval_blocks[:, 1:]].mean()))
+    return float(np.exp(-log_frequencies(train_blocks, vocab_size)[eval_blocks[:, 1:]].mean()))
+
+
+def log_frequencies(ids: Ids, vocab_size: int) -> NDArray[np.float64]:
+    """The logarithm of each token's share among these, f64[V], with add-one smoothing."""
+    counts = np.bincount(ids.reshape(-1), minlength=vocab_size).astype(np.float64) + 1
+    return np.log(counts / counts.sum())

@@ -23,7 +23,6 @@ from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
 from onward.recipes.describe import Run, describe
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
-from onward.recipes.progress import score_text
 from onward.recipes.report.written_files import PAGE
 from onward.recipes.run_folder import (
     COMPARISON,
@@ -34,6 +33,7 @@ from onward.recipes.run_folder import (
     read_record,
 )
 from onward.recipes.run_ranks import RunRanks, joined_ranks
+from onward.recipes.score_numbers import score_number
 from onward.recipes.start_model import build_model, from_scratch, has_dropout
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
@@ -357,7 +357,7 @@ def single_report(result: EngineResult, baseline: Baseline) -> str:
             f"final train loss    {result.train_loss:.4f} (last 10 updates)",
             f"eval loss           {result.eval_loss:.4f}",
             *(
-                f"{name.replace('_', ' '):<19} {score_text('', value).strip()}"
+                f"{name.replace('_', ' '):<19} {score_number(value)}"
                 + (f" ({baseline})" if name == baseline.metric else "")
                 for name, value in result.scores.items()
             ),
@@ -385,10 +385,7 @@ def verify(config: VerifyConfig) -> int:
     model.config.use_cache = False
     trainer = onward_trainer(model, optimizer_of(model, job.config), job.config)
     torch.manual_seed(job.config.seed)  # of what the task draws
-    draw = job.task.draw(job.train, job.tokenizer, job.config)
-    size = min(job.config.per_device_train_batch_size, len(job.train))
-    rows = [draw(job.train[index]) for index in range(size)]
-    batch = job.task.collate(job.tokenizer, job.config)(rows)
+    batch = job.first_batch(job.train, job.config.per_device_train_batch_size)
     with StageLine("verify"):
         report = trainer.verify(batch, bisect=config.bisect)
     print(report)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import checkpoints, is_checkpoint
 from onward.recipes.options import FinetuneConfig, InputError, is_run
-from onward.recipes.run_folder import RESULTS, read_record
+from onward.recipes.run_folder import RESULTS, options_of, read_record
 from onward.recipes.start_model import (
     build_model,
     check_model_name,
@@ -51,9 +51,7 @@ class FoundModel:
             raise InputError(
                 f"{self.weights!r} is of no run", self.where, "name the folder of a run"
             )
-        known = {field.name for field in dataclasses.fields(FinetuneConfig)}
-        options = {n: value for n, value in self.record["options"].items() if n in known}
-        return FinetuneConfig(**options)
+        return options_of(self.record)
 
 
 def find_model(name: str, where: str) -> FoundModel:

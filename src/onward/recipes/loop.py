@@ -34,7 +34,7 @@ from onward.recipes.samples import Row, Samples
 from onward.recipes.stages import StageLine
 from onward.recipes.start_model import build_model
 from onward.recipes.stop_signals import Stopped, StopSignals
-from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Task
+from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Collate, Task
 from onward.recipes.trainer_switches import least_rows
 from onward.recipes.weights_digest import weights_sha256
 from onward.reporting import Reporter
@@ -46,6 +46,19 @@ if TYPE_CHECKING:
 
 class TrainingError(OnwardError):
     """Raised if a valid run cannot continue."""
+
+
+class DrawnSamples(Dataset[Row]):
+    """Samples as a task draws them at random, such as the tokens that it hides."""
+
+    def __init__(self, samples: Samples, draw: Callable[[Row], Row]) -> None:
+        self._samples, self._draw = samples, draw
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._draw(self._samples[index])
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,20 @@ class Job:
     def task(self) -> Task:
         """What the run learns."""
         return TASKS[self.config.task]
+
+    def drawn(self, samples: Samples) -> DrawnSamples:
+        """The job's samples, as the task draws them."""
+        draw = self.task.draw(samples, self.tokenizer, self.config)
+        return DrawnSamples(samples, draw)
+
+    def collate(self) -> Collate:
+        """Makes the function that makes a batch of samples."""
+        return self.task.collate(self.tokenizer, self.config)
+
+    def first_batch(self, samples: Samples, size: int) -> Batch:
+        """A batch of the first samples, at most so many."""
+        drawn = self.drawn(samples)
+        return self.collate()([drawn[index] for index in range(min(size, len(samples)))])
 
     def sha256(self) -> str:
         """The SHA-256 of all samples."""
@@ -133,19 +160,6 @@ class EngineResult:
     def total_s(self) -> float:
         """Seconds of training and evaluation."""
         return self.train_s + self.eval_s
-
-
-class DrawnSamples(Dataset[Row]):
-    """Samples as a task draws them at random, such as the tokens that it hides."""
-
-    def __init__(self, samples: Samples, draw: Callable[[Row], Row]) -> None:
-        self._samples, self._draw = samples, draw
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._draw(self._samples[index])
 
 
 def update_batches(
@@ -221,13 +235,11 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
     options name."""
     with StagedFiles(folder) as staged:
         model.save_pretrained(staged.path)
-        model.config.save_pretrained(staged.path)  # with adapters, the former leaves it out
+        if job.config.lora_r is not None:  # of which the adapters alone were written
+            model.config.save_pretrained(staged.path)
         staged.publish()
     if isinstance(trainer, Trainer):
-        draw = job.task.draw(job.eval, job.tokenizer, job.config)
-        size = min(2, len(job.eval))
-        rows = [draw(job.eval[index]) for index in range(size)]
-        batch = job.task.collate(job.tokenizer, job.config)(rows)
+        batch = job.first_batch(job.eval, 2)
         with StagedFiles(folder) as staged:
             trainer.export_onnx(
                 staged.path / "model.onnx",
@@ -275,9 +287,10 @@ def _updates(
     trainer = ENGINES[engine_name](model, optimizer, config)
     scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
     per_update = micro * accumulate * ranks.mesh.batches
-    task, collate = job.task, job.task.collate(job.tokenizer, config)
-    drawn = DrawnSamples(job.train, task.draw(job.train, job.tokenizer, config))
-    batches = update_batches(drawn, per_update, config.seed, config.dataloader_num_workers)
+    task, collate = job.task, job.collate()
+    batches = update_batches(
+        job.drawn(job.train), per_update, config.seed, config.dataloader_num_workers
+    )
     trainer.register_for_checkpointing(history, scheduler, batches)
     found = checkpoints.resume(trainer, history)
     if found is not None:
@@ -386,9 +399,8 @@ def evaluate(
     ranks = RunRanks() if ranks is None else ranks
     config, task = job.config, job.task
     size, samples = config.per_device_eval_batch_size, job.eval
-    collate = task.collate(job.tokenizer, config)
-    drawn = DrawnSamples(samples, task.draw(samples, job.tokenizer, config))
-    taken = SeededDataset(drawn, config.seed, list)
+    collate = job.collate()
+    taken = SeededDataset(job.drawn(samples), config.seed, list)
     starts = range(0, len(samples), size)
     rows_of_all = max(min(size, len(samples)), least_rows(config))
     losses: dict[int, float] = {}

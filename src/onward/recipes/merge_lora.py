@@ -10,8 +10,8 @@ from typing import Any
 
 from onward.checkpoint import StagedFiles
 from onward.recipes.lora import ADAPTER, require_peft
-from onward.recipes.options import FinetuneConfig, InputError, is_run
-from onward.recipes.run_folder import RESULTS, read_record
+from onward.recipes.options import InputError, is_run
+from onward.recipes.run_folder import RESULTS, options_of, read_record
 from onward.recipes.start_model import build_model
 from onward.recipes.weights_digest import weights_sha256
 
@@ -23,10 +23,7 @@ def merge_lora(name: str, out: str) -> int:
     folder, path = Path(name), Path(out)
     if not folder.is_dir() or not is_run(folder):
         raise InputError(f"{name!r} is no folder of a run", "as RUN", "name one of onward finetune")
-    record = read_record(folder)
-    known = {field.name for field in dataclasses.fields(FinetuneConfig)}
-    given = {n: value for n, value in record["options"].items() if n in known}
-    options = FinetuneConfig(**given)
+    options = options_of(read_record(folder))
     if options.lora_r is None or not (folder / ADAPTER).is_file():
         raise InputError(
             f"the run in {name!r} has no trained adapters",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onward.recipes.describe import Run, describe
-from onward.recipes.loop import DrawnSamples, update_batches
+from onward.recipes.loop import update_batches
 from onward.recipes.options import DataConfig
 from onward.recipes.samples import Samples
 
@@ -87,8 +87,7 @@ def _shares(run: Run) -> tuple[float, float]:
     """The shares of tokens with labels, and of padding, in the first batches of the first epoch."""
     job = run.job
     size = job.config.per_device_train_batch_size
-    drawn = DrawnSamples(job.train, job.task.draw(job.train, job.tokenizer, job.config))
-    collate = job.task.collate(job.tokenizer, job.config)
+    drawn, collate = job.drawn(job.train), job.collate()
     labels = tokens = places = 0
     loader = update_batches(drawn, min(size, len(job.train)), job.config.seed)
     for rows in itertools.islice(loader, BATCHES):
@@ -166,9 +165,9 @@ def preview(config: DataConfig) -> int:
         texts = run.sources[0].documents
         print("\n" + "\n".join(histogram([len(d) for d in texts], "characters")))
     chosen = np.random.default_rng(config.seed).permutation(len(job.train))[: config.samples]
-    draw = job.task.draw(job.train, job.tokenizer, job.config)
+    drawn = job.drawn(job.train)
     for number in sorted(int(i) for i in chosen):
-        for part in job.task.shown(draw(job.train[number]), run.tokenizer, job.model_config):
+        for part in job.task.shown(drawn[number], run.tokenizer, job.model_config):
             title = f", {part.title}" if part.title else ""
             told = shown_block(run.tokenizer, part.ids, part.marks)
             print(f"\n{job.task.unit.removesuffix('s')} {number:,}{title}\n{told}")

@@ -15,6 +15,7 @@ from types import TracebackType
 import psutil
 from tqdm import tqdm
 
+from onward.recipes.score_numbers import score_number
 from onward.recipes.stages import Stages
 from onward.reporting import Reporter
 
@@ -71,15 +72,6 @@ class Metrics:
     step_ms: float
     rss_mib: float
     elapsed_s: float
-
-
-def score_text(name: str, value: float) -> str:
-    """A score in words: `perplexity 12.34`, `accuracy 0.9123`."""
-    return (
-        f"{name.replace('_', ' ')} {value:.2f}"
-        if abs(value) >= 10
-        else (f"{name.replace('_', ' ')} {value:.4f}")
-    )
 
 
 class Progress:
@@ -184,7 +176,8 @@ class Progress:
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
             self._stream.flush()
         self._reporter.log(step, values)
-        shown = "  ".join([f"eval loss {loss:.4f}", *map(score_text, scores, scores.values())])
+        named = (f"{n.replace('_', ' ')} {score_number(v)}" for n, v in scores.items())
+        shown = "  ".join([f"eval loss {loss:.4f}", *named])
         line = f"{self.engine}: step {step}/{self.total_steps}  {shown}"
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)

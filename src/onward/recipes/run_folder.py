@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -169,6 +169,12 @@ def read_record(folder: Path) -> dict[str, Any]:
             "name another folder, or start afresh with --overwrite_output_dir",
         ) from error
     return record
+
+
+def options_of(record: Mapping[str, Any]) -> FinetuneConfig:
+    """The options in a run's `run_config.json`, as far as this version has them."""
+    known = {field.name for field in fields(FinetuneConfig)}
+    return FinetuneConfig(**{n: v for n, v in record["options"].items() if n in known})
 
 
 class RunFolder:
@@ -324,6 +330,7 @@ __all__ = [
     "check_same_run",
     "cut_metrics",
     "differences",
+    "options_of",
     "publish_json",
     "read_record",
     "write_json",

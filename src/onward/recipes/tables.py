@@ -50,12 +50,12 @@ class Table:
             return f"in {self.source}, row {index + 1}"
         return f"in {self.source}, {self.unit} {self.lines[index]}"
 
-    def column(self, names: Sequence[str], option: str, needed: bool = True) -> str | None:
-        """The first of these names that the rows have. Raises InputError where there is none, and
-        it is needed. option: the switch that names it."""
-        have = self.rows[0]
+    def column(self, given: str | None, usual: Sequence[str], option: str) -> str:
+        """The column that is given, else the first of the usual ones that the rows have. Raises
+        InputError where there is none. option: the switch that names it."""
+        names, have = usual if given is None else [given], self.rows[0]
         found = next((name for name in names if name in have), None)
-        if found is None and needed:
+        if found is None:
             raise InputError(
                 f"there is no column {' or '.join(map(repr, names))} (but "
                 f"{', '.join(map(repr, have))})",

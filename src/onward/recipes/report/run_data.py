@@ -11,6 +11,7 @@ from typing import Any
 
 from onward.recipes.options import RECORD, InputError
 from onward.recipes.report.written_files import SAMPLES, STEP, VERIFIED
+from onward.recipes.score_numbers import perplexity
 
 METRICS, RESULTS, COMPARISON, OF_TORCH = (
     "metrics.jsonl",
@@ -155,7 +156,7 @@ def _complete(one: dict[str, Any]) -> dict[str, Any]:
     """Results with one set of names, whichever file they come from."""
     losses, scores = one.get("step_losses"), one.get("scores", one)
     if not any(name in scores for name in SCORES):  # an older run, of a language model
-        scores = {"perplexity": math.exp(min(float(one["eval_loss"]), 700.0))}
+        scores = {"perplexity": perplexity(float(one["eval_loss"]))}
     last = [float(x) for x in losses[-10:]] if losses else []
     train_s = float(one["train_s"] if "train_s" in one else one["train_runtime"])
     eval_s = float(one["eval_s"] if "eval_s" in one else one["eval_runtime"])

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onward.environment import environment
-from onward.recipes.corpus import EVAL_ONE_IN, Text
+from onward.recipes.corpus import EVAL_ONE_IN, Text, log_frequencies
 from onward.recipes.document_shards import DocumentShards, prepared
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
-from onward.recipes.tasks.labelled import MULTIPLE, padding_token
+from onward.recipes.tasks.labelled import padded_with_labels
 from onward.recipes.tasks.language_models import read_texts
 from onward.recipes.tasks.task import (
     IGNORED_LABEL,
@@ -122,11 +122,7 @@ class BertPretraining(Task):
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch, and their labels by -100, to the longest."""
-        from transformers import DataCollatorForTokenClassification
-
-        return DataCollatorForTokenClassification(
-            padding_token(tokenizer), pad_to_multiple_of=MULTIPLE
-        )
+        return padded_with_labels(tokenizer)
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """The samples: the loss is the sum of two means, over hidden tokens and over samples."""
@@ -161,9 +157,8 @@ class BertPretraining(Task):
 
 def _entropy(shards: DocumentShards, words: int) -> float:
     """The mean loss of a model that knows how often each token is, nats per token."""
-    counts = np.bincount(shards.tokens, minlength=words).astype(np.float64) + 1
-    shares = counts / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    known = log_frequencies(shards.tokens, words)
+    return float(-(np.exp(known) * known).sum())
 
 
 def _tokens_of(shards: DocumentShards, documents: NDArray[Any]) -> int:

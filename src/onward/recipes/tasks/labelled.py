@@ -29,9 +29,11 @@ def read_tables(config: FinetuneConfig) -> tuple[Table, ...]:
     return train, read_table(Path(config.validation_file), "validation_file")
 
 
-def split(tables: Sequence[Table], rows: Sequence[Sequence[Row]]) -> tuple[list[Row], list[Row]]:
+def split(
+    tables: Sequence[Table], rows: Sequence[Sequence[Row]], config: FinetuneConfig
+) -> tuple[list[Row], list[Row]]:
     """The rows to train on and those to evaluate on, one in twenty where no table is given for
-    them. Raises InputError where that leaves none."""
+    them, at most as many as the options say. Raises InputError where that leaves none."""
     if len(rows) > 1:
         train, held = list(rows[0]), list(rows[-1])
     else:
@@ -46,17 +48,11 @@ def split(tables: Sequence[Table], rows: Sequence[Sequence[Row]]) -> tuple[list[
     if not train or not held:
         empty = tables[0] if not train else tables[-1]
         raise InputError("there is no example", f"in {empty.source}", "give more")
-    return train, held
+    return train[: config.max_train_samples], held[: config.max_eval_samples]
 
 
-def data_of(
-    train: list[Row],
-    held: list[Row],
-    baseline: Baseline,
-    config: FinetuneConfig,
-) -> TaskData:
+def data_of(train: list[Row], held: list[Row], baseline: Baseline) -> TaskData:
     """The samples of encoded rows."""
-    train, held = train[: config.max_train_samples], held[: config.max_eval_samples]
     samples = Samples.of_rows(train), Samples.of_rows(held)
     first, second = (int(part.lengths().sum()) for part in samples)
     return TaskData(*samples, baseline, first, second)
@@ -93,6 +89,14 @@ def padded(tokenizer: PreTrainedTokenizerBase) -> Collate:
 
 
 _LABELS = ("labels", "start_positions", "end_positions")
+
+
+def padded_with_labels(tokenizer: PreTrainedTokenizerBase) -> Collate:
+    """Makes batches of samples that are padded to the longest, and their labels by -100, by
+    transformers' collator. Raises InputError as `padded` does."""
+    from transformers import DataCollatorForTokenClassification
+
+    return DataCollatorForTokenClassification(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -132,7 +136,7 @@ def macro_f1(pairs: Sequence[tuple[int, int]]) -> float:
 
 def label_order(name: str) -> tuple[int, int, str]:
     """Numbers in the order of their values, before words."""
-    return (0, int(name), name) if name.lstrip("-").isdecimal() else (1, 0, name)
+    return (0, int(name), name) if name.removeprefix("-").isdecimal() else (1, 0, name)
 
 
 __all__ = [
@@ -143,6 +147,7 @@ __all__ = [
     "longest",
     "macro_f1",
     "padded",
+    "padded_with_labels",
     "padding_token",
     "read_tables",
     "set_labels",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from onward.recipes.corpus import (
 )
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
+from onward.recipes.score_numbers import perplexity
 from onward.recipes.tasks.task import (
     IGNORED_LABEL,
     Baseline,
@@ -103,7 +103,7 @@ class _BlockTask(Task):
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
         """Perplexity: exp of the loss."""
-        return {"perplexity": math.exp(min(loss, 700.0))}
+        return {"perplexity": perplexity(loss)}
 
 
 class CausalLM(_BlockTask):

@@ -47,20 +47,14 @@ class MultipleChoice(Task):
     ) -> TaskData:
         """Tokens of the question with each choice, in columns by the number of the choice."""
         size = longest(config, model_config, 128)
-        asked = [
-            config.text_column or "question",
-            *(() if config.text_column else ("context", "sent1")),
-        ]
-        labels = [config.label_column or "label", *(() if config.label_column else ("answer",))]
         encoded: list[list[Row]] = []
         width: int | None = None
         for table in sources:
-            question, label = (
-                table.column(asked, "text_column"),
-                table.column(labels, "label_column"),
+            asked = table.column(
+                config.text_column, ("question", "context", "sent1"), "text_column"
             )
-            assert question is not None and label is not None
-            texts = table.texts(question)
+            label = table.column(config.label_column, ("label", "answer"), "label_column")
+            texts = table.texts(asked)
             rows: list[Row] = []
             for i, text in enumerate(texts):
                 choices = _choices(table, i)
@@ -77,12 +71,11 @@ class MultipleChoice(Task):
                 row: Row = {f"{n}.{c}": found[n][c] for n in found for c in range(width)}
                 rows.append({**row, "labels": _choice(table, i, label, width)})
             encoded.append(rows)
-        train, held = split(sources, encoded)
+        train, held = split(sources, encoded, config)
         label, _ = most_frequent([row["labels"] for row in train])
         true = [row["labels"] for row in held]
         baseline = Baseline("accuracy", "most frequent choice", true.count(label) / len(true))
-        first = Samples.of_rows(train[: config.max_train_samples])
-        second = Samples.of_rows(held[: config.max_eval_samples])
+        first, second = Samples.of_rows(train), Samples.of_rows(held)
         names = [f"input_ids.{c}" for c in range(width or 0)]
         tokens = [sum(int(p.lengths(n).sum()) for n in names) for p in (first, second)]
         return TaskData(first, second, baseline, tokens[0], tokens[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import string
 from collections import Counter
@@ -61,9 +60,8 @@ class QuestionAnswering(Task):
             for table in sources
         ]
         # whole questions are held out, not pieces of one
-        train, held = split(sources, [[{"pieces": p} for p in part] for part in by_question])
-        train = train[: config.max_train_samples]
-        held = held[: config.max_eval_samples]
+        whole = [[{"pieces": p} for p in part] for part in by_question]
+        train, held = split(sources, whole, config)
         rows = [[row for one in part for row in one["pieces"]] for part in (train, held)]
         for number, row in enumerate(held):
             for piece in row["pieces"]:
@@ -76,8 +74,7 @@ class QuestionAnswering(Task):
             _best(word_f1, words[0], true) for words, true in zip(first, golden, strict=True)
         )
         baseline = Baseline("f1", "first word of the passage", 100 * guess / len(held))
-        every = dataclasses.replace(config, max_train_samples=None, max_eval_samples=None)
-        return data_of(rows[0], rows[1], baseline, every)
+        return data_of(rows[0], rows[1], baseline)
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch to the longest."""

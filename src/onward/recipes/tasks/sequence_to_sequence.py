@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onward.recipes.corpus import log_frequencies
 from onward.recipes.library_examples import functions_with_purpose, library_tables
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.samples import Row
+from onward.recipes.score_numbers import perplexity
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     MULTIPLE,
@@ -51,14 +52,11 @@ class SequenceToSequence(Task):
     ) -> TaskData:
         """Tokens of the source, behind `source_prefix`, and of the target, which are labels."""
         size = longest(config, model_config, 256)
-        first = [config.text_column or "text", *(() if config.text_column else _SOURCES)]
-        second = [config.label_column or "summary", *(() if config.label_column else _TARGETS)]
         prefix = config.source_prefix or ""
         found: list[list[Row]] = []
         for table in sources:
-            source = table.column(first, "text_column")
-            target = table.column(second, "label_column")
-            assert source is not None and target is not None
+            source = table.column(config.text_column, _SOURCES, "text_column")
+            target = table.column(config.label_column, _TARGETS, "label_column")
             inputs = tokenizer(
                 [prefix + text for text in table.texts(source)],
                 truncation=True,
@@ -81,9 +79,9 @@ class SequenceToSequence(Task):
                     for i in range(len(table.rows))
                 ]
             )
-        train, held = split(sources, found)
+        train, held = split(sources, found, config)
         words = model_config.get_text_config().vocab_size
-        return data_of(train, held, _unigram(train, held, words), config)
+        return data_of(train, held, _unigram(train, held, words))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads sources and targets of a batch, the latter by -100, to the longest."""
@@ -117,19 +115,21 @@ class SequenceToSequence(Task):
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
         """Perplexity: exp of the loss."""
-        return {"perplexity": math.exp(min(loss, 700.0))}
+        return {"perplexity": perplexity(loss)}
 
 
-_SOURCES = ("source", "document", "article", "input")
-_TARGETS = ("target", "highlights", "output", "label")
+_SOURCES = ("text", "source", "document", "article", "input")
+_TARGETS = ("summary", "target", "highlights", "output", "label")
 
 
 def _unigram(train: list[Row], held: list[Row], words: int) -> Baseline:
     """Perplexity of the target tokens by their frequencies, with add-one smoothing."""
-    told = np.concatenate([np.asarray(row["labels"], dtype=np.int64) for row in train])
-    true = np.concatenate([np.asarray(row["labels"], dtype=np.int64) for row in held])
-    counts = np.bincount(told, minlength=max(words, int(true.max()) + 1)).astype(np.float64) + 1
-    value = float(np.exp(-np.log(counts / counts.sum())[true].mean()))
+    told, true = (
+        np.concatenate([np.asarray(row["labels"], dtype=np.int32) for row in part])
+        for part in (train, held)
+    )
+    known = log_frequencies(told, max(words, int(true.max()) + 1))
+    value = float(np.exp(-known[true].mean()))
     return Baseline("perplexity", "unigram model", value, lower=True)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.presets import default_model
 from onward.recipes.samples import Row, Samples
+from onward.recipes.score_numbers import score_number
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +38,7 @@ class Baseline:
     lower: bool = False
 
     def __str__(self) -> str:
-        digits = 2 if abs(self.value) >= 10 else 4
-        return f"{self.of} {self.value:.{digits}f}"
+        return f"{self.of} {score_number(self.value)}"
 
     def is_beaten(self, value: float) -> bool:
         """Whether a score is better."""

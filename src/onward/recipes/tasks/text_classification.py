@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+TEXTS = ("text", "sentence", "sentence1", "premise", "question1")
 PAIRS = ("text_pair", "sentence2", "hypothesis", "question2")
 
 
@@ -57,20 +58,19 @@ class TextClassification(Task):
         of these names, else in their order. Numbers with fractions are predicted as numbers."""
         size = longest(config, model_config, 128)
         columns = [name for name in (config.text_column or "").split(",") if name]
-        names = columns[:1] or ["text", "sentence", "sentence1", "premise", "question1"]
-        pairs = columns[1:2] or ([] if columns else list(PAIRS))
-        labels = [config.label_column or "label", *(() if config.label_column else ("labels",))]
+        first, second = [*columns, None, None][:2]
         found: list[list[Row]] = []
         values: list[list[Any]] = []
         for table in sources:
-            text = table.column(names, "text_column")
-            pair = table.column(pairs, "text_column", needed=bool(columns[1:]))
-            label = table.column(labels, "label_column")
-            assert text is not None and label is not None
-            inputs = [table.texts(text)] + ([] if pair is None else [table.texts(pair)])
+            text = table.column(first, TEXTS, "text_column")
+            label = table.column(config.label_column, ("label", "labels"), "label_column")
+            is_pair = second is not None or (
+                first is None and any(name in table.rows[0] for name in PAIRS)
+            )
+            pair = table.column(second, PAIRS, "text_column") if is_pair else None
             encoded = tokenizer(
-                inputs[0],
-                inputs[1] if len(inputs) > 1 else None,
+                table.texts(text),
+                None if pair is None else table.texts(pair),
                 truncation=True,
                 max_length=size,
                 verbose=False,
@@ -91,10 +91,10 @@ class TextClassification(Task):
                 row["labels"] = (
                     numbers[number][i] if numbers is not None else place[str(values[number][i])]
                 )
-        train, held = split(sources, found)
+        train, held = split(sources, found, config)
         if model_config.pad_token_id is None:
             model_config.pad_token_id = padding_token(tokenizer).pad_token_id
-        return data_of(train, held, _baseline(train, held, numbers is not None), config)
+        return data_of(train, held, _baseline(train, held, numbers is not None))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch to the longest."""
@@ -149,7 +149,7 @@ def _numbers(values: Sequence[Sequence[Any]]) -> list[list[float]] | None:
     """The labels as numbers, where all are and one has a fraction; else None."""
     try:
         found = [[float(value) for value in part] for part in values]
-    except ValueError:
+    except (ValueError, OverflowError):  # a word, or an integer beyond all floats
         return None
     flat = np.array([value for part in found for value in part])
     if not np.isfinite(flat).all() or (flat == np.round(flat)).all():

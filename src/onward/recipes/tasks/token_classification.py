@@ -12,13 +12,12 @@ from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
-    MULTIPLE,
     accuracy,
     data_of,
     label_order,
     longest,
     macro_f1,
-    padding_token,
+    padded_with_labels,
     read_tables,
     set_labels,
     split,
@@ -64,9 +63,6 @@ class TokenClassification(Task):
     ) -> TaskData:
         """Tokens of each list of words; the first token of a word has its label, others none."""
         size = longest(config, model_config, 128)
-        words = [config.text_column or "tokens", *(() if config.text_column else ("words",))]
-        usual = () if config.label_column else ("tags", "ner_tags", "labels")
-        tags = [config.label_column or "tags", *usual]
         if not tokenizer.is_fast:
             raise InputError(
                 "the tokenizer does not say which word a token is of",
@@ -75,8 +71,9 @@ class TokenClassification(Task):
             )
         found: list[list[tuple[Table, int, list[str], list[str]]]] = []
         for table in sources:
-            word, tag = table.column(words, "text_column"), table.column(tags, "label_column")
-            assert word is not None and tag is not None
+            word = table.column(config.text_column, ("tokens", "words"), "text_column")
+            usual = ("tags", "ner_tags", "labels")
+            tag = table.column(config.label_column, usual, "label_column")
             found.append([_tagged(table, i, word, tag) for i in range(len(table.rows))])
         names = sorted({tag for _, _, _, tags in found[0] for tag in tags}, key=label_order)
         known = list(label_names(model_config).values())
@@ -97,19 +94,15 @@ class TokenClassification(Task):
                 labels = _of_tokens(inputs.word_ids(i), told, place, table, index)
                 rows.append({**{n: inputs[n][i] for n in inputs}, "labels": labels})
             encoded.append(rows)
-        train, held = split(sources, encoded)
+        train, held = split(sources, encoded, config)
         label, _ = most_frequent([v for row in train for v in row["labels"] if v >= 0])
         true = [v for row in held for v in row["labels"] if v >= 0]
         baseline = Baseline("accuracy", "most frequent label", true.count(label) / len(true))
-        return data_of(train, held, baseline, config)
+        return data_of(train, held, baseline)
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch, and their labels by -100, to the longest."""
-        from transformers import DataCollatorForTokenClassification
-
-        return DataCollatorForTokenClassification(
-            padding_token(tokenizer), pad_to_multiple_of=MULTIPLE
-        )
+        return padded_with_labels(tokenizer)
 
     def shown(
         self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
