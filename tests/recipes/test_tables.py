@@ -84,6 +84,12 @@ BAD: dict[str, tuple[str, str, str]] = {
         "t.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n',
         "column 'label' is missing, in {}, line 2",
     ),
+    "half a pair": (
+        "t.jsonl", '{"a": "x"}\n{"a": "\\ud800"}\n', "half of a surrogate pair, in {}, line 2",
+    ),
+    "half a pair in a list": (
+        "t.json", '[{"a": ["\\udc00"]}]', "half of a surrogate pair, in {}, element 1",
+    ),
     "a number in a list": ("t.json", '[{"a": 1}, 2]', "no object with names, in {}, element 2"),
     "deep JSON": ("t.jsonl", "[" * 100_000 + "\n", "no JSON: "),
     "nothing": ("t.csv", "text,label\n", "has no row"),

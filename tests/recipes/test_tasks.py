@@ -403,6 +403,10 @@ REFUSED: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
         "token-classification", [{"tokens": ["a", "b"], "tags": ["x"]}], {},
         "2 words with 1 labels, in {}, line 1",
     ),
+    "words without tokens": (
+        "token-classification", [{"tokens": [""], "tags": ["x"]}] * 8, {},
+        "no word has a token, so that there is nothing to label, in {}",
+    ),
     "an answer elsewhere": (
         "question-answering", [{**SQUAD, "answers": {"text": ["b"], "answer_start": [0]}}], {},
         "the answer 'b' does not stand at 0 in the passage, in {}, line 1",

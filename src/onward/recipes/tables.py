@@ -161,6 +161,8 @@ def _of_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         for number, row in enumerate(found, 1):
             if not isinstance(row, dict):
                 raise _wrong_row(path, number, "no object with names", "element")
+            if not _is_text(row):
+                raise _wrong_row(path, number, "half of a surrogate pair", "element")
         return found, []
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -174,6 +176,8 @@ def _of_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             raise _wrong_row(path, number, f"no JSON: {getattr(error, 'msg', error)}") from error
         if not isinstance(row, dict):
             raise _wrong_row(path, number, "no object with names")
+        if "\\u" in line and not _is_text(row):
+            raise _wrong_row(path, number, "half of a surrogate pair")
         names = set(row) if names is None else names
         missing = sorted(names - set(row))
         if missing:
@@ -181,6 +185,15 @@ def _of_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         rows.append(row)
         lines.append(number)
     return rows, lines
+
+
+def _is_text(row: Mapping[str, Any]) -> bool:
+    """Whether all text in a row can be encoded; an escape in JSON may be half of a pair."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong_row(path: Path, line: int, what: str, unit: str = "line") -> InputError:

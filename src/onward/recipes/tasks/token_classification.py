@@ -95,8 +95,16 @@ class TokenClassification(Task):
                 rows.append({**{n: inputs[n][i] for n in inputs}, "labels": labels})
             encoded.append(rows)
         train, held = split(sources, encoded, config)
-        label, _ = most_frequent([v for row in train for v in row["labels"] if v >= 0])
-        true = [v for row in held for v in row["labels"] if v >= 0]
+        told, true = (
+            [v for row in part for v in row["labels"] if v >= 0] for part in (train, held)
+        )
+        if not told or not true:
+            raise InputError(
+                "no word has a token, so that there is nothing to label",
+                f"in {sources[0 if not told else -1].source}",
+                "give words that the tokenizer knows",
+            )
+        label, _ = most_frequent(told)
         baseline = Baseline("accuracy", "most frequent label", true.count(label) / len(true))
         return data_of(train, held, baseline)
 
