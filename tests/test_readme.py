@@ -32,6 +32,7 @@ from onward.recipes.export_options import ExportConfig
 from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import DataConfig, FinetuneConfig, PretrainConfig, VerifyConfig
 from onward.recipes.report_options import ReportConfig
+from onward.recipes.search_options import SearchConfig
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 
@@ -207,7 +208,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 OPTIONS = (
     VerifyConfig, DataConfig, PretrainConfig, ExplainConfig, BenchConfig, ChatConfig, ExportConfig,
-    SweepConfig, ReportConfig,
+    SweepConfig, ReportConfig, SearchConfig,
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from onward.recipes.options import (
 )
 from onward.recipes.parsing import ABOUT, parse, parse_with_places, suggestion
 from onward.recipes.report_options import ReportConfig
+from onward.recipes.search_options import SearchConfig, check_search
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.sweep_file import SweepConfig
@@ -245,6 +246,23 @@ def run_complete(argv: list[str]) -> int:
     return run_chat(argv, "complete")
 
 
+def run_search(argv: list[str]) -> int:
+    """Runs `onward search RUN` and returns its exit status."""
+    fix = "give one, such as onward search runs/towers --query 'open a file'"
+    config = _parse_behind_word(argv, "search", SearchConfig, "RUN", fix)
+    if config is None:
+        return 0
+    check_search(config)
+    _tell_loading("search", argv[0])
+    from transformers.utils import logging
+
+    from onward.recipes.search import search
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return search(argv[0], config)
+
+
 def _tell_loading(verb: str, name: str) -> None:
     """Says what is about to happen, before the seconds that torch takes to import."""
     if "torch" not in sys.modules:
@@ -440,6 +458,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
             run_report,
             run_chat,
             run_complete,
+            run_search,
             run_export,
             run_merge_lora,
             run_sweep,

@@ -37,7 +37,11 @@ OTHER: dict[str, Any] = {
     "lora_r": 4, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target_modules": "all-linear",
     "text_column": "a",
     "label_column": "b", "max_seq_length": 9, "max_target_length": 9, "source_prefix": "c",
-    "doc_stride": 9, "mlm_probability": 0.5,
+    "doc_stride": 9,
+    "mlm_probability": 0.5, "mean_span_length": 2.0, "predict_with_generate": True,
+    "generation_num_beams": 2, "load_best_model_at_end": True, "metric_for_best_model": "f1",
+    "greater_is_better": True, "early_stopping_patience": 2, "towers": "separate", "pooling": "cls",
+    "crossing": "residual", "teacher_model": "t",
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
 NARROW = {
     "causal-lm": "n_embd=32,n_head=2",
     "seq2seq-lm": "d_model=32,num_heads=2,d_kv=16,d_ff=48",
+    "text-denoising": "d_model=32,num_heads=2,d_kv=16,d_ff=48",
 }
 
 
@@ -72,8 +73,9 @@ def test_both_engines_have_one_loss_and_one_score(
 
 
 # the loss of question answering is a softmax over all positions of a batch, padding too; that of
-# BERT's pre-training a sum of means over two things
-OF_ONE_MEAN = [task for task in TASKS if task not in ("question-answering", "bert-pretraining")]
+# BERT's pre-training a sum of means over two things; retrieval compares the pairs of a batch
+SEVERAL = ("question-answering", "bert-pretraining", "text-retrieval")
+OF_ONE_MEAN = [task for task in TASKS if task not in SEVERAL]
 
 
 @pytest.mark.parametrize("task", OF_ONE_MEAN)
@@ -163,7 +165,8 @@ def test_a_decoder_classifies_too(tmp_path: Path) -> None:
 # the updates after which each is better than its baseline; BERT's pre-training needs thousands
 STEPS = {
     "causal-lm": 60, "masked-lm": 400, "text-classification": 150, "token-classification": 60,
-    "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 200,
+    "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 200, "text-retrieval": 60,
+    "text-denoising": 200,
 }  # fmt: skip
 
 

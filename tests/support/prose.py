@@ -30,6 +30,7 @@ from onward.recipes.export_options import ExportConfig
 from onward.recipes.option_sources import CONFIG
 from onward.recipes.options import DataConfig, FinetuneConfig, PretrainConfig, VerifyConfig
 from onward.recipes.report_options import ReportConfig
+from onward.recipes.search_options import SearchConfig
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
@@ -262,6 +263,7 @@ def switches() -> frozenset[str]:
     for config in (
         FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig, ShowConfig,
         ChatConfig, ExportConfig, SweepConfig, BenchConfig, PretrainConfig, ReportConfig,
+        SearchConfig,
     ):  # fmt: skip
         found.update(config.__dataclass_fields__)
     for path in sources():

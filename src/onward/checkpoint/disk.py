@@ -58,8 +58,8 @@ class _Staged:
 
 
 class StagedFiles(_Staged):
-    """Files that are written into the hidden folder `path`, by whatever writes files, and appear in
-    `folder` by `publish`.
+    """Files that are written into the hidden folder `path`, also into folders there, by whatever
+    writes files, and appear in `folder` by `publish`.
 
     What is not published is removed. Raises OSError where the disk fails.
     """
@@ -72,11 +72,17 @@ class StagedFiles(_Staged):
         """Fsyncs the files and moves each into its place, where it replaces one of its name. The
         order is that of the names from the last to the first, so that `model.onnx.data` is there
         before `model.onnx`."""
-        files = sorted(self.path.iterdir(), reverse=True)
+        files = sorted((f for f in self.path.rglob("*") if not f.is_dir()), reverse=True)
         _sync_files(files)
+        folders = {self.folder: None}
         for file in files:
-            rename(file, self.folder / file.name)
-        sync_folder(self.folder)
+            target = self.folder / file.relative_to(self.path)
+            if target.parent not in folders:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                folders[target.parent] = None
+            rename(file, target)
+        for folder in reversed(folders):
+            sync_folder(folder)
 
 
 class StagedFolder(_Staged):

@@ -43,8 +43,11 @@ def to_onnx(
     _name_outputs(copy)
     functions: dict[str, ir.Function] = {}
     _call_functions(copy, functions, opset)
-    for value in [*copy.ir.inputs, *copy.ir.initializers.values()]:
+    for value in copy.ir.inputs:
         _write_type(value)
+    for value in copy.ir.initializers.values():
+        # whoever transposes a weight, as quantization does, would have to know of a second shape
+        value.type = value.shape = None
     for node in copy:
         for value in node.outputs:
             _write_type(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -78,6 +79,10 @@ def describe(config: FinetuneConfig) -> Run:
         require_peft()
     sources = task.read(config)
     require_hf()
+    if config.teacher_model is not None:
+        from onward.recipes.teacher import taught
+
+        sources = taught(sources, config)
     # the run prints what matters; transformers' notes would break the progress bar
     from transformers.utils import logging
 
@@ -107,13 +112,18 @@ def describe(config: FinetuneConfig) -> Run:
     task.collate(tokenizer, config)  # says what the tokenizer lacks
     check_vocabulary(model_config, [*data.train.token_ids(), *data.eval.token_ids()], tokenizer)
     config = _resolve(config, data.train, task, scratch)
+    random = dataclasses.replace(config, model_name_or_path=task.preset)  # its weights do not count
     return Run(
         job=Job(config, model_config, data.train, data.eval, tokenizer),
         sources=sources,
         train_tokens=data.train_tokens,
         eval_tokens=data.eval_tokens,
         parameters=parameter_count(
-            config.model_name_or_path, model_config, weight_files(config), task.model_class()
+            config.model_name_or_path,
+            model_config,
+            weight_files(config),
+            task.model_class(),
+            lambda model: task.assembled(model, random, lambda _: deepcopy(model)),
         ),
         baseline=data.baseline,
     )
@@ -144,6 +154,12 @@ def _check_scratch(config: FinetuneConfig, task: Task, scratch: bool) -> None:
 def _resolve(config: FinetuneConfig, train: Samples, task: Task, scratch: bool) -> FinetuneConfig:
     """Fills in options that depend on the data and the model. Raises InputError where the data are
     too few."""
+    if shares_of(config.mesh) > 1 and not task.shares_data:
+        raise InputError(
+            f"task {task.name} compares the samples of a batch, which processes cannot share",
+            "in --mesh",
+            "leave it out, and start one process",
+        )
     for axis, size in (sizes_of(config.mesh) or {}).items():
         if axis in ("tp", "cp", "pp") and size > 1 and axis not in task.sides:
             raise InputError(

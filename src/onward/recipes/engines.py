@@ -96,15 +96,17 @@ class EagerTrainer:
         """Adds objects whose `state_dict` goes into checkpoints."""
         self._registered += objects
 
-    def save(self, output_dir: Path, *, save_total_limit: int | None = None) -> Path:
-        """Writes a checkpoint, between two updates; returns its folder. Raises CheckpointError
-        where the disk fails."""
+    def save(
+        self, output_dir: Path, *, save_total_limit: int | None = None, keep: Sequence[Path] = ()
+    ) -> Path:
+        """Writes a checkpoint, between two updates; returns its folder. keep: others that are not
+        removed. Raises CheckpointError where the disk fails."""
         path = output_dir / folder_name(self.updates, 0)
         packed = take_checkpoint(self.model, self._parts(), self._run_id, self.updates, 0).packed()
         try:
             packed.write(path)
             if save_total_limit is not None:
-                rotate(output_dir, path, save_total_limit)
+                rotate(output_dir, path, save_total_limit, keep)
         except OSError as error:
             raise unwritten(path, error) from error
         return path
@@ -115,6 +117,12 @@ class EagerTrainer:
         path, found = read_newest(folder, strict=False)
         restore(self._parts(), {**found.state, "model": found.model.state_dict()})
         self._run_id, self.updates = str(found.facts["run"]), int(found.facts["updates"])
+        return path
+
+    def load_weights(self, folder: Path) -> Path:
+        """Gives the model the weights of a checkpoint; returns it. Raises what `resume` raises."""
+        path, found = read_newest(folder, strict=False)
+        restore((model_part(self.model),), {**found.state, "model": found.model.state_dict()})
         return path
 
     def _parts(self) -> tuple[StatePart, ...]:

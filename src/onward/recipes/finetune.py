@@ -37,6 +37,7 @@ from onward.recipes.score_numbers import score_number
 from onward.recipes.start_model import build_model, from_scratch, has_dropout
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
+from onward.recipes.tables import Table
 from onward.recipes.trainer_switches import shares_of, with_mesh
 from onward.reporting import Reporter
 
@@ -273,6 +274,8 @@ def _report(run: Run, folder: Path) -> None:
 
     if run.job.config.task == "causal-lm" and run.job.config.lora_r is None:
         write_samples(folder, run.tokenizer, run.job.eval.blocks, run.parameters)
+    if run.job.config.task == "text-retrieval":
+        _search(run, folder)
     try:
         page = report_of_run(folder)
     except (OnwardError, OSError) as error:
@@ -282,10 +285,33 @@ def _report(run: Run, folder: Path) -> None:
         print(f"report in {page}")
 
 
+def _search(run: Run, folder: Path) -> None:
+    """Writes an index of the run's documents, and prints what is found for two queries that were
+    not trained on."""
+    from onward.recipes.search import nearest, shown_hits, write_index
+    from onward.recipes.tasks.text_retrieval import pairs_of
+    from onward.recipes.tower_settings import LONGEST
+
+    config = run.job.config
+    longest = config.max_seq_length or LONGEST
+    try:
+        tables = [table for table in run.sources if isinstance(table, Table)]
+        pairs = [pair for table in tables for pair in pairs_of(table, config)]
+        towers, vectors, texts = write_index(folder, run.tokenizer, (d for _, d in pairs), longest)
+        print(f"index of {len(texts)} documents in {folder}; onward search {folder} asks it")
+        for row in [run.job.eval[i] for i in range(min(2, len(run.job.eval)))]:
+            query = str(run.tokenizer.decode(row["input_ids.query"], skip_special_tokens=True))
+            hits = nearest(towers, run.tokenizer, query, vectors, texts, 3, longest)
+            print("\n".join([f"query: {query}", *shown_hits(hits)]))
+    except (OnwardError, OSError) as error:
+        print(f"note: no index: {error}", file=sys.stderr, flush=True)
+
+
 def _complete(run: Run, output: RunFolder, name: str, results: Mapping[str, Any]) -> None:
     """Writes the tokenizer, and the results last of all: where they are, the run is complete."""
     with StagedFiles(output.path) as staged:
-        run.tokenizer.save_pretrained(staged.path)
+        for folder in run.job.task.tokenizer_folders(run.job.model_config):
+            run.tokenizer.save_pretrained(staged.path / folder)
         staged.publish()
     publish_json(output.path, name, results)
 

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
-from onward.checkpoint import StagedFiles
+from onward.checkpoint import StagedFiles, folder_name
 from onward.data import ResumableDataLoader
 from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
 from onward.fitting.schedules import named_schedule
+from onward.prepare.batch import bind_batch
+from onward.recipes.best_weights import BestWeights
 from onward.recipes.engines import ENGINES, LoopTrainer
+from onward.recipes.generated_texts import generated_texts, text_scores, write_texts
 from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
@@ -39,6 +42,8 @@ from onward.recipes.trainer_switches import least_rows
 from onward.recipes.weights_digest import weights_sha256
 from onward.reporting import Reporter
 from onward.train import Trainer
+from onward.train.export import export_onnx
+from onward.train.low_export import read_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -208,6 +213,9 @@ def train(
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
             eval_loss, scores = evaluate(trainer, job, ranks)
+        if config.predict_with_generate:
+            with as_loaded(), StageLine(f"{engine_name}: texts"):
+                scores |= _generated(trainer, model, job, folder, ranks)
     result = EngineResult(
         engine=engine_name,
         step_losses=tuple(history.step_losses),
@@ -230,6 +238,21 @@ def train(
     return result
 
 
+def _generated(
+    trainer: LoopTrainer, model: PreTrainedModel, job: Job, folder: Path, ranks: RunRanks
+) -> dict[str, float]:
+    """Writes the model's texts for the samples to evaluate on; returns their scores."""
+    if isinstance(trainer, Trainer):
+        trainer.gather()  # by all ranks, before one of them reads weights
+
+    def write() -> dict[str, float]:
+        texts = generated_texts(model, job.tokenizer, job.eval, job.config)
+        write_texts(folder, texts)
+        return text_scores(texts)
+
+    return ranks.from_first(write)
+
+
 def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job: Job) -> None:
     """Writes the model as transformers keeps it, and as ONNX with products of the type that the
     options name."""
@@ -241,11 +264,14 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
     if isinstance(trainer, Trainer):
         batch = job.first_batch(job.eval, 2)
         with StagedFiles(folder) as staged:
-            trainer.export_onnx(
-                staged.path / "model.onnx",
-                job.task.deployed(batch, model),
-                dtype=job.config.export_dtype,
-            )
+            for name, (part, inputs) in job.task.exports(batch, model).items():
+                path = staged.path / name
+                path.parent.mkdir(exist_ok=True)
+                if part is model:
+                    trainer.export_onnx(path, inputs, dtype=job.config.export_dtype)
+                else:
+                    example = bind_batch((), dict(inputs), has_loss=False)
+                    export_onnx(part.eval(), example, path, read_dtype(job.config.export_dtype))
             staged.publish()
 
 
@@ -291,7 +317,10 @@ def _updates(
     batches = update_batches(
         job.drawn(job.train), per_update, config.seed, config.dataloader_num_workers
     )
-    trainer.register_for_checkpointing(history, scheduler, batches)
+    best = BestWeights(config)
+    # others have checkpoints without one
+    judged = [best] if config.load_best_model_at_end or config.early_stopping_patience else []
+    trainer.register_for_checkpointing(history, scheduler, batches, *judged)
     found = checkpoints.resume(trainer, history)
     if found is not None:
         print(f"{engine_name}: goes on from {found}", file=sys.stderr, flush=True)
@@ -308,7 +337,8 @@ def _updates(
     )
     signals.status = progress.status
     with progress, signals.deferred():
-        for step, rows in zip(range(first, updates + 1), _endless(batches), strict=False):
+        left = range(first, first if best.stopped else updates + 1)
+        for step, rows in zip(left, _endless(batches), strict=False):
             learning_rate = float(optimizer.param_groups[0]["lr"])
             window = [collate(list(share)) for share in ranks.shares(rows, micro)]
             loss, grad_norm, skipped = _update(trainer, window, task)
@@ -326,8 +356,9 @@ def _updates(
             if step == first:
                 history.first_steps_s.append(history.train_s - before)
             progress.update(step, loss, grad_norm, learning_rate, tokens)
-            ends_epoch, is_last = not batches.samples, step == updates
-            if not is_last and _is_evaluated(config, step, ends_epoch):
+            ends_epoch, is_last, is_best = not batches.samples, step == updates, False
+            # the last evaluation is that of the result
+            if (judged or not is_last) and _is_evaluated(config, step, ends_epoch):
                 began = time.perf_counter()
                 with progress.paused():
                     held, scores = evaluate(trainer, job, ranks)
@@ -337,14 +368,25 @@ def _updates(
                         f"{engine_name}; fix: lower --learning_rate or raise --warmup_steps"
                     )
                 progress.evaluated(step, held, scores)
+                is_best = best.judge(step, held, scores, folder_name(trainer.updates, 0))
+                is_last = is_last or best.stopped
                 started += time.perf_counter() - began  # of no update
             # read once: what comes later is for the next update
             stopping = ranks.largest(signals.stopping or 0) or None
-            if checkpoints.is_due(step, ends_epoch, is_last, stopping is not None):
+            if is_best or checkpoints.is_due(step, ends_epoch, is_last, stopping is not None):
                 with progress.paused(), as_loaded():
-                    checkpoints.save(trainer, step)
+                    checkpoints.save(trainer, step, best.checkpoint if best.is_kept else "")
+            if best.stopped:
+                break
             if stopping is not None:
                 raise Stopped(stopping)
+    best.tell(engine_name, history.steps)
+    if best.is_kept and best.step is not None:
+        kept = ranks.from_first(lambda: checkpoints.find(best.checkpoint))
+        if kept is None:
+            print(f"note: {best.checkpoint} is gone; the last weights stay", file=sys.stderr)
+        else:
+            trainer.load_weights(kept)
     signals.status = lambda: f"{engine_name}: {updates} updates are done; evaluates and saves"
     return trainer
 

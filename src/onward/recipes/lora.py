@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 _ALL = "all-linear"
+_OWN_HEAD = ("causal-lm", "masked-lm", "seq2seq-lm", "text-denoising")  # of pre-trained models
 
 
 def require_peft() -> None:
@@ -30,7 +31,8 @@ def add_lora(model: PreTrainedModel, config: FinetuneConfig) -> None:
     assert config.lora_r is not None
     asked = config.lora_target_modules
     names = None if asked is None else asked if asked == _ALL else asked.split(",")
-    head = _head(model) if config.task not in ("causal-lm", "masked-lm", "seq2seq-lm") else []
+    has_new_head = config.task not in _OWN_HEAD
+    head = _head(model) if has_new_head else []
     try:
         model.add_adapter(
             LoraConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,18 @@ _BEHIND_PADDING = (
 
 
 def parameter_count(
-    name: str, model_config: PreTrainedConfig, files: Sequence[Path], auto_class: Any = None
+    name: str,
+    model_config: PreTrainedConfig,
+    files: Sequence[Path],
+    auto_class: Any = None,
+    assembled: Callable[[Any], Any] | None = None,
 ) -> int:
     """The number of weights of a configuration's model, shared ones counted once; allocates none.
 
     name: the model's. files: of its weights; with none, no size is too large. auto_class: makes the
-    model; None: transformers' AutoModelForCausalLM. Raises InputError for
-    a configuration that no model can be made of, and for one that asks for much more than its files
-    can fill.
+    model; None: transformers' AutoModelForCausalLM. assembled: makes what is trained of that model.
+    Raises InputError for a configuration that no model can be made of, and for one that asks for
+    much more than its files can fill.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -43,6 +47,7 @@ def parameter_count(
     try:
         with torch.device("meta"), _few_modules(_most_modules(files)):
             model = (auto_class or AutoModelForCausalLM).from_config(model_config)
+            model = model if assembled is None else assembled(model)
         count = sum(parameter.numel() for parameter in model.parameters())
         asked = 4 * count + sum(b.numel() * b.element_size() for b in model.buffers())
     except Exception as error:  # what a library raises for sizes that it does not expect

@@ -58,14 +58,16 @@ class FinetuneConfig:
         "question-answering",
         "multiple-choice",
         "seq2seq-lm",
+        "text-denoising",
+        "text-retrieval",
         "bert-pretraining",
     ] = option("causal-lm", "what the model learns")
     model_name_or_path: str = option(
         None,
         "a model from random weights (gpt2-tiny, gpt2-small, gpt2-medium, llama-tiny, bert-tiny, "
         "roberta-tiny, t5-tiny ...), a local model folder, or a hub name such as "
-        "openai-community/gpt2-medium; null: gpt2-tiny for causal-lm, t5-tiny for seq2seq-lm, else "
-        "bert-tiny; alias --model",
+        "openai-community/gpt2-medium; null: gpt2-tiny for causal-lm, t5-tiny for seq2seq-lm and "
+        "text-denoising, else bert-tiny; alias --model",
     )
     tokenizer_name: str | None = option(
         None, "folder or hub name of the tokenizer; null: the model's, else one is trained"
@@ -99,9 +101,26 @@ class FinetuneConfig:
         None, "tokens of an example, at most; null: 128 (256 of a source text, 384 with a passage)"
     )
     max_target_length: int = option(64, "tokens of a target text, at most")
+    predict_with_generate: bool = option(
+        False, "write texts for the samples that are evaluated, at the end, and score them"
+    )
+    generation_num_beams: int = option(1, "beams of the search for a text; 1: greedy")
     source_prefix: str | None = option(None, "text before each source, such as 'summarize: '")
+    towers: Literal["shared", "separate"] | None = option(
+        None, "whether queries and documents have one encoder or two; null: the model's, or shared"
+    )
+    pooling: Literal["mean", "cls", "weighted"] | None = option(
+        None, "how an encoder's states become a vector; null: the model's, or mean"
+    )
+    crossing: Literal["cosine", "residual"] | None = option(
+        None, "how two vectors become a score; null: the model's, or cosine"
+    )
+    teacher_model: str | None = option(
+        None, "a text-classification model of pairs, whose scores are learnt in place of labels"
+    )
     doc_stride: int = option(128, "tokens that the pieces of a long passage share")
-    mlm_probability: float = option(0.15, "share of tokens that masked-lm hides")
+    mlm_probability: float = option(0.15, "share of tokens that are hidden")
+    mean_span_length: float = option(3.0, "tokens of a hidden span, on average")
     max_train_samples: int | None = option(
         None, "train on at most this many samples, the first ones; null: all"
     )
@@ -121,6 +140,18 @@ class FinetuneConfig:
     )
     eval_steps: int | None = option(
         None, "updates between evaluations with --eval_strategy steps; null: logging_steps"
+    )
+    load_best_model_at_end: bool = option(
+        False, "end with the weights of the best evaluation, whose checkpoint is kept"
+    )
+    metric_for_best_model: str | None = option(
+        None, "score of an evaluation that is compared, such as accuracy; null: loss"
+    )
+    greater_is_better: bool | None = option(
+        None, "whether a larger score is better; null: yes, but for losses, perplexity and mse"
+    )
+    early_stopping_patience: int | None = option(
+        None, "evaluations in a row without a better score, after which a run ends; null: none do"
     )
     gradient_accumulation_steps: int = of_trainer("gradient_accumulation_steps", 1)
     num_train_epochs: float | None = option(
@@ -290,25 +321,43 @@ class DataConfig(FinetuneConfig):
 
 
 RECORD = "run_config.json"  # of an output folder: what its run is
-TEXT_TASKS = ("causal-lm", "masked-lm", "bert-pretraining")  # which read plain text
+TEXT_TASKS = (
+    "causal-lm",
+    "masked-lm",
+    "text-denoising",
+    "bert-pretraining",
+)  # which read plain text
 _OF_TASKS: dict[str, tuple[str, ...]] = {  # switches of some tasks only
     "text_column": (
         "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
+        "text-retrieval",
     ),
     "label_column": (
         "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
+        "text-retrieval",
     ),
     "block_size": TEXT_TASKS,
     "max_seq_length": (
         "text-classification", "token-classification", "question-answering", "multiple-choice",
-        "seq2seq-lm",
+        "seq2seq-lm", "text-retrieval",
     ),
     "max_target_length": ("seq2seq-lm",),
     "source_prefix": ("seq2seq-lm",),
+    "predict_with_generate": ("seq2seq-lm",),
+    "generation_num_beams": ("seq2seq-lm",),
+    "towers": ("text-retrieval",),
+    "pooling": ("text-retrieval",),
+    "crossing": ("text-retrieval",),
+    "teacher_model": ("text-retrieval",),
     "doc_stride": ("question-answering",),
-    "mlm_probability": ("masked-lm", "bert-pretraining"),
+    "mlm_probability": ("masked-lm", "text-denoising", "bert-pretraining"),
+    "mean_span_length": ("text-denoising",),
 }  # fmt: skip
 _STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
+_BEST = (
+    "load_best_model_at_end", "early_stopping_patience", "metric_for_best_model",
+    "greater_is_better",
+)  # fmt: skip
 _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 
 # (option, condition on its value, the condition in words)
@@ -318,14 +367,17 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("block_size", lambda v: v >= 2, "at least 2 tokens"),
     ("max_seq_length", lambda v: v >= 4, "at least 4 tokens"),
     ("max_target_length", lambda v: v >= 2, "at least 2 tokens"),
+    ("generation_num_beams", lambda v: v > 0, "more than 0"),
     ("doc_stride", lambda v: v >= 0, "0 or more"),
     ("mlm_probability", lambda v: 0 < v < 1, "between 0 and 1"),
+    ("mean_span_length", lambda v: 1 <= v < math.inf, "at least 1"),
     ("max_train_samples", lambda v: v > 0, "more than 0"),
     ("max_eval_samples", lambda v: v > 0, "more than 0"),
     ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
     ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
     ("dataloader_num_workers", lambda v: v >= 0, "0 or more"),
     ("eval_steps", lambda v: v > 0, "more than 0"),
+    ("early_stopping_patience", lambda v: v > 0, "more than 0"),
     ("gradient_accumulation_steps", lambda v: v > 0, "more than 0"),
     ("num_train_epochs", lambda v: 0 < v < math.inf, "more than 0"),
     ("max_steps", lambda v: v > 0, "more than 0"),
@@ -363,6 +415,7 @@ def check_options(config: FinetuneConfig) -> None:
         raise InputError(
             "a validation file without a train file", "in --validation_file", "add --train_file"
         )
+    _check_best(config)
     _check_engine(config)
     _check_saving(config)
     _check_reports(config)
@@ -384,6 +437,8 @@ def _check_together(config: FinetuneConfig) -> None:
     for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
         if getattr(config, name) not in (None, 0.0) and config.lora_r is None:
             raise InputError(f"{name} without lora_r", f"in --{name}", "add --lora_r 8")
+    if config.lora_r is not None and config.task == "text-retrieval":
+        raise InputError("task text-retrieval has no adapters", "in --lora_r", "leave it out")
     if config.bf16 and config.fp16:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
     if config.warmup_ratio and config.warmup_steps:
@@ -401,6 +456,34 @@ def _check_together(config: FinetuneConfig) -> None:
             "gradient_checkpointing and memory_budget both say what is computed again",
             "on the command line",
             "give one of them",
+        )
+
+
+def _check_best(config: FinetuneConfig) -> None:
+    """Raises InputError for a best evaluation that is not looked for."""
+    asked = [name for name in _BEST[:2] if getattr(config, name)]
+    given = [name for name in _BEST[2:] if getattr(config, name) is not None]
+    if given and not asked:
+        raise InputError(
+            f"{given[0]} without a best evaluation",
+            f"in --{given[0]}",
+            f"add --{_BEST[0]} or --{_BEST[1]} 3",
+        )
+    if asked and config.eval_strategy == "no":
+        raise InputError(
+            f"{asked[0]} needs evaluations", f"in --{asked[0]}", "add --eval_strategy epoch"
+        )
+    if asked and config.compare:
+        raise InputError(
+            "engines that are compared make as many updates, and have no checkpoints",
+            f"in --compare with --{asked[0]}",
+            "leave one of them out",
+        )
+    if config.load_best_model_at_end and config.save_strategy == "no":
+        raise InputError(
+            "the best weights are kept in a checkpoint",
+            "in --load_best_model_at_end with --save_strategy no",
+            "leave one of them out",
         )
 
 

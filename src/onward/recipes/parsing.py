@@ -31,6 +31,7 @@ ABOUT = {
     "report": "show a run as one page, or compare two",
     "chat": "answer prompts, by the trained model and by what it started from",
     "complete": "continue texts, as chat does without a chat template",
+    "search": "find documents for a query by a trained text-retrieval model",
     "export": "write a model, or its training step, as ONNX for any runtime",
     "merge-lora": "add a run's LoRA adapters to the weights that it began with",
     "sweep": "run finetune with each choice of options that a file lists",

@@ -48,7 +48,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-_DEFAULTS = {"causal-lm": "gpt2-tiny", "seq2seq-lm": "t5-tiny"}
+_DEFAULTS = {"causal-lm": "gpt2-tiny", "seq2seq-lm": "t5-tiny", "text-denoising": "t5-tiny"}
 
 
 def default_model(task: str) -> str:

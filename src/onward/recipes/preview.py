@@ -93,9 +93,8 @@ def _shares(run: Run) -> tuple[float, float]:
     for rows in itertools.islice(loader, BATCHES):
         batch = collate(rows)
         labels += job.task.counted(batch)
-        mask = batch.get("attention_mask")
-        places += batch["input_ids"].numel()
-        tokens += batch["input_ids"].numel() if mask is None else int(mask.sum())
+        places += job.task.places(batch)
+        tokens += job.task.tokens(batch)
     return labels / tokens, 1 - tokens / places
 
 

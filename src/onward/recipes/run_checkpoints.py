@@ -98,6 +98,7 @@ class RunCheckpoints:
         ranks: RunRanks | None = None,
     ) -> None:
         self.folder, self.record = folder, record
+        self._beside = folder
         self._ranks = RunRanks() if ranks is None else ranks
         self.strategy = config.save_strategy or "steps"
         self.limit = config.save_total_limit
@@ -111,18 +112,26 @@ class RunCheckpoints:
         due = ends_epoch if self.strategy == "epoch" else step % self._steps == 0
         return self.strategy != "no" and (due or is_last or is_stopped)
 
-    def save(self, trainer: LoopTrainer, step: int) -> bool:
+    def save(self, trainer: LoopTrainer, step: int, best: str = "") -> bool:
         """Saves after update number `step`, unless that was done. Where the disk fails this is said
-        in one line, and the result is false: the checkpoints before it stay."""
+        in one line, and the result is false: the checkpoints before it stay. best: the name of a
+        checkpoint that is kept, if any."""
         if self.saved == step:
             return True
+        keep = [self.folder / best] if best else []
         try:
-            trainer.save(self.folder, save_total_limit=self.limit)
+            trainer.save(self.folder, save_total_limit=self.limit, keep=keep)
         except CheckpointError as error:
             print(f"note: {error}; the checkpoints before it stay", file=sys.stderr, flush=True)
             return False
         self.saved = step
         return True
+
+    def find(self, name: str) -> Path | None:
+        """The checkpoint of a name, in the run's folder or beside the one that it went on from;
+        None where it is in neither."""
+        places = (self.folder / name, self._beside / name)
+        return next((path for path in places if is_checkpoint(path)), None)
 
     def resume(self, trainer: LoopTrainer, history: RunHistory) -> Path | None:
         """Goes on from the checkpoint that was named, else from the newest that is whole; returns
@@ -132,9 +141,9 @@ class RunCheckpoints:
         if (source := self._ranks.from_first(self._source)) is not None:
             path = trainer.resume(source)
             self.saved = history.steps
-        beside = self.folder if path is None else path.parent
+        self._beside = self.folder if path is None else path.parent
         if self._ranks.is_first:
-            cut_metrics(beside / METRICS, self.folder / METRICS, history.steps)
+            cut_metrics(self._beside / METRICS, self.folder / METRICS, history.steps)
         return path
 
     def _source(self) -> Path | None:

@@ -6,6 +6,8 @@ runs/wiki/
     tensorboard/, reports.json  with --report_to: TensorBoard's files; the run's names elsewhere
     checkpoint-500/      see `onward.checkpoint`
     config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
+    generated_predictions.jsonl   with --predict_with_generate
+    document/            of text-retrieval with two encoders: the document's, in the same form
     step.json, samples.json, trace.json, report.html, README.md  see `onward.recipes.report`
     eval_results.json    last of all (compare.json in a comparison): nothing is left to do
 """
@@ -33,6 +35,14 @@ from onward.checkpoint import (
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
 from onward.recipes.report.written_files import MARKED, SAMPLES, STEP, TRACE, is_ours
+from onward.recipes.tower_settings import (
+    DOCUMENT,
+    DOCUMENTS,
+    HEAD_FILE,
+    INDEX,
+    MODULES_FILE,
+    POOLING_FILE,
+)
 from onward.recipes.trainer_switches import shares_of
 from onward.reporting.reporter import EVENTS, KEPT
 
@@ -53,6 +63,12 @@ _MODEL_FILES = (
     "model.safetensors.index.json",
     "model.onnx",
     "model.onnx.data",
+    "crossing.onnx",
+    "generated_predictions.jsonl",
+    HEAD_FILE,
+    MODULES_FILE,
+    INDEX,
+    DOCUMENTS,
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -103,6 +119,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     # the masks of eager PyTorch follow micro-batches
     shares = here["engine"] == "onward" and rows is not None and own is not None
     free = FREE_OPTIONS | {*(_SHARING if shares else ())}
+    if here["load_best_model_at_end"] or here["early_stopping_patience"]:
+        free -= {"eval_strategy", "eval_steps"}  # which decide about the weights then
     found: list[str] = []
     for name, value in here.items():
         old = there.get(name)
@@ -279,9 +297,14 @@ class RunFolder:
         for pattern in (METRICS, STEP, SAMPLES, TRACE, *_MODEL_FILES, *of_reports):
             for path in self.path.glob(pattern):
                 path.unlink()
-        if reports:
+        for pattern in (POOLING_FILE, *_MODEL_FILES):  # of towers: see tower_settings.py
+            for place in (self.path, self.path / DOCUMENT):
+                for path in place.glob(pattern):
+                    path.unlink()
+        folders = (f"{DOCUMENT}/1_Pooling", "1_Pooling", DOCUMENT, *([EVENTS] if reports else []))
+        for name in folders:
             with contextlib.suppress(OSError):  # not there, or with files of others
-                (self.path / EVENTS).rmdir()
+                (self.path / name).rmdir()
 
 
 def _locked(folder: Path) -> int | None:

@@ -3,6 +3,7 @@ data."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
@@ -228,10 +229,19 @@ def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokeniz
 def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
     """Builds the fp32 model with its start weights, and LoRA's adapters where the options ask for
     them; seeds torch, so that every call gives the same weights."""
+    import torch
+
     model = _plain_model(config, model_config)
     if config.lora_r is not None:
         add_lora(model, config)
-    return model
+
+    def load(folder: str) -> PreTrainedModel:
+        named = dataclasses.replace(config, model_name_or_path=folder)
+        check_model_name(named)
+        return _plain_model(named, load_model_config(named))
+
+    with torch.no_grad():
+        return TASKS[config.task].assembled(model, config, load)
 
 
 def _plain_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:

@@ -19,6 +19,7 @@ RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "max_source_length": "max_seq_length",
     "summary_column": "label_column",
+    "num_beams": "generation_num_beams",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
 }
@@ -81,7 +82,6 @@ SWITCHES: dict[str, Switch] = {
     # refused: ignoring them would change the run
     "mlm": _flag("what is learnt is a task", "--task masked-lm"),
     "task_name": Switch("labelled examples come from files", "give --train_file"),
-    "predict_with_generate": _flag("the evaluation computes the loss", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
     "deepspeed": Switch(

@@ -84,6 +84,9 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
     graph.outputs = {plain(name): value for name, value in graph.outputs.items()}
     weights: dict[str, np.ndarray] = {}
     for value in graph.inputs_with(Role.PARAM, Role.BUFFER):
+        if not value.uses() and not value.is_graph_output():
+            graph.ir.inputs.remove(value)  # of a layer that the outputs do not need
+            continue
         array = arrays[value.name or ""]
         value.name = plain(value.name or "")
         weights[value.name] = array

@@ -12,7 +12,8 @@ from onward.recipes.report.written_files import MARK
 # the hub's names of tasks, where they are others
 _PIPELINES = {
     "causal-lm": "text-generation", "masked-lm": "fill-mask", "seq2seq-lm": "text2text-generation",
-    "bert-pretraining": "fill-mask",
+    "bert-pretraining": "fill-mask", "text-denoising": "text2text-generation",
+    "text-retrieval": "sentence-similarity",
 }  # fmt: skip
 
 

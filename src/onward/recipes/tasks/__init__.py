@@ -11,6 +11,8 @@ from onward.recipes.tasks.question_answering import QuestionAnswering
 from onward.recipes.tasks.sequence_to_sequence import SequenceToSequence
 from onward.recipes.tasks.task import IGNORED_LABEL, Baseline, Batch, Collate, Task, TaskData
 from onward.recipes.tasks.text_classification import TextClassification
+from onward.recipes.tasks.text_denoising import TextDenoising
+from onward.recipes.tasks.text_retrieval import TextRetrieval
 from onward.recipes.tasks.token_classification import TokenClassification
 
 TASKS: dict[str, Task] = {
@@ -23,6 +25,8 @@ TASKS: dict[str, Task] = {
         QuestionAnswering(),
         MultipleChoice(),
         SequenceToSequence(),
+        TextDenoising(),
+        TextRetrieval(),
         BertPretraining(),
     )
 }

@@ -48,7 +48,7 @@ def read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
     return train, read_text_file(Path(config.validation_file), "validation_file")
 
 
-class _BlockTask(Task):
+class BlockTask(Task):
     """Blocks of `block_size` tokens, cut from a text without a gap."""
 
     unit = "blocks"
@@ -106,7 +106,7 @@ class _BlockTask(Task):
         return {"perplexity": perplexity(loss)}
 
 
-class CausalLM(_BlockTask):
+class CausalLM(BlockTask):
     """Predicts each token from those before it."""
 
     name = "causal-lm"
@@ -134,7 +134,7 @@ class CausalLM(_BlockTask):
         return super().fits(model_config) and not encoder
 
 
-class MaskedLM(_BlockTask):
+class MaskedLM(BlockTask):
     """Predicts tokens that are hidden from the model, as BERT's pre-training does."""
 
     name = "masked-lm"
@@ -226,4 +226,4 @@ def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
     return split_blocks(train_blocks)
 
 
-__all__ = ["CausalLM", "MaskedLM", "read_texts"]
+__all__ = ["BlockTask", "CausalLM", "MaskedLM", "read_texts"]

@@ -28,14 +28,52 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-class SequenceToSequence(Task):
+class EncoderDecoder(Task):
+    """Source tokens for an encoder, and target tokens that a decoder writes."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    mapping = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"
+    fetch = ()
+
+    def padded(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> Collate:
+        """Makes the function that pads sources and targets of a batch, the latter by -100, to the
+        longest, rounded up to a multiple. Raises InputError for a tokenizer without padding."""
+        from transformers import DataCollatorForSeq2Seq
+
+        pad = DataCollatorForSeq2Seq(padding_token(tokenizer), pad_to_multiple_of=multiple)
+
+        def collate(rows: list[Row]) -> Batch:
+            return dict(pad([dict(row) for row in rows]))
+
+        return collate
+
+    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The tokens of sources and targets, without padding."""
+        return super().tokens(batch) + self.counted(batch)
+
+    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The places of sources and targets, padding too."""
+        return super().places(batch) + batch["labels"].numel()
+
+    def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
+        """Tokens of the source, and those of the target so far."""
+        kept = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        model_of: Any = model
+        shifted = model_of.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        return {**kept, "decoder_input_ids": shifted}
+
+    def scores(
+        self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
+    ) -> dict[str, float]:
+        """Perplexity: exp of the loss."""
+        return {"perplexity": perplexity(loss)}
+
+
+class SequenceToSequence(EncoderDecoder):
     """A target text from a source text."""
 
     name = "seq2seq-lm"
     about = "a text from a text: a summary, a translation"
-    auto_class = "AutoModelForSeq2SeqLM"
-    mapping = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"
-    fetch = ()
 
     def read(self, config: FinetuneConfig) -> tuple[Table, ...]:
         """Reads tables of source and target texts, or functions and what their docstrings say."""
@@ -85,37 +123,13 @@ class SequenceToSequence(Task):
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads sources and targets of a batch, the latter by -100, to the longest."""
-        from transformers import DataCollatorForSeq2Seq
-
-        pad = DataCollatorForSeq2Seq(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
-
-        def collate(rows: list[Row]) -> Batch:
-            return dict(pad([dict(row) for row in rows]))
-
-        return collate
-
-    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
-        """The tokens of sources and targets, without padding."""
-        return super().tokens(batch) + self.counted(batch)
+        return self.padded(tokenizer, MULTIPLE)
 
     def shown(
         self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
     ) -> list[Passage]:
         """The source and the target."""
         return [Passage("source", row["input_ids"]), Passage("target", row["labels"])]
-
-    def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
-        """Tokens of the source, and those of the target so far."""
-        kept = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        model_of: Any = model
-        shifted = model_of.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
-        return {**kept, "decoder_input_ids": shifted}
-
-    def scores(
-        self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
-    ) -> dict[str, float]:
-        """Perplexity: exp of the loss."""
-        return {"perplexity": perplexity(loss)}
 
 
 _SOURCES = ("text", "source", "document", "article", "input")
@@ -133,4 +147,4 @@ def _unigram(train: list[Row], held: list[Row], words: int) -> Baseline:
     return Baseline("perplexity", "unigram model", value, lower=True)
 
 
-__all__ = ["SequenceToSequence"]
+__all__ = ["EncoderDecoder", "SequenceToSequence"]

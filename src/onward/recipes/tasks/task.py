@@ -75,7 +75,8 @@ class Task(ABC):
     name: of the option. about: what it is, in a few words. auto_class: the class of transformers
     that makes its models. mapping: the table of transformers with its model classes. unit: what a
     run's samples are, in the plural. sides: axes of a mesh, besides those of data, that its batches
-    can be cut along. fetch: outputs of the model that an evaluation reads.
+    can be cut along. shares_data: whether the samples of a batch can be shared among processes;
+    else the loss compares them. fetch: outputs of the model that an evaluation reads.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Task(ABC):
     mapping: str
     unit: str = "samples"
     sides: tuple[str, ...] = ("tp",)
+    shares_data: bool = True
     fetch: tuple[str, ...] = ("logits",)
 
     @property
@@ -130,15 +132,37 @@ class Task(ABC):
         mask = batch.get("attention_mask")
         return batch["input_ids"].numel() if mask is None else int(mask.sum())
 
+    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The number of tokens of a batch, padding too."""
+        return batch["input_ids"].numel()
+
     def shown(
         self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
     ) -> list[Passage]:
         """A sample for a reader, with its label."""
         return [Passage("", row["input_ids"])]
 
+    def assembled(
+        self,
+        model: PreTrainedModel,
+        config: FinetuneConfig,
+        load: Callable[[str], PreTrainedModel],
+    ) -> Any:
+        """The model that is trained, around the one that `auto_class` has made. load: makes another
+        such model of the weights in a folder. Raises InputError."""
+        return model
+
     def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
         """The inputs of the model that is written for deployment, by an example."""
         return batch
+
+    def tokenizer_folders(self, model_config: PreTrainedConfig) -> tuple[str, ...]:
+        """The folders within a run's that the tokenizer is written to."""
+        return ("",)
+
+    def exports(self, batch: Batch, model: Any) -> dict[str, tuple[Any, Batch]]:
+        """The modules that are written for deployment, by their files, with inputs by example."""
+        return {"model.onnx": (model, self.deployed(batch, model))}
 
     def predictions(
         self,

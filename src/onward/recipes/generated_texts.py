@@ -1,0 +1,97 @@
+"""Texts that a trained model writes, beside those that it should, and what is scored by them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.checkpoint import StagedFiles
+from onward.recipes.options import FinetuneConfig
+from onward.recipes.samples import Row, Samples
+from onward.recipes.tasks.question_answering import exact_match, word_f1
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PREDICTIONS = "generated_predictions.jsonl"
+_ROUGE = ("rouge1", "rouge2", "rougeL")
+Texts = dict[str, str]  # source, target, prediction
+
+
+def generated_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Samples,
+    config: FinetuneConfig,
+) -> list[Texts]:
+    """What the model writes for each sample, by transformers' `generate`: greedily, or by beam
+    search, at most `max_target_length` tokens."""
+    import torch
+
+    model_of: Any = model
+    model_of.eval()
+    device = next(model_of.parameters()).device
+    size = config.per_device_eval_batch_size
+    order = sorted(range(len(samples)), key=lambda i: len(samples[i]["input_ids"]))
+    found: list[Texts] = [{}] * len(samples)
+    for start in range(0, len(order), size):
+        part = order[start : start + size]
+        rows = [samples[i] for i in part]
+        names = ("input_ids", "attention_mask")
+        batch: Mapping[str, Any] = tokenizer.pad(
+            {name: [row[name] for row in rows] for name in names}, return_tensors="pt"
+        )
+        with torch.no_grad():
+            written = model_of.generate(
+                **{name: batch[name].to(device) for name in names},
+                max_new_tokens=config.max_target_length,
+                num_beams=config.generation_num_beams,
+                do_sample=False,
+            )
+        for i, row, ids in zip(part, rows, written.tolist(), strict=True):
+            found[i] = _texts(row, ids, tokenizer)
+    return found
+
+
+def _texts(row: Row, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Texts:
+    parts = {"source": row["input_ids"], "target": row["labels"], "prediction": ids}
+    return {
+        name: str(tokenizer.decode(part, skip_special_tokens=True)).strip()
+        for name, part in parts.items()
+    }
+
+
+def text_scores(texts: Sequence[Texts]) -> dict[str, float]:
+    """Scores of predictions, 0 to 100: the share that is exact, F1 of words; ROUGE where
+    rouge-score is installed, BLEU where sacrebleu is."""
+    pairs = [(each["prediction"], each["target"]) for each in texts]
+    found = {
+        "exact_match": 100 * sum(exact_match(*pair) for pair in pairs) / len(pairs),
+        "f1": 100 * sum(word_f1(*pair) for pair in pairs) / len(pairs),
+    }
+    if importlib.util.find_spec("rouge_score") is not None:
+        scorer: Any = importlib.import_module("rouge_score.rouge_scorer")
+        rouge = scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
+        each = [rouge.score(true, told) for told, true in pairs]
+        for name in _ROUGE:
+            found[name] = 100 * sum(one[name].fmeasure for one in each) / len(pairs)
+    if importlib.util.find_spec("sacrebleu") is not None:
+        sacrebleu: Any = importlib.import_module("sacrebleu")
+        told, true = zip(*pairs, strict=True)
+        found["bleu"] = float(sacrebleu.corpus_bleu(list(told), [list(true)]).score)
+    return found
+
+
+def write_texts(folder: Path, texts: Sequence[Texts]) -> None:
+    """Writes the texts of each sample, a JSON object a line."""
+    with StagedFiles(folder) as staged:
+        lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in texts)
+        (staged.path / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+        staged.publish()
+
+
+__all__ = ["PREDICTIONS", "generated_texts", "text_scores", "write_texts"]

@@ -1,0 +1,325 @@
+"""Queries and the documents that answer them: two towers whose vectors are near each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onward.errors import one_line
+from onward.recipes.library_examples import functions_with_purpose, library_tables
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.samples import Row, Samples
+from onward.recipes.tables import Table
+from onward.recipes.tasks.labelled import MULTIPLE, longest, padding_token, read_tables, split
+from onward.recipes.tasks.task import Baseline, Batch, Collate, Passage, Task, TaskData, as_tensors
+from onward.recipes.tower_settings import (
+    DOCUMENT,
+    HEAD_FILE,
+    LONGEST,
+    chosen_settings,
+    keep_settings,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+SIDES = ("query", "document")
+NAMES = {
+    "query": ("query", "question", "anchor", "sentence1", "summary", "text"),
+    "document": ("document", "positive", "passage", "context", "answer", "sentence2", "text"),
+}
+LABELS = ("label", "labels", "score")
+TEACHER = "teacher_score"  # the column that a teacher writes
+FOUND = (1, 10)  # the k of recall@k
+
+
+class TextRetrieval(Task):
+    """The document of a query, or the score of a pair."""
+
+    name = "text-retrieval"
+    about = "the document that answers a query, by vectors of both"
+    auto_class = "AutoModel"
+    mapping = "MODEL_MAPPING"
+    sides = ()
+    shares_data = False
+    fetch = ("logits", "query_embeds", "document_embeds")
+
+    def read(self, config: FinetuneConfig) -> tuple[Table, ...]:
+        """Reads tables of pairs, or functions and what their docstrings say. Where pairs need
+        labels and have none, each gets a second pair that is wrong."""
+        if config.train_file is None:
+            tables = library_tables(functions_with_purpose, config.corpus_bytes)
+            columns = ("summary", "text")
+        else:
+            tables, columns = read_tables(config), (None, None)
+        asked = config.crossing == "residual" or config.teacher_model is not None
+        found: list[Table] = []
+        for table in tables:
+            names = columns_of(table, config, columns)
+            found.append(_with_wrong_ones(table, *names[:2]) if asked and not names[2] else table)
+        return tuple(found)
+
+    def encode(
+        self,
+        sources: Sequence[Table],
+        tokenizer: PreTrainedTokenizerBase,
+        model_config: PreTrainedConfig,
+        config: FinetuneConfig,
+    ) -> TaskData:
+        """Tokens of both texts, and the label of a pair where there is one."""
+        size = longest(config, model_config, LONGEST)
+        encoded: list[list[Row]] = []
+        labelled = False
+        columns = ("summary", "text") if config.train_file is None else (None, None)
+        for table in sources:
+            *names, label = columns_of(table, config, columns)
+            rows: list[Row] = [{} for _ in table.rows]
+            for side, name in zip(SIDES, names, strict=True):
+                texts = table.texts(name)
+                made = tokenizer(texts, truncation=True, max_length=size, verbose=False)
+                for i, row in enumerate(rows):
+                    if not made["input_ids"][i]:
+                        raise InputError(
+                            f"column {name!r} has no token", table.where(i), "leave that row out"
+                        )
+                    row |= {f"{n}.{side}": made[n][i] for n in ("input_ids", "attention_mask")}
+            labelled = label is not None or TEACHER in table.rows[0]
+            for i, row in enumerate(rows if labelled else ()):
+                true = None if label is None else _label(table, i, label)
+                told = table.rows[i].get(TEACHER, true)
+                row |= {"labels": float(told), "_true": float(told if true is None else true)}
+            encoded.append(rows)
+        settings = chosen_settings(config, model_config, labelled)
+        if settings.crossing == "residual" and not labelled:
+            raise InputError(
+                "a residual crossing is learnt from pairs with labels",
+                "in --model_name_or_path",
+                "give a --label_column, or --crossing residual, which draws wrong pairs",
+            )
+        keep_settings(model_config, settings)
+        train, held = split(sources, encoded, config)
+        if labelled:
+            baseline = Baseline("auc", "chance", 0.5)
+        else:
+            baseline = Baseline("recall_at_10", "chance", min(1.0, 10 / len(held)))
+        first, second = Samples.of_rows(train), Samples.of_rows(held)
+        names = [f"input_ids.{side}" for side in SIDES]
+        tokens = [sum(int(part.lengths(n).sum()) for n in names) for part in (first, second)]
+        return TaskData(first, second, baseline, tokens[0], tokens[1])
+
+    def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
+        """Pads the queries of a batch to the longest, and its documents: inputs i64[B,T]."""
+        from transformers import DataCollatorWithPadding
+
+        pad = DataCollatorWithPadding(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
+
+        def collate(rows: list[Row]) -> Batch:
+            batch: Batch = {}
+            for side in SIDES:
+                own = [
+                    {n: row[f"{n}.{side}"] for n in ("input_ids", "attention_mask")} for row in rows
+                ]
+                batch |= {f"{side}_{name}": value for name, value in pad(own).items()}
+            if "labels" in rows[0]:
+                batch |= as_tensors({"labels": [float(row["labels"]) for row in rows]})
+            return batch
+
+        return collate
+
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """One loss a pair."""
+        return len(batch["query_input_ids"])
+
+    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The tokens of queries and documents, without padding."""
+        return sum(int(batch[f"{side}_attention_mask"].sum()) for side in SIDES)
+
+    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The places of both texts, padding too."""
+        return sum(batch[f"{side}_input_ids"].numel() for side in SIDES)
+
+    def shown(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
+    ) -> list[Passage]:
+        """The query and the document, titled by the label of the pair."""
+        label = f", label {row['labels']:.3g}" if "labels" in row else ""
+        return [
+            Passage("query", row["input_ids.query"]),
+            Passage(f"document{label}", row["input_ids.document"]),
+        ]
+
+    def predictions(
+        self,
+        rows: Sequence[Row],
+        batch: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+    ) -> list[Any]:
+        """The (true label, logit) of each pair that has a label; else the vectors (f32[D], f32[D])
+        of query and document."""
+        if "labels" in batch:
+            true = [row["_true"] for row in rows]
+            return list(zip(true, outputs["logits"].float().tolist(), strict=True))
+        sides = (outputs[f"{side}_embeds"].float().cpu().numpy() for side in SIDES)
+        return list(zip(*sides, strict=True))
+
+    def scores(
+        self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
+    ) -> dict[str, float]:
+        """Of pairs with labels, the area under the ROC curve, where a label of 0.5 or more is a
+        right pair. Else recall@k, the share of queries whose document is among the k nearest of all
+        held-out ones, and the area too: of each query beside all documents."""
+        if isinstance(predictions[0][0], float):
+            labels, logits = np.array(predictions, dtype=np.float64).T
+            return {"auc": area_under_roc(labels >= 0.5, logits)}
+        query, document = (np.stack([pair[i] for pair in predictions]) for i in (0, 1))
+        cosines = (query @ document.T).astype(np.float64)  # [N, N]
+        nearer = (cosines > np.diag(cosines)[:, None]).sum(1)  # of documents than the own one
+        found = {f"recall_at_{k}": float((nearer < k).mean()) for k in FOUND}
+        return {
+            **found,
+            "auc": area_under_roc(np.eye(len(query), dtype=bool).ravel(), cosines.ravel()),
+        }
+
+    def assembled(
+        self,
+        model: PreTrainedModel,
+        config: FinetuneConfig,
+        load: Callable[[str], PreTrainedModel],
+    ) -> Any:
+        """Two towers around an encoder, with what a folder of theirs has besides. Raises InputError
+        where those weights have other names or shapes."""
+        from onward.recipes.two_towers import TwoTowers
+
+        settings = read_settings(model.config)
+        assert settings is not None, "encode keeps them"
+        folder = Path(config.model_name_or_path)
+        has_other = settings.separate and (folder / DOCUMENT / "config.json").is_file()
+        other = load(str(folder / DOCUMENT)) if has_other else None
+        towers = TwoTowers(model, settings, other)
+        if (folder / HEAD_FILE).is_file():
+            _load_head(towers, folder / HEAD_FILE)
+        return towers
+
+    def tokenizer_folders(self, model_config: PreTrainedConfig) -> tuple[str, ...]:
+        """A folder for each encoder."""
+        settings = read_settings(model_config)
+        return ("", DOCUMENT) if settings is not None and settings.separate else ("",)
+
+    def exports(self, batch: Batch, model: Any) -> dict[str, tuple[Any, Batch]]:
+        """Each tower, from tokens to vectors, and what crosses the vectors where it has weights."""
+        inputs = {
+            side: {n: batch[f"{side}_{n}"] for n in ("input_ids", "attention_mask")}
+            for side in SIDES
+        }
+        found: dict[str, tuple[Any, Batch]] = {"model.onnx": (model.query, inputs["query"])}
+        if model.settings.separate:
+            found[f"{DOCUMENT}/model.onnx"] = (model.document, inputs["document"])
+        if model.settings.labelled:
+            vectors = batch["query_input_ids"].new_zeros(2, model.config.hidden_size).float()
+            pair = {"query_embeds": vectors, "document_embeds": vectors + 1}
+            found["crossing.onnx"] = (model.crossing, pair)
+        return found
+
+
+def columns_of(
+    table: Table, config: FinetuneConfig, usual: tuple[str | None, str | None] = (None, None)
+) -> tuple[str, str, str | None]:
+    """The columns of queries, of documents and of labels; of the last None where there is none.
+    Raises InputError where a text has none."""
+    given = [name for name in (config.text_column or "").split(",") if name]
+    asked = [*given, *usual[len(given) :]][:2]
+    query = table.column(asked[0], NAMES["query"], "text_column")
+    others = [name for name in NAMES["document"] if name != query]
+    document = table.column(asked[1], others, "text_column")
+    if config.label_column is not None:
+        return query, document, table.column(config.label_column, (), "label_column")
+    known = (name for name in LABELS if name in table.rows[0] and name not in (query, document))
+    return query, document, next(known, None)
+
+
+def pairs_of(table: Table, config: FinetuneConfig) -> list[tuple[str, str]]:
+    """The texts of each pair of a table."""
+    usual = ("summary", "text") if config.train_file is None else (None, None)
+    query, document, _ = columns_of(table, config, usual)
+    return list(zip(table.texts(query), table.texts(document), strict=True))
+
+
+def _label(table: Table, index: int, name: str) -> float:
+    """The label of a pair, from 0 to 1. Raises InputError for another."""
+    value = table.rows[index].get(name)
+    try:
+        found = float(value)  # type: ignore[arg-type]
+        if 0 <= found <= 1:
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InputError(
+        f"label {one_line(repr(value), 40)} is no number from 0 to 1",
+        table.where(index),
+        "give 1 for a right pair",
+    )
+
+
+def _with_wrong_ones(table: Table, query: str, document: str) -> Table:
+    """The pairs with a label of 1, and behind each its query with a document of another pair and a
+    label of 0. Raises InputError where all documents are one."""
+    drawn = np.random.Generator(np.random.PCG64(0))
+    texts = table.texts(document)
+    if len(set(texts)) < 2:
+        raise InputError(
+            "all pairs have one document", f"in {table.source}", "give pairs with others too"
+        )
+    rows: list[dict[str, Any]] = []
+    for i, row in enumerate(table.rows):
+        j = i
+        while texts[j] == texts[i]:
+            j = int(drawn.integers(len(texts)))
+        rows += [{**row, "label": 1}, {**row, document: texts[j], "label": 0}]
+    lines = tuple(line for line in table.lines for _ in range(2))
+    return dataclasses.replace(table, rows=tuple(rows), lines=lines)
+
+
+def _load_head(towers: Any, path: Path) -> None:
+    """Reads the weights that encoders do not have into towers, in place. Raises InputError for
+    others than theirs."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    own = towers.head()
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error})", "in --model_name_or_path", "name another"
+        ) from error
+    for name, value in own.items():
+        if name not in found:
+            continue  # of settings that the options have changed
+        if found[name].shape != value.shape or not found[name].is_floating_point():
+            raise InputError(
+                f"{name} in {str(path)!r} is {list(found[name].shape)}, not {list(value.shape)}",
+                "in --model_name_or_path",
+                "name a folder whose files belong together",
+            )
+        value.copy_(found[name])
+
+
+def area_under_roc(right: np.ndarray, scores: np.ndarray) -> float:
+    """The chance that a right one of two has the larger score; equal ones count half. right:
+    bool[N]. scores: f64[N]. 0.5 where all are right, or none."""
+    positive = int(right.sum())
+    negative = right.size - positive
+    if not positive or not negative:
+        return 0.5
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1, the mean of equal ones
+    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+__all__ = ["TEACHER", "TextRetrieval", "area_under_roc", "columns_of", "pairs_of"]
