@@ -44,15 +44,16 @@ $(BIN)/python:
 NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
 
 # What a set of extras holds is not installed again by itself.
-WITHIN-dev := test hf,ort docs
-WITHIN-test := hf,ort
-WITHIN-sweep := test hf,ort
+WITHIN-dev := test hf,ort hf,ort,viz docs
+WITHIN-test := hf,ort hf,ort,viz
+WITHIN-sweep := test hf,ort hf,ort,viz
+WITHIN-hf,ort,viz := hf,ort
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$*]' --constraint constraints.txt
 	@touch '$@' $(foreach extras,$(WITHIN-$*),'$(VENV)/.installed-$(extras)')
 
-finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
+finetune: $(VENV)/.installed-hf,ort,viz ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
 	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
 
 test-tiny: $(VENV)/.installed-test ## see in seconds whether the installation works

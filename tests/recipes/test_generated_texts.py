@@ -50,7 +50,7 @@ def test_texts_are_those_of_generate(beams: int, tmp_path: Path) -> None:
     for name, value in text_scores(lines).items():
         assert results[name] == pytest.approx(value), name
     assert {"perplexity", "exact_match", "f1", "rougeL", "bleu"} <= set(results)
-    # another run in its place leaves none of them
+    # a run that replaces it removes the texts
     other = [word for word in words(tmp_path) if word != "--predict_with_generate"]
     assert main([*other, "--overwrite_output_dir"]) == 0
     assert not (out / PREDICTIONS).exists()

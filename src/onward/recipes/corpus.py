@@ -4,6 +4,7 @@ baseline."""
 from __future__ import annotations
 
 import hashlib
+import math
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -211,10 +212,17 @@ def unigram_perplexity(train_blocks: Ids, eval_blocks: Ids, vocab_size: int) -> 
 
     Only tokens that a model predicts count: all of a block except its first.
     """
-    return float(np.exp(-log_frequencies(train_blocks, vocab_size)[eval_blocks[:, 1:]].mean()))
+    return math.exp(-log_frequencies(train_blocks, eval_blocks[:, 1:], vocab_size).mean())
 
 
-def log_frequencies(ids: Ids, vocab_size: int) -> NDArray[np.float64]:
-    """The logarithm of each token's share among these, f64[V], with add-one smoothing."""
-    counts = np.bincount(ids.reshape(-1), minlength=vocab_size).astype(np.float64) + 1
-    return np.log(counts / counts.sum())
+def log_frequencies(known: Ids, tokens: Ids, vocab_size: int) -> NDArray[np.float64]:
+    """The logarithm of the share that each of these tokens has among the known ones, f64 of the
+    tokens' shape, with add-one smoothing over the vocabulary. The memory is that of the largest
+    token, not of the vocabulary, which a hostile config.json makes as large as it likes."""
+    counts = token_counts(known, int(tokens.max(initial=0)))
+    return np.log(counts[tokens] + 1.0) - math.log(known.size + vocab_size)
+
+
+def token_counts(tokens: Ids, largest: int = 0) -> NDArray[np.int64]:
+    """How often each token occurs, i64 of those up to the largest, or to this one at least."""
+    return np.bincount(tokens.reshape(-1), minlength=largest + 1)

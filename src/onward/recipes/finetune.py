@@ -23,6 +23,7 @@ from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
 from onward.recipes.describe import Run, describe
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.report.charts import has_charts
 from onward.recipes.report.written_files import PAGE
 from onward.recipes.run_folder import (
     COMPARISON,
@@ -232,7 +233,8 @@ def _finetune(
 
     if ranks.from_first(begin):
         print(f"\nthe run in {output.path} is complete: nothing is left to do")
-        if ranks.is_first and not (output.path / PAGE).is_file():  # stopped before it was there
+        # stopped before the page was there, or without what draws it
+        if ranks.is_first and not (output.path / PAGE).is_file() and has_charts():
             _report(run, output.path)
         return 0
     if told := other_numbers(read_record(output.path), record):

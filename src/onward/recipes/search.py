@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -33,7 +34,8 @@ MOST = 100_000  # documents of an index
 _SHOWN = 96  # characters of a document
 
 
-class Hit(NamedTuple):
+@dataclass(frozen=True)
+class Hit:
     """A document that was found. score: the cosine, or with labels the logit of the pair. number:
     the document's in the index, from 0."""
 
@@ -158,7 +160,7 @@ def shown_hits(hits: Sequence[Hit]) -> list[str]:
 
 def _shown(query: str, hits: Sequence[Hit], as_json: bool) -> str:
     if as_json:
-        return json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]})
+        return json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]})
     return "\n".join([f"query: {one_line(query, _SHOWN)}", *shown_hits(hits), ""])
 
 

@@ -78,7 +78,7 @@ class Tower(nn.Module):
         return nn.functional.normalize(pooled, dim=-1) if self.unit else pooled
 
 
-class Crossing(nn.Module):
+class PairScore(nn.Module):
     """Scores pairs of vectors: by a residual layer, or by the line over their cosine.
 
     width: D, of the residual layer; None for the cosine.
@@ -124,7 +124,7 @@ class TwoTowers(nn.Module):
         unit = settings.crossing == "cosine"
         self.query = Tower(encoder, settings.pooling, weight, unit)
         self.document = Tower(other, settings.pooling, weight, unit)
-        self.crossing = Crossing(width if settings.crossing == "residual" else None)
+        self.crossing = PairScore(width if settings.crossing == "residual" else None)
         self.crossing.requires_grad_(settings.labelled)
 
     def forward(
@@ -179,4 +179,4 @@ class TwoTowers(nn.Module):
         save_file(self.head(), folder / HEAD_FILE)
 
 
-__all__ = ["Crossing", "Tower", "TowersOutput", "TwoTowers"]
+__all__ = ["PairScore", "Tower", "TowersOutput", "TwoTowers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,11 @@ _STYLE = {
     "grid.alpha": 0.35, "grid.linewidth": 0.6, "lines.linewidth": 1.6, "legend.frameon": False,
     "text.parse_math": False, "axes.formatter.useoffset": False, "legend.fontsize": 8,
 }  # fmt: skip
+
+
+def has_charts() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def require_charts() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onward.environment import environment
-from onward.recipes.corpus import EVAL_ONE_IN, Text, log_frequencies
+from onward.recipes.corpus import EVAL_ONE_IN, Text, token_counts
 from onward.recipes.document_shards import DocumentShards, prepared
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
@@ -157,8 +157,11 @@ class BertPretraining(Task):
 
 def _entropy(shards: DocumentShards, words: int) -> float:
     """The mean loss of a model that knows how often each token is, nats per token."""
-    known = log_frequencies(shards.tokens, words)
-    return float(-(np.exp(known) * known).sum())
+    counts = token_counts(shards.tokens) + 1.0
+    total = len(shards.tokens) + words  # of all tokens of the vocabulary, one more of each
+    unseen = words - len(counts)
+    shares = counts / total
+    return float(-(shares * np.log(shares)).sum() + unseen / total * math.log(total))
 
 
 def _tokens_of(shards: DocumentShards, documents: NDArray[Any]) -> int:

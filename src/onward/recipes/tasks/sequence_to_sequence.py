@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +143,8 @@ def _unigram(train: list[Row], held: list[Row], words: int) -> Baseline:
         np.concatenate([np.asarray(row["labels"], dtype=np.int32) for row in part])
         for part in (train, held)
     )
-    known = log_frequencies(told, max(words, int(true.max()) + 1))
-    value = float(np.exp(-known[true].mean()))
+    words = max(words, int(true.max()) + 1)
+    value = math.exp(-log_frequencies(told, true, words).mean())
     return Baseline("perplexity", "unigram model", value, lower=True)
 
 

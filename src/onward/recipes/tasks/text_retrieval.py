@@ -171,9 +171,9 @@ class TextRetrieval(Task):
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
-        """Of pairs with labels, the area under the ROC curve, where a label of 0.5 or more is a
-        right pair. Else recall@k, the share of queries whose document is among the k nearest of all
-        held-out ones, and the area too: of each query beside all documents."""
+        """The area under the ROC curve: of pairs with labels, where a label of 0.5 or more is a
+        right pair, else of each query beside all documents. Without labels recall@k too, the share
+        of queries whose document is among the k nearest of all held-out ones."""
         if isinstance(predictions[0][0], float):
             labels, logits = np.array(predictions, dtype=np.float64).T
             return {"auc": area_under_roc(labels >= 0.5, logits)}
