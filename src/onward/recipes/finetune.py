@@ -164,7 +164,8 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
             command = ["torchrun", f"--nproc-per-node={ranks.ranks}", "-m", *command]
         print(summary(run), flush=True)
         if config.dry_run:
-            print(json.dumps({**asdict(config), "baseline": asdict(run.baseline)}, indent=2))
+            if ranks.is_first:
+                _dry_run(run)
             return 0
         from onward.kernels.quota import follow_quota
         from onward.recipes.compare import EngineFailed
@@ -195,6 +196,16 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
         finally:
             if output.kept is not None:
                 print(f"what was saved is kept in {output.kept}", file=sys.stderr)
+
+
+def _dry_run(run: Run) -> None:
+    """Prints what the first step takes, and the options that were settled as JSON."""
+    from onward.recipes.forecast import forecast_lines
+
+    lines, numbers = forecast_lines(run.job)
+    print("\n".join(["", *lines, ""]))
+    settled = {**asdict(run.job.config), "baseline": asdict(run.baseline), "forecast": numbers}
+    print(json.dumps(settled, indent=2))
 
 
 def _described(config: FinetuneConfig, ranks: RunRanks) -> Run:

@@ -261,7 +261,9 @@ class FinetuneConfig:
     allow_pickle: bool = option(
         False, "load weights from .bin files too, which are pickles, with weights_only"
     )
-    dry_run: bool = option(False, "print options, token counts and steps; write nothing")
+    dry_run: bool = option(
+        False, "print options, counts of tokens and steps, and the memory of a step; train nothing"
+    )
 
     def __post_init__(self) -> None:
         if self.model_name_or_path is None:

@@ -1,0 +1,84 @@
+"""What `onward finetune --dry_run` says of the first step before anything is trained: its memory by
+kind, the largest batch that fits, the size of its graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import onward
+from onward.errors import EagerWarning, OnwardError, one_line
+from onward.explanation import StepExplanation
+from onward.explanation.text import largest_line, memory_lines
+
+if TYPE_CHECKING:
+    from onward.recipes.loop import Job
+
+
+def forecast(job: Job) -> StepExplanation:
+    """Explains the step of a job's first micro-batch, of which nothing runs; the model is built.
+    Raises OnwardError for a step that cannot be explained, and where the weights do not fit."""
+    import psutil
+    import torch
+
+    from onward.recipes.engines import onward_trainer
+    from onward.recipes.optimizers import optimizer_of
+    from onward.recipes.start_model import build_model
+
+    config = job.config
+    free = psutil.virtual_memory().available  # before the weights, which the step's memory counts
+    model: Any = build_model(config, job.model_config)
+    model.config.use_cache = False
+    trainer = onward_trainer(model, optimizer_of(model, config), config)
+    torch.manual_seed(config.seed)  # of what the task draws
+    batch = job.first_batch(job.train, config.per_device_train_batch_size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)  # the explanation has its reasons
+        return onward.explain(trainer, (), batch, memory=free)
+
+
+def forecast_lines(job: Job) -> tuple[list[str], dict[str, Any]]:
+    """The forecast for a reader, and its numbers; where there is none, the reason alone."""
+    config = job.config
+    if config.mesh is not None:
+        return ["forecast   of a rank: onward explain --mesh"], {"reason": "a mesh"}
+    if config.engine == "torch" and not config.compare:
+        return ["forecast   none: eager PyTorch plans nothing"], {"reason": "engine torch"}
+    try:
+        found = forecast(job)
+    except (OnwardError, MemoryError) as error:
+        told = one_line(str(error) or "no memory", 200)
+        return [f"forecast   none: {told}"], {"reason": told}
+    if found.memory is None or not found.captured:
+        told = one_line("; ".join(found.reasons), 200)
+        return [f"forecast   none: {told}"], {"reason": told}
+    return list(_lines(found)), {
+        "memory_bytes": found.memory.total,
+        "memory": {kind: n for kind, n in found.memory.kinds.items() if n},
+        "free_bytes": found.largest.memory if found.largest else None,
+        "largest_batch": found.largest.batch_size if found.largest else None,
+        "nodes": _nodes(found),
+        "launches": found.launch_count,
+    }
+
+
+def _lines(found: StepExplanation) -> Iterator[str]:
+    yield from memory_lines(found.memory)
+    if found.largest is not None:
+        yield largest_line(found.largest)
+    captured, written = _nodes(found)
+    rewritten = sum(1 for change in found.changes if change.edits)
+    yield (
+        f"graph: {captured} ops of the forward are captured; the step has {written} after "
+        f"{rewritten} passes, in {found.launch_count} launches"
+    )
+    yield from (f"eager PyTorch: {region.path}: {region.reason}" for region in found.regions)
+
+
+def _nodes(found: StepExplanation) -> tuple[int, int]:
+    """The numbers of nodes of the graph as it was captured, and after the last pass."""
+    return found.changes[0].before or found.changes[0].after, found.changes[-1].after
+
+
+__all__ = ["forecast", "forecast_lines"]
