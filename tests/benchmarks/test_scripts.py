@@ -318,6 +318,16 @@ def test_largest_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_large_model(tmp_path: Path) -> None:
+    report = run(tmp_path, "large_model", "--quick", "--steps", "3").report("large_model")
+    losses = [row["loss"] for row in report["steps"]]
+    assert len(losses) == 3 and all(4 < loss < 8 for loss in losses)
+    assert report["eager_state_bytes"] == 16 * report["parameters"]
+    assert report["predicted_bytes"] >= sum(report["kinds"].values()) > 6 * report["parameters"]
+    assert 0 < report["measured_bytes"] < report["process_peak_bytes"]
+
+
+@pytest.mark.slow
 def test_recompute(tmp_path: Path) -> None:
     report = run(tmp_path, "recompute", "0.8", "0.01", "--quick").report("recompute")
     whole, less, least = report["rows"]
