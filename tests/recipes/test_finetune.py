@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -282,6 +283,19 @@ def test_bar_on_a_terminal_shows_every_figure(
         (2, 3.0, 0.2),
         (3, 5.0, 0.3),
     ]
+
+
+def test_waiting_for_data_is_told_from_a_twentieth_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("torch", tmp_path / "metrics.jsonl", 4, 10, 2) as progress:
+        for step in range(1, 5):
+            time.sleep(0.05)
+            progress.update(step, 1.0, None, 1e-3, 64, 0.04 if step > 2 else 0.0)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "waits for data" not in first and "waits for data" in second
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["data_share"] == 0.0 and 0.1 < lines[1]["data_share"] <= 0.8
 
 
 def test_peak_memory_starts_anew() -> None:

@@ -21,7 +21,7 @@ from onward.reporting import reporter
 STEPS = 6
 SENT = {
     "epoch", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_ms", "rss_mib",
-    "elapsed_s",
+    "data_share", "elapsed_s",
 }  # fmt: skip
 RESULTS = {
     "eval_loss", "eval_perplexity", "eval_samples", "eval_runtime", "train_loss", "train_runtime",

@@ -337,10 +337,12 @@ def _updates(
     )
     signals.status = progress.status
     with progress, signals.deferred():
+        asked = time.perf_counter()
         left = range(first, first if best.stopped else updates + 1)
         for step, rows in zip(left, _endless(batches), strict=False):
             learning_rate = float(optimizer.param_groups[0]["lr"])
             window = [collate(list(share)) for share in ranks.shares(rows, micro)]
+            waited = time.perf_counter() - asked
             loss, grad_norm, skipped = _update(trainer, window, task)
             tokens = sum(map(task.tokens, window)) * ranks.mesh.batches
             history.tokens += tokens
@@ -355,7 +357,7 @@ def _updates(
             history.train_s = before + time.perf_counter() - started
             if step == first:
                 history.first_steps_s.append(history.train_s - before)
-            progress.update(step, loss, grad_norm, learning_rate, tokens)
+            progress.update(step, loss, grad_norm, learning_rate, tokens, waited)
             ends_epoch, is_last, is_best = not batches.samples, step == updates, False
             # the last evaluation is that of the result
             if (judged or not is_last) and _is_evaluated(config, step, ends_epoch):
@@ -380,6 +382,7 @@ def _updates(
                 break
             if stopping is not None:
                 raise Stopped(stopping)
+            asked = time.perf_counter()
     best.tell(engine_name, history.steps)
     if best.is_kept and best.step is not None:
         kept = ranks.from_first(lambda: checkpoints.find(best.checkpoint))

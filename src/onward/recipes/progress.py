@@ -58,8 +58,9 @@ class Metrics:
 
     loss: mean over the updates since the previous line. grad_norm: global 2-norm
     before clipping, of the last update; None where not clipped. tokens_per_second, step_ms: over
-    the same updates, without the run's first one if possible. rss_mib: present resident memory.
-    elapsed_s: since the run's start.
+    the same updates, without the run's first one if possible. data_share: of that time, what the
+    updates waited for their batches. rss_mib: present resident memory. elapsed_s: since the run's
+    start.
     """
 
     engine: str
@@ -70,8 +71,12 @@ class Metrics:
     learning_rate: float
     tokens_per_second: float
     step_ms: float
+    data_share: float
     rss_mib: float
     elapsed_s: float
+
+
+SHOWN_SHARE = 0.05  # of the time, from which waiting for data stands in a progress line
 
 
 class Progress:
@@ -107,7 +112,7 @@ class Progress:
         self._window_started = time.perf_counter()
         self._began = self._window_started
         self._started = self._began - elapsed_s
-        self._window_steps = self._window_tokens = 0
+        self._window_steps, self._window_tokens, self._window_waited = 0, 0, 0.0
         self._stages = Stages(self._compiling)
 
     def __enter__(self) -> Progress:
@@ -145,13 +150,20 @@ class Progress:
             self._bar.set_postfix_str(f"compiling: {stage}")
 
     def update(
-        self, step: int, loss: float, grad_norm: float | None, learning_rate: float, tokens: int
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float | None,
+        learning_rate: float,
+        tokens: int,
+        waited_s: float = 0.0,
     ) -> None:
         """Records update number `step` (from 1). learning_rate: the one that it used. tokens: of
-        its batches."""
+        its batches. waited_s: seconds until these were there."""
         self._losses.append(loss)
         self._window_steps += 1
         self._window_tokens += tokens
+        self._window_waited += waited_s
         compiled = self._stages.taken()
         if self._bar is not None:
             self._bar.update()
@@ -162,7 +174,7 @@ class Progress:
         elif step == self._first:
             # the first step prepares the engine; its time would distort the first line's rate
             self._window_started = time.perf_counter()
-            self._window_steps = self._window_tokens = 0
+            self._window_steps, self._window_tokens, self._window_waited = 0, 0, 0.0
 
     def evaluated(self, step: int, loss: float, scores: Mapping[str, float]) -> None:
         """Records an evaluation after update number `step`: its mean loss, and scores."""
@@ -225,6 +237,7 @@ class Progress:
             learning_rate=learning_rate,
             tokens_per_second=round(self._window_tokens / (now - self._window_started), 1),
             step_ms=round(seconds * 1e3, 2),
+            data_share=round(min(self._window_waited / (now - self._window_started), 1.0), 4),
             rss_mib=round(rss_mib(), 1),
             elapsed_s=round(now - self._started, 3),
         )
@@ -237,6 +250,8 @@ class Progress:
             f"loss {line.loss:.4f}  lr {learning_rate:.2e}  {line.tokens_per_second:.0f} tokens/s  "
             f"{line.step_ms:.0f} ms/step  {line.rss_mib:.0f} MiB"
         )
+        if line.data_share >= SHOWN_SHARE:
+            shown += f"  waits for data {line.data_share:.0%}"
         if self._bar is not None:
             self._bar.set_postfix_str(shown)
         else:
@@ -247,4 +262,5 @@ class Progress:
                 flush=True,
             )
         self._logged = step
-        self._window_started, self._window_steps, self._window_tokens = now, 0, 0
+        self._window_started = now
+        self._window_steps, self._window_tokens, self._window_waited = 0, 0, 0.0
