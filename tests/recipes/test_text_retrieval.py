@@ -394,6 +394,7 @@ BAD: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ([{"query": "a"}] * 8, {}, "there is no column 'document'"),
     ([{"query": "a", "document": "b"}] * 8, {"crossing": "residual"}, "pairs have one document"),
     ([{"query": "a", "document": "b"}] * 8, {"text_column": "query,c"}, "there is no column 'c'"),
+    (PAIRS, {"model_name_or_path": "t5-tiny", "config_overrides": None}, "not a model for"),
     (PAIRS, {"mesh": "dp_replicate=2"}, "compares the samples of a batch"),
     (PAIRS, {"mesh": "tp=2"}, "no batches that tp can cut"),
     (PAIRS, {"lora_r": 4}, "has no adapters"),
@@ -410,6 +411,36 @@ def test_bad_pairs_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=told):
         described(tmp_path, rows, **options)
+
+
+@pytest.mark.parametrize("has_label", ["train", "held"])
+def test_labels_of_one_file_alone_are_refused(has_label: str, tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    rows = {name: [dict(row) for row in PAIRS] for name in ("train", "held")}
+    for row in rows[has_label]:
+        row["label"] = 1
+    held.write_text("".join(json.dumps(row) + "\n" for row in rows["held"]), encoding="utf-8")
+    with pytest.raises(InputError, match="give both labels, or neither"):
+        described(tmp_path, rows["train"], validation_file=str(held))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("gpt2-tiny", "n_embd=32,n_head=2,n_layer=1"),
+        ("roberta-tiny", NARROW),
+        ("llama-tiny", "hidden_size=32,intermediate_size=48,num_attention_heads=2,"
+                       "num_key_value_heads=1,num_hidden_layers=1"),
+    ],
+)  # fmt: skip
+def test_other_encoders_train_as_eager_pytorch(model: str, sizes: str, tmp_path: Path) -> None:
+    """The last batch of an evaluation has one pair, whose loss is 0."""
+    options = {"model_name_or_path": model, "config_overrides": sizes}
+    job = described(tmp_path, **options, per_device_eval_batch_size=10).job
+    found = [train(job, engine, tmp_path, save_model=False) for engine in ("onward", "torch")]
+    np.testing.assert_allclose(found[0].step_losses, found[1].step_losses, rtol=2e-5)
+    assert found[0].eval_loss == pytest.approx(found[1].eval_loss, rel=2e-5)
+    assert found[0].scores == pytest.approx(found[1].scores, rel=1e-5)
 
 
 @pytest.mark.parametrize("odd", [1, {"pooling": "max"}, {"separate": 1}, {"x": 1}, {"pooling": []}])

@@ -75,7 +75,7 @@ class TextRetrieval(Task):
         """Tokens of both texts, and the label of a pair where there is one."""
         size = longest(config, model_config, LONGEST)
         encoded: list[list[Row]] = []
-        labelled = False
+        kinds: list[bool] = []  # whether the pairs of a table have labels
         columns = ("summary", "text") if config.train_file is None else (None, None)
         for table in sources:
             *names, label = columns_of(table, config, columns)
@@ -89,12 +89,20 @@ class TextRetrieval(Task):
                             f"column {name!r} has no token", table.where(i), "leave that row out"
                         )
                     row |= {f"{n}.{side}": made[n][i] for n in ("input_ids", "attention_mask")}
-            labelled = label is not None or TEACHER in table.rows[0]
-            for i, row in enumerate(rows if labelled else ()):
+            kinds.append(label is not None or TEACHER in table.rows[0])
+            for i, row in enumerate(rows if kinds[-1] else ()):
                 true = None if label is None else _label(table, i, label)
                 told = table.rows[i].get(TEACHER, true)
                 row |= {"labels": float(told), "_true": float(told if true is None else true)}
             encoded.append(rows)
+        labelled = kinds[0]
+        if labelled != kinds[-1]:
+            with_labels, without = (sources[kinds.index(kind)].source for kind in (True, False))
+            raise InputError(
+                f"the pairs of {with_labels} have labels, and those of {without} none",
+                "in --train_file and --validation_file",
+                "give both labels, or neither",
+            )
         settings = chosen_settings(config, model_config, labelled)
         if settings.crossing == "residual" and not labelled:
             raise InputError(
@@ -185,6 +193,12 @@ class TextRetrieval(Task):
             **found,
             "auc": area_under_roc(np.eye(len(query), dtype=bool).ravel(), cosines.ravel()),
         }
+
+    def fits(self, model_config: PreTrainedConfig) -> bool:
+        """Encoders and decoders of text; those that have both need more than one text."""
+        sizes = [getattr(model_config, name, None) for name in ("hidden_size", "vocab_size")]
+        is_text = all(isinstance(size, int) for size in sizes)
+        return super().fits(model_config) and is_text and not model_config.is_encoder_decoder
 
     def assembled(
         self,
