@@ -416,7 +416,7 @@ def test_bad_pairs_are_refused(
 @pytest.mark.parametrize("has_label", ["train", "held"])
 def test_labels_of_one_file_alone_are_refused(has_label: str, tmp_path: Path) -> None:
     held = tmp_path / "held.jsonl"
-    rows = {name: [dict(row) for row in PAIRS] for name in ("train", "held")}
+    rows = {name: list[dict[str, Any]](map(dict, PAIRS)) for name in ("train", "held")}
     for row in rows[has_label]:
         row["label"] = 1
     held.write_text("".join(json.dumps(row) + "\n" for row in rows["held"]), encoding="utf-8")
@@ -435,8 +435,9 @@ def test_labels_of_one_file_alone_are_refused(has_label: str, tmp_path: Path) ->
 )  # fmt: skip
 def test_other_encoders_train_as_eager_pytorch(model: str, sizes: str, tmp_path: Path) -> None:
     """The last batch of an evaluation has one pair, whose loss is 0."""
-    options = {"model_name_or_path": model, "config_overrides": sizes}
-    job = described(tmp_path, **options, per_device_eval_batch_size=10).job
+    job = described(
+        tmp_path, model_name_or_path=model, config_overrides=sizes, per_device_eval_batch_size=10
+    ).job
     found = [train(job, engine, tmp_path, save_model=False) for engine in ("onward", "torch")]
     np.testing.assert_allclose(found[0].step_losses, found[1].step_losses, rtol=2e-5)
     assert found[0].eval_loss == pytest.approx(found[1].eval_loss, rel=2e-5)
