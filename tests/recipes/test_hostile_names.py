@@ -116,6 +116,7 @@ def test_a_run_may_have_any_name(text: str, tmp_path: Path) -> None:
     words = ["finetune", *QUICK, f"--run_name={text}", "--report_to=tensorboard"]
     [found] = run([[*words, f"--output_dir=out/{text}", f"--logging_dir=logs/{text}"]], tmp_path)
     assert found["status"] == 0, found["error"]
-    assert found["started"] == []
+    # matplotlib lists the fonts of a home that it is in for the first time
+    assert [each for each in found["started"] if "('fc-list'" not in each] == []
     assert (tmp_path / "here" / "out" / text / "model.safetensors").exists()
     assert outside(found, tmp_path) == []
