@@ -74,7 +74,7 @@ def measured(size: Size, steps: int) -> dict[str, Any]:
     say(f"{parameters / 1e6:.0f} M weights, {(memory.now() - before) / MIB:.0f} MiB")
     trainer = trainer_of(model)
     given = [{"input_ids": ids, "labels": ids} for ids in batches]
-    facts = trainer.explain(**given[0])
+    facts = trainer.explain(given[0])
     assert facts.memory is not None, "GPT-2 is captured"
     rows: list[dict[str, float]] = []
     memory.reset_peak()
