@@ -11,37 +11,11 @@ memory of a step is predicted before it, and measured in the steps after the fir
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
-import torch
-
-import onward
 from suite.cli import CommandLine, finished, writer
-from suite.held_out_text import read
-from suite.memory import Memory
-from suite.progress import Clock, say
-from suite.report import MIB, heading, markdown, started
-
-EAGER = 16  # bytes of a weight: itself, its gradient and two moments, in fp32
-
-
-@dataclass(frozen=True)
-class Size:
-    """GPT-2 and its batch."""
-
-    layers: int
-    width: int
-    heads: int
-    vocabulary: int
-    batch: int
-    tokens: int
-
-
-FULL = Size(48, 1600, 25, vocabulary=50257, batch=1, tokens=512)
-QUICK = Size(2, 64, 2, vocabulary=500, batch=2, tokens=512)
+from suite.large_model import FULL, QUICK, run, table
+from suite.progress import Clock
 
 
 def main() -> int:
@@ -51,108 +25,12 @@ def main() -> int:
     line.add_argument("--batch", type=int, default=0, help="sequences; default: 1")
     options = line.read()
     size = QUICK if options.quick else FULL
-    size = Size(**{**asdict(size), "batch": options.batch or size.batch})
+    size = replace(size, batch=options.batch or size.batch)
     clock = Clock(0.0)
-    report = started("A model that eager PyTorch cannot hold", threads=options.threads)
-    report |= {"size": asdict(size), **measured(size, max(options.steps, 2))}
+    report = run(size, max(options.steps, 2), options.threads)
     path = writer(options, "large_model")(report, table(report))
     finished(table(report), path, clock)
     return 0
-
-
-def measured(size: Size, steps: int) -> dict[str, Any]:
-    """The predicted and the measured memory of a step, and losses and seconds of all steps."""
-    data = read(None, None, size.vocabulary)
-    generator = torch.Generator().manual_seed(0)
-    batches = [data.batch(size.batch, size.tokens, generator) for _ in range(steps)]
-    # imports, and memory that a process holds once
-    trainer_of(gpt2(QUICK)).train_step(input_ids=batches[0] % 500, labels=batches[0] % 500)
-    memory = Memory("cpu")
-    before = memory.now()
-    model = gpt2(size)
-    parameters = sum(p.numel() for p in model.parameters())
-    say(f"{parameters / 1e6:.0f} M weights, {(memory.now() - before) / MIB:.0f} MiB")
-    trainer = trainer_of(model)
-    given = [{"input_ids": ids, "labels": ids} for ids in batches]
-    facts = trainer.explain(given[0])
-    assert facts.memory is not None, "GPT-2 is captured"
-    rows: list[dict[str, float]] = []
-    memory.reset_peak()
-    first_peak = 0
-    for number, batch in enumerate(given):
-        start = time.perf_counter()
-        loss = float(trainer.train_step(batch).loss)
-        rows.append({"loss": loss, "seconds": time.perf_counter() - start})
-        say(f"update {number + 1}: loss {loss:.4f}, {rows[-1]['seconds']:.1f} s")
-        if number == 0:
-            first_peak = memory.peak()
-            memory.reset_peak()
-    return {
-        "parameters": parameters,
-        "before_bytes": before,
-        "predicted_bytes": facts.memory.total,
-        "kinds": {kind: n for kind, n in facts.memory.kinds.items() if n},
-        "measured_bytes": memory.peak() - before,
-        "process_peak_bytes": max(memory.peak(), first_peak),
-        "eager_state_bytes": EAGER * parameters,
-        "source": data.source,
-        "steps": rows,
-    }
-
-
-def gpt2(size: Size) -> Any:
-    """The model with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=size.layers, n_embd=size.width, n_head=size.heads, n_positions=size.tokens,
-        vocab_size=size.vocabulary, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).train()
-
-
-def trainer_of(model: Any) -> onward.Trainer:
-    """A Trainer that takes little memory."""
-    options = onward.TrainerOptions(
-        mixed_precision="bf16", optimizer_state="8bit", recompute="layers", seed=1
-    )
-    return onward.Trainer(model, onward.optim.AdamW(lr=2e-5), options=options)
-
-
-def table(report: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
-    size = report["size"]
-    about = (
-        f"GPT-2, {report['parameters'] / 1e6:.0f} M weights ({size['layers']} layers, "
-        f"{size['width']} wide, vocabulary {size['vocabulary']}) from random ones, "
-        f"{size['batch']} sequences of {size['tokens']} tokens of {report['source']}, dropout 0.1, "
-        "AdamW; bf16, moments in 8 bits, layers computed again."
-    )
-    measured, predicted = report["measured_bytes"], report["predicted_bytes"]
-    memory = [
-        ["eager PyTorch: weights, gradients and moments alone", f"{report['eager_state_bytes']}"],
-        ["Onward's step, predicted before it", f"{predicted}"],
-        ["Onward's step, measured", f"{measured}"],
-        ["the whole process at its fullest, compilation too", f"{report['process_peak_bytes']}"],
-    ]
-    memory = [[what, f"{int(n) / MIB:.0f}"] for what, n in memory]
-    kinds = [[kind, f"{n / MIB:.0f}"] for kind, n in report["kinds"].items() if n > MIB]
-    steps = [
-        [str(i), f"{row['loss']:.4f}", f"{row['seconds']:.1f}"]
-        for i, row in enumerate(report["steps"], 1)
-    ]
-    return "\n".join(
-        [
-            *heading(report), "", about, "",
-            *markdown(["memory", "MiB"], memory), "",
-            f"Measured over predicted: {measured / predicted:.4f}. The measured one is the "
-            "highest resident set in the updates after the first, less that before the model was "
-            "built.", "",
-            *markdown(["predicted kind", "MiB"], kinds), "",
-            *markdown(["update", "loss", "s"], steps), "",
-        ]
-    )  # fmt: skip
 
 
 if __name__ == "__main__":
