@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,22 +12,11 @@ import torch
 import onward
 from suite.held_out_text import read
 from suite.memory import Memory
+from suite.memory_budget import Size, gpt2
 from suite.progress import say
 from suite.report import MIB, heading, markdown, started
 
 EAGER = 16  # bytes of a weight: itself, its gradient and two moments, in fp32
-
-
-@dataclass(frozen=True)
-class Size:
-    """GPT-2 and its batch."""
-
-    layers: int
-    width: int
-    heads: int
-    vocabulary: int
-    batch: int
-    tokens: int
 
 
 FULL = Size(48, 1600, 25, vocabulary=50257, batch=1, tokens=512)
@@ -78,18 +67,6 @@ def measured(size: Size, steps: int) -> dict[str, Any]:
         "source": data.source,
         "steps": rows,
     }
-
-
-def gpt2(size: Size) -> Any:
-    """The model with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=size.layers, n_embd=size.width, n_head=size.heads, n_positions=size.tokens,
-        vocab_size=size.vocabulary, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).train()
 
 
 def trainer_of(model: Any) -> onward.Trainer:

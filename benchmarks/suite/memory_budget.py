@@ -102,7 +102,8 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join([*heading(report), "", about, "", *markdown(head, rows)]) + "\n"
 
 
-def _trainer(size: Size, budget: int | None) -> onward.Trainer:
+def gpt2(size: Size) -> Any:
+    """The model with random weights, the same for a size."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -110,6 +111,9 @@ def _trainer(size: Size, budget: int | None) -> onward.Trainer:
         n_layer=size.layers, n_embd=size.width, n_head=size.heads, n_positions=size.tokens,
         vocab_size=size.vocabulary, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config).train()
+    return GPT2LMHeadModel(config).train()
+
+
+def _trainer(size: Size, budget: int | None) -> onward.Trainer:
     options = onward.TrainerOptions(seed=1, memory_budget=budget)
-    return onward.Trainer(model, onward.optim.AdamW(lr=LEARNING_RATE), options=options)
+    return onward.Trainer(gpt2(size), onward.optim.AdamW(lr=LEARNING_RATE), options=options)

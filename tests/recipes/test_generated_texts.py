@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from onward.cli import main
-from onward.recipes.generated_texts import PREDICTIONS, text_scores
+from onward.recipes.generated_texts import text_scores
 from onward.recipes.options import FinetuneConfig, InputError, check_options
+from onward.recipes.run_folder import PREDICTIONS
 
 NARROW = "d_model=32,num_heads=2,d_kv=16,d_ff=48"
 

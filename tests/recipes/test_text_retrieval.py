@@ -478,3 +478,17 @@ def test_other_settings_keep_what_fits(tmp_path: Path) -> None:
     keep_settings(job.model_config, dataclasses.replace(model.settings, separate=True))
     two: Any = build_model(job.config, job.model_config)
     assert two.document.encoder is not two.query.encoder
+
+
+def test_a_folder_of_the_same_name_stays_beside_another_run(tmp_path: Path) -> None:
+    """Starting afresh removes what the run has written, not a `document/` of its user's."""
+    out = tmp_path / "out"
+    other = ["finetune", "--corpus_bytes", "30000", "--vocab_size", "300", "--block_size", "16"]
+    other += ["--max_steps", "1", "--max_eval_samples", "4", "--output_dir", str(out)]
+    assert main(other) == 0
+    for name in ("document/config.json", "1_Pooling/config.json"):
+        (out / name).parent.mkdir()
+        (out / name).write_text("mine")
+    assert main([*other, "--overwrite_output_dir"]) == 0
+    for name in ("document/config.json", "1_Pooling/config.json"):
+        assert (out / name).read_text() == "mine"

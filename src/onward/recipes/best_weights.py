@@ -32,11 +32,16 @@ class BestWeights:
         self.waited = 0
         self.stopped = False
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the options ask for the best evaluation."""
+        return self.is_kept or self.patience is not None
+
     def judge(self, step: int, loss: float, scores: Mapping[str, float], checkpoint: str) -> bool:
         """Takes an evaluation after update number `step`, whose checkpoint has a name. Returns
         whether its weights are to be saved; `stopped` says whether the run ends. Raises InputError
         for a score that there is not."""
-        if not (self.is_kept or self.patience):
+        if not self.is_asked:
             return False
         found = {"eval_loss": loss, **{f"eval_{name}": value for name, value in scores.items()}}
         if self.metric not in found:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import StagedFiles
 from onward.recipes.options import FinetuneConfig
+from onward.recipes.run_folder import PREDICTIONS
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tasks.question_answering import exact_match, word_f1
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PREDICTIONS = "generated_predictions.jsonl"
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 Texts = dict[str, str]  # source, target, prediction
 
@@ -94,4 +94,4 @@ def write_texts(folder: Path, texts: Sequence[Texts]) -> None:
         staged.publish()
 
 
-__all__ = ["PREDICTIONS", "generated_texts", "text_scores", "write_texts"]
+__all__ = ["generated_texts", "text_scores", "write_texts"]

@@ -319,7 +319,7 @@ def _updates(
     )
     best = BestWeights(config)
     # others have checkpoints without one
-    judged = [best] if config.load_best_model_at_end or config.early_stopping_patience else []
+    judged = [best] if best.is_asked else []
     trainer.register_for_checkpointing(history, scheduler, batches, *judged)
     found = checkpoints.resume(trainer, history)
     if found is not None:
@@ -360,7 +360,7 @@ def _updates(
             progress.update(step, loss, grad_norm, learning_rate, tokens, waited)
             ends_epoch, is_last, is_best = not batches.samples, step == updates, False
             # the last evaluation is that of the result
-            if (judged or not is_last) and _is_evaluated(config, step, ends_epoch):
+            if (best.is_asked or not is_last) and _is_evaluated(config, step, ends_epoch):
                 began = time.perf_counter()
                 with progress.paused():
                     held, scores = evaluate(trainer, job, ranks)

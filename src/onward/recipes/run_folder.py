@@ -49,6 +49,7 @@ from onward.reporting.reporter import EVENTS, KEPT
 METRICS = "metrics.jsonl"
 _LARGEST = 16 << 20  # bytes of run_config.json
 RESULTS = "eval_results.json"
+PREDICTIONS = "generated_predictions.jsonl"
 COMPARISON = "compare.json"
 OF_TORCH = "torch"  # the folder of the other engine in a comparison
 
@@ -64,7 +65,7 @@ _MODEL_FILES = (
     "model.onnx",
     "model.onnx.data",
     "crossing.onnx",
-    "generated_predictions.jsonl",
+    PREDICTIONS,
     HEAD_FILE,
     MODULES_FILE,
     INDEX,
@@ -284,6 +285,8 @@ class RunFolder:
     def _clear(self, reports: bool = True) -> None:
         """Removes what a run has written but its record, first what says that it is complete.
         reports: also what it has written of reports to services."""
+        # others' folders may have the names that theirs have
+        has_towers = (self.path / HEAD_FILE).is_file()
         for name in (COMPARISON, RESULTS):
             (self.path / name).unlink(missing_ok=True)
         for path in self.path.glob("checkpoint-*"):
@@ -297,11 +300,13 @@ class RunFolder:
         for pattern in (METRICS, STEP, SAMPLES, TRACE, *_MODEL_FILES, *of_reports):
             for path in self.path.glob(pattern):
                 path.unlink()
-        for pattern in (POOLING_FILE, *_MODEL_FILES):  # of towers: see tower_settings.py
-            for place in (self.path, self.path / DOCUMENT):
-                for path in place.glob(pattern):
-                    path.unlink()
-        folders = (f"{DOCUMENT}/1_Pooling", "1_Pooling", DOCUMENT, *([EVENTS] if reports else []))
+        folders = [EVENTS] if reports else []
+        if has_towers:
+            for pattern in (POOLING_FILE, *_MODEL_FILES):
+                for place in (self.path, self.path / DOCUMENT):
+                    for path in place.glob(pattern):
+                        path.unlink()
+            folders += [f"{DOCUMENT}/1_Pooling", "1_Pooling", DOCUMENT]
         for name in folders:
             with contextlib.suppress(OSError):  # not there, or with files of others
                 (self.path / name).rmdir()

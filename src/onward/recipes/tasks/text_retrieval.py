@@ -55,13 +55,12 @@ class TextRetrieval(Task):
         labels and have none, each gets a second pair that is wrong."""
         if config.train_file is None:
             tables = library_tables(functions_with_purpose, config.corpus_bytes)
-            columns = ("summary", "text")
         else:
-            tables, columns = read_tables(config), (None, None)
+            tables = read_tables(config)
         asked = config.crossing == "residual" or config.teacher_model is not None
         found: list[Table] = []
         for table in tables:
-            names = columns_of(table, config, columns)
+            names = columns_of(table, config)
             found.append(_with_wrong_ones(table, *names[:2]) if asked and not names[2] else table)
         return tuple(found)
 
@@ -76,9 +75,8 @@ class TextRetrieval(Task):
         size = longest(config, model_config, LONGEST)
         encoded: list[list[Row]] = []
         kinds: list[bool] = []  # whether the pairs of a table have labels
-        columns = ("summary", "text") if config.train_file is None else (None, None)
         for table in sources:
-            *names, label = columns_of(table, config, columns)
+            *names, label = columns_of(table, config)
             rows: list[Row] = [{} for _ in table.rows]
             for side, name in zip(SIDES, names, strict=True):
                 texts = table.texts(name)
@@ -241,12 +239,11 @@ class TextRetrieval(Task):
         return found
 
 
-def columns_of(
-    table: Table, config: FinetuneConfig, usual: tuple[str | None, str | None] = (None, None)
-) -> tuple[str, str, str | None]:
+def columns_of(table: Table, config: FinetuneConfig) -> tuple[str, str, str | None]:
     """The columns of queries, of documents and of labels; of the last None where there is none.
     Raises InputError where a text has none."""
     given = [name for name in (config.text_column or "").split(",") if name]
+    usual = ("summary", "text") if config.train_file is None else (None, None)
     asked = [*given, *usual[len(given) :]][:2]
     query = table.column(asked[0], NAMES["query"], "text_column")
     others = [name for name in NAMES["document"] if name != query]
@@ -259,8 +256,7 @@ def columns_of(
 
 def pairs_of(table: Table, config: FinetuneConfig) -> list[tuple[str, str]]:
     """The texts of each pair of a table."""
-    usual = ("summary", "text") if config.train_file is None else (None, None)
-    query, document, _ = columns_of(table, config, usual)
+    query, document, _ = columns_of(table, config)
     return list(zip(table.texts(query), table.texts(document), strict=True))
 
 
