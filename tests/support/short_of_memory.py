@@ -5,6 +5,7 @@ what a step that does not fit says, and whether training goes on as if it had no
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import resource
 from pathlib import Path
@@ -38,6 +39,7 @@ def limited(room: int | None) -> None:
     """Limits the address space to `room` bytes more than are mapped; None: no limit."""
     most = resource.RLIM_INFINITY
     if room is not None:
+        gc.collect()  # a trainer of before, freed later, would make room for the step
         mapped = int(Path("/proc/self/statm").read_text().split()[0])
         most = mapped * resource.getpagesize() + room
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
