@@ -138,13 +138,13 @@ def test_cache_shows_and_clears_what_is_kept_and_nothing_else(
         assert main(list(words)) == 0
         return capsys.readouterr().out
 
-    assert said("cache").startswith(f"{tmp_path / 'graphs'}: 0 graphs, 0.0 MiB")
+    assert said("cache").startswith(f"{tmp_path / 'graphs'}: 0 files, 0.0 MiB")
     (tmp_path / "graphs").mkdir()
     for name in ("a.graph", "b.graph", "products.json"):
         (tmp_path / "graphs" / name).write_bytes(b"x" * 2**20)
-    assert "2 graphs, 2.0 MiB, kept" in said("cache")
-    assert "2 graphs of steps, 2.0 MiB" in said("doctor")
-    assert "2 graphs, 2.0 MiB, taken away" in said("cache", "--clear")
+    assert "2 files, 2.0 MiB, kept" in said("cache")
+    assert "2 files of graphs and tokens, 2.0 MiB" in said("doctor")
+    assert "2 files, 2.0 MiB, taken away" in said("cache", "--clear")
     assert [path.name for path in (tmp_path / "graphs").iterdir()] == ["products.json"]
     monkeypatch.setenv("ONWARD_GRAPH_CACHE", "0")
     assert "off (ONWARD_GRAPH_CACHE=0)" in said("doctor")

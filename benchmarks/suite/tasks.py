@@ -28,6 +28,9 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "question-answering": (200, ("--max_seq_length", "256")),
     "multiple-choice": (200, ("--max_seq_length", "96")),
     "seq2seq-lm": (200, ("--max_seq_length", "128", "--vocab_size", "1000")),
+    "text-retrieval": (100, ("--max_seq_length", "96", "--vocab_size", "1000")),
+    "image-classification": (150, ("--per_device_train_batch_size", "16")),
+    "automatic-speech-recognition": (200, ("--per_device_train_batch_size", "16")),
 }
 SHARED = (
     "--dropout",
@@ -65,8 +68,9 @@ def _trained(name: str, quick: bool) -> dict[str, Any]:
         out = Path(folder) / "out"
         words = ["--task", name, "--max_steps", str(3 if quick else steps), *SHARED, *WARMUP, *more]
         if quick:
-            words += ["--corpus_bytes", "1500000", "--vocab_size", "400"]
-            words[words.index("400") : words.index("400") + 1] = ["9"]
+            words += ["--corpus_bytes", "1500000"]
+            words += [] if name == "image-classification" else ["--vocab_size", "400"]
+            words[words.index("--max_eval_samples") + 1] = "9"
         command = [sys.executable, "-m", "onward", "finetune", *words, "--output_dir", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

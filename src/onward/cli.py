@@ -140,13 +140,24 @@ def _trained(
 
 
 def run_verify(argv: list[str]) -> int:
-    """Runs `onward verify` and returns its exit status."""
+    """Runs `onward verify`, or `onward verify RUN`, and returns its exit status."""
+    if argv and not argv[0].startswith("-"):
+        if odd := [word for word in argv[1:] if word != "--bisect"]:
+            raise InputError(
+                f"{odd[0]!r} beside a run, whose options are taken",
+                "on the command line",
+                "leave it out, or leave the run out",
+            )
+        _tell_loading("verify", argv[0])
+        from onward.recipes.verify import verify_run
+
+        return verify_run(Path(argv[0]), "--bisect" in argv)
     config = _of_run(argv, "verify", VerifyConfig, lambda given: given)
     if config is None:
         return 0
-    from onward.recipes import finetune
+    from onward.recipes.verify import verify
 
-    return finetune.verify(config)
+    return verify(config, config.bisect)
 
 
 def run_data(argv: list[str]) -> int:
@@ -413,8 +424,8 @@ def run_doctor(argv: list[str]) -> int:
 
 
 def run_cache(argv: list[str]) -> int:
-    """Runs `onward cache`: shows where graphs of steps are stored, how many and how large; deletes
-    them on request."""
+    """Runs `onward cache`: shows where graphs of steps and tokens of texts are stored, how many
+    files there are and how large; deletes them on request."""
     clear = _switched(argv, "cache", "clear", "delete all of them")
     if clear is None:
         return 0
@@ -422,7 +433,7 @@ def run_cache(argv: list[str]) -> int:
 
     files, nbytes = cache_files.clear() if clear else cache_files.size()
     verb = "taken away" if clear else "kept"
-    print(f"{cache_files.folder()}: {files} graphs, {mib(nbytes)}, {verb}")
+    print(f"{cache_files.folder()}: {files} files, {mib(nbytes)}, {verb}")
     return 0
 
 

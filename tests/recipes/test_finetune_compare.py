@@ -37,7 +37,12 @@ def test_table_has_both_columns_and_the_largest_difference() -> None:
     difference, step = largest_difference(ours, reference)
     assert (difference, step) == (pytest.approx(0.01), 2)
     text = table(ours, reference, Baseline("perplexity", "unigram model", 321.5, lower=True))
-    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+    *lines, between, words = text.splitlines()
+    assert between == "" and words == (
+        "Onward is 2.0x as fast in total, 2.1x as fast after the first step, with 42% less memory "
+        "than eager PyTorch."
+    )
+    rows = {line[:36].strip(): line[36:].split() for line in lines}
     assert rows[""] == ["onward", "torch"]
     assert rows["total time, s"] == ["10.0", "20.0", "2.00x", "as", "fast"]
     assert rows["tokens/s after the first step"] == ["111", "53", "2.11x", "as", "fast"]

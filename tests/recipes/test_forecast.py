@@ -88,6 +88,31 @@ def test_weights_that_do_not_fit_cost_a_line(
     assert "forecast   none: no memory" in out and found == {"reason": "no memory"}
 
 
+@pytest.mark.slow
+def test_a_model_that_is_larger_than_the_memory_is_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All 78 layers of Turing-NLG, whose weights alone are 64 GiB."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out, found = told(capsys, model_name_or_path="turing-17b", vocab_size=400, block_size=1024)
+    weights = 4 * (78 * (12 * 4256**2 + 13 * 4256) + 2 * 4256 + (1024 + 400) * 4256)
+    assert found["memory"]["weights"] == pytest.approx(weights, rel=1e-4)
+    assert found["memory"]["optimizer"] == pytest.approx(2 * weights, rel=1e-4)
+    assert found["largest_batch"] == 0 and "none: one takes" in out
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 << 20, "KiB"
+
+
+def test_a_model_of_78_layers_learns(tmp_path: Path) -> None:
+    words = [f"--{name}={value}" for name, value in SMALL.items()]
+    words += ["--model=turing-17b", "--config_overrides=n_embd=56", "--max_steps=6", "--bf16=false"]
+    words += [f"--output_dir={tmp_path / 'out'}", "--save_strategy=no", "--learning_rate=3e-3"]
+    assert main(["finetune", *words]) == 0
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["loss"] < 5.9, "log(320) is 5.77"
+
+
 def test_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, output_dir=tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -277,4 +277,4 @@ def test_certificate_is_shown_where_it_is(folder: Path) -> None:
     cells = Seen((folder / "report.html").read_text(encoding="utf-8")).tables[
         "Numerics certificate"
     ]
-    assert [row[-1] for row in cells] == ["agrees", "yes", "NO"] and cells[1][1] == HOSTILE
+    assert [row[-1] for row in cells] == ["agrees", "NO", "yes"] and cells[1][1] == HOSTILE

@@ -34,12 +34,17 @@ NARROW = {
     "causal-lm": "n_embd=32,n_head=2",
     "seq2seq-lm": "d_model=32,num_heads=2,d_kv=16,d_ff=48",
     "text-denoising": "d_model=32,num_heads=2,d_kv=16,d_ff=48",
+    "automatic-speech-recognition": "d_model=32,encoder_layers=1,encoder_attention_heads=2,"
+    "decoder_attention_heads=2,encoder_ffn_dim=48,decoder_ffn_dim=48",
 }
 
 
 def small(task: str, **options: Any) -> FinetuneConfig:
     overrides = NARROW.get(task, SMALL["config_overrides"])
-    return FinetuneConfig(**{"task": task, **SMALL, "config_overrides": overrides, **options})
+    given = {"task": task, **SMALL, "config_overrides": overrides, **options}
+    if task == "image-classification":
+        del given["vocab_size"]
+    return FinetuneConfig(**given)
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +111,13 @@ def test_a_job_survives_the_way_to_another_process(
     rows = [job.train[i] for i in range(4)]
     np.random.seed(0)
     torch.manual_seed(0)
-    first = job.task.collate(job.tokenizer, job.config)(
-        [job.task.draw(job.train, job.tokenizer, job.config)(row) for row in rows]
+    first = job.task.collate(job.processor, job.config)(
+        [job.task.draw(job.train, job.processor, job.config)(row) for row in rows]
     )
     np.random.seed(0)
     torch.manual_seed(0)
-    second = again.task.collate(again.tokenizer, again.config)(
-        [again.task.draw(again.train, again.tokenizer, again.config)(row) for row in rows]
+    second = again.task.collate(again.processor, again.config)(
+        [again.task.draw(again.train, again.processor, again.config)(row) for row in rows]
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert label_names(again.model_config) == label_names(job.model_config)
@@ -167,6 +172,7 @@ def test_a_decoder_classifies_too(tmp_path: Path) -> None:
 STEPS = {
     "causal-lm": 60, "masked-lm": 400, "text-classification": 150, "token-classification": 60,
     "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 200, "text-retrieval": 60,
+    "image-classification": 100, "automatic-speech-recognition": 100,
 }  # fmt: skip
 
 
@@ -178,7 +184,7 @@ def test_real_text_is_learnt_better_than_the_baseline(task: str, tmp_path: Path)
     if task == "masked-lm":
         words += ["--vocab_size", "500", "--block_size", "64", "--learning_rate", "3e-3"]
         words += ["--per_device_train_batch_size", "16"]
-    else:
+    elif task not in ("image-classification", "automatic-speech-recognition"):
         words += ["--vocab_size", "1000"]
     assert main(["finetune", *words, "--output_dir", str(tmp_path / "out")]) == 0
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())

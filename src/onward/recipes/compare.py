@@ -128,4 +128,19 @@ def table(ours: EngineResult, reference: EngineResult, baseline: Baseline) -> st
     lines.append(f"{f'{baseline.metric}, {baseline.of}':<36}{value}{value}")
     difference, step = largest_difference(ours, reference)
     lines.append(f"{'largest relative loss difference':<36}{difference:>12.1e}   at update {step}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", in_words(ours, reference)])
+
+
+def in_words(ours: EngineResult, reference: EngineResult) -> str:
+    """One sentence about time and memory."""
+    total = reference.total_s / ours.total_s
+    later = ours.tokens_per_second / reference.tokens_per_second
+    share = ours.peak_rss_mib / reference.peak_rss_mib
+    return (
+        f"Onward is {_times(total)} in total, {_times(later)} after the first step, with "
+        f"{abs(1 - share):.0%} {'less' if share <= 1 else 'more'} memory than eager PyTorch."
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x as fast" if ratio >= 1 else f"{1 / ratio:.1f}x slower"

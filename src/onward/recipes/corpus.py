@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onward.recipes.options import InputError
+from onward.recipes.text_cache import kept_tokenizer, kept_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -148,16 +149,15 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(pieces(documents), trainer)
+    settings = {"vocab_size": vocab_size, "min_frequency": 2, "special_tokens": [END_OF_TEXT]}
+
+    def train() -> None:
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(**settings, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(pieces(documents), trainer)
+
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=kept_tokenizer(tokenizer, settings, documents, train),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         unk_token=END_OF_TEXT,
@@ -180,6 +180,10 @@ def pieces(documents: Sequence[str]) -> Iterator[str]:
 
 def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
     """All documents as one sequence of ids `i32[tokens]`, separated by the end-of-text token."""
+    return kept_tokens(tokenizer, documents, lambda: _encoded(tokenizer, documents))
+
+
+def _encoded(tokenizer: Any, documents: Sequence[str]) -> Ids:
     separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     parts: list[Ids] = []
     for document in documents:

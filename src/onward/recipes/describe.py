@@ -7,13 +7,14 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onward.recipes.corpus import Text
 from onward.recipes.lora import require_peft
 from onward.recipes.model_size import parameter_count
 from onward.recipes.options import FinetuneConfig, InputError, check_options
 from onward.recipes.presets import PRESETS
+from onward.recipes.processors import loaded_processor, made_processor, tokenizer_of
 from onward.recipes.samples import Samples
 from onward.recipes.start_model import (
     check_block_size,
@@ -23,7 +24,6 @@ from onward.recipes.start_model import (
     check_vocabulary,
     from_scratch,
     load_model_config,
-    load_tokenizer,
     overridden,
     require_hf,
     scratch_config,
@@ -32,12 +32,9 @@ from onward.recipes.start_model import (
 )
 from onward.recipes.tables import Table
 from onward.recipes.tasks import TASKS, Baseline, Task
-from onward.recipes.trained_tokenizer import trained_tokenizer
 from onward.recipes.trainer_switches import shares_of, sizes_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from onward.recipes.loop import Job
 
 BUILT_IN_STEPS = 150
@@ -63,8 +60,8 @@ class Run:
     baseline: Baseline
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the job."""
+    def tokenizer(self) -> Any:
+        """The tokenizer of the job's texts; of images, their processor."""
         return self.job.tokenizer
 
 
@@ -95,26 +92,21 @@ def describe(config: FinetuneConfig) -> Run:
         model_config = load_model_config(config)
         if task.unit == "blocks":
             check_block_size(model_config, config.block_size)
-    tokenizer = load_tokenizer(config)
-    if tokenizer is None:
-        preset = PRESETS[config.model_name_or_path]
-        tokenizer = trained_tokenizer(
-            sources[0].documents,
-            config.vocab_size or preset.vocab_size,
-            preset.positions,
-            preset.family,
-        )
+    processor = loaded_processor(config, task)
+    if processor is None:
+        processor = made_processor(config, task, sources)
     if model_config is None:
-        model_config = scratch_config(config, tokenizer)
+        model_config = scratch_config(config, tokenizer_of(processor))
     if config.dropout is not None:
         set_dropout(model_config, config.dropout)
-    data = task.encode(sources, tokenizer, model_config, config)
-    task.collate(tokenizer, config)  # says what the tokenizer lacks
-    check_vocabulary(model_config, [*data.train.token_ids(), *data.eval.token_ids()], tokenizer)
+    data = task.encode(sources, processor, model_config, config)
+    task.collate(processor, config)  # says what the tokenizer lacks
+    ids = [*data.train.token_ids(), *data.eval.token_ids()]
+    check_vocabulary(model_config, ids, tokenizer_of(processor))
     config = _resolve(config, data.train, task, scratch)
     random = dataclasses.replace(config, model_name_or_path=task.preset)  # its weights do not count
     return Run(
-        job=Job(config, model_config, data.train, data.eval, tokenizer),
+        job=Job(config, model_config, data.train, data.eval, processor),
         sources=sources,
         train_tokens=data.train_tokens,
         eval_tokens=data.eval_tokens,

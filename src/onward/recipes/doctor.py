@@ -177,7 +177,7 @@ def _graphs() -> str:
     from onward import cache_files
 
     files, nbytes = cache_files.size()
-    return f"{files} graphs of steps, {mib(nbytes)}; `onward cache --clear` removes them"
+    return f"{files} files of graphs and tokens, {mib(nbytes)}; `onward cache --clear` removes them"
 
 
 def _plugin(entry: EntryPoint) -> str:

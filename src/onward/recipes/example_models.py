@@ -56,7 +56,8 @@ def _usual_batch(
 ) -> Callable[[], Batch]:
     """What draws a batch for a class of models; settles the tokens of the configuration."""
     task = task_of(kind)
-    if task is None:
+    hears = hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions")
+    if task is None or (task == "speech" and not hears):
         raise InputError(f"no example batch is known for {kind.__name__}", _WHERE, _OWN)
     length = _length(config, task, sequence_length)
     if task == "sequence classification" and getattr(config, "pad_token_id", None) is None:
@@ -120,6 +121,7 @@ def _usual_class(config: Any, name: str) -> Any:
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     )
 
     kind = type(config)
@@ -128,6 +130,8 @@ def _usual_class(config: Any, name: str) -> Any:
         mappings.insert(0, MODEL_FOR_MASKED_LM_MAPPING)
     if getattr(config, "is_encoder_decoder", False):
         mappings.insert(0, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+        if hasattr(config, "num_mel_bins"):
+            mappings.insert(0, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
     found = next((mapping[kind] for mapping in mappings if kind in mapping), None)
     if found is None:
         raise InputError(f"no task is known for {name!r}", _WHERE, f"name a class of it, or {_OWN}")
@@ -141,7 +145,9 @@ def _length(config: Any, task: str, asked: int | None) -> int:
         if asked is not None:
             raise InputError("an image has no tokens", "in --sequence_length", "leave it out")
         return 0
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    names = ("max_position_embeddings", "max_target_positions")
+    text_config = config.get_text_config()
+    positions = next((n for n in (getattr(text_config, k, None) for k in names) if n), None)
     if not isinstance(positions, int):
         return asked or SEQUENCE_LENGTH
     if asked is not None and asked > positions:
@@ -179,6 +185,7 @@ def task_of(kind: Any) -> str | None:
         "token classification": "TOKEN_CLASSIFICATION",
         "question answering": "QUESTION_ANSWERING",
         "image classification": "IMAGE_CLASSIFICATION",
+        "speech": "SPEECH_SEQ_2_SEQ",
     }
     for task, name in lists.items():
         classes = getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {}).values()
@@ -231,6 +238,12 @@ def _images(config: Any, size: int, length: int) -> Batch:
     return {"pixel_values": pixels, "labels": torch.randint(0, config.num_labels, (size,))}
 
 
+def _sounds(config: Any, size: int, length: int) -> Batch:
+    frames = 2 * config.max_source_positions  # the first layers halve them
+    features = torch.randn(size, config.num_mel_bins, frames)
+    return {"input_features": features, "labels": _ids(config, size, length)}
+
+
 _BATCHES: dict[str, Callable[[Any, int, int], Batch]] = {
     "causal": _causal,
     "masked": _masked,
@@ -239,6 +252,7 @@ _BATCHES: dict[str, Callable[[Any, int, int], Batch]] = {
     "token classification": _tokens,
     "question answering": _answers,
     "image classification": _images,
+    "speech": _sounds,
 }
 
 __all__ = ["Batch", "described", "example", "example_batch", "task_of"]

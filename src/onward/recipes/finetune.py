@@ -22,7 +22,7 @@ import onward
 from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
 from onward.recipes.describe import Run, describe
-from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.options import FinetuneConfig
 from onward.recipes.report.charts import has_charts
 from onward.recipes.report.written_files import PAGE
 from onward.recipes.run_folder import (
@@ -35,7 +35,7 @@ from onward.recipes.run_folder import (
 )
 from onward.recipes.run_ranks import RunRanks, joined_ranks
 from onward.recipes.score_numbers import score_number
-from onward.recipes.start_model import build_model, from_scratch, has_dropout
+from onward.recipes.start_model import from_scratch, has_dropout
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.recipes.tables import Table
@@ -55,14 +55,14 @@ def summary(run: Run) -> str:
     engines = "onward and torch" if config.compare else config.engine
     start = "random" if from_scratch(config) else "its"
     eval_from = f"{run.eval_tokens} tokens, " if run.eval_tokens else "held out of the train text, "
-    unit = job.task.unit
+    unit, words = job.task.unit, getattr(job.model_config.get_text_config(), "vocab_size", None)
     size = f" of {config.block_size}" if unit == "blocks" else ""
     shape = f" x {config.block_size} tokens" if unit == "blocks" else f" {unit}"
     lines = [
         f"task       {config.task}: {job.task.about}",
         f"model      {config.model_name_or_path}, {start} start weights, "
-        f"{run.parameters / 1e6:.2f} M parameters, "
-        f"vocabulary {job.model_config.get_text_config().vocab_size}",
+        f"{run.parameters / 1e6:.2f} M parameters"
+        + (f", vocabulary {words}" if words is not None else ""),
         f"train      {run.sources[0].source}: {run.train_tokens} tokens, "
         f"{len(job.train)} {unit}{size}",
         f"eval       {run.sources[-1].source}: {eval_from}{len(job.eval)} {unit}",
@@ -324,7 +324,7 @@ def _complete(run: Run, output: RunFolder, name: str, results: Mapping[str, Any]
     """Writes the tokenizer, and the results last of all: where they are, the run is complete."""
     with StagedFiles(output.path) as staged:
         for folder in run.job.task.tokenizer_folders(run.job.model_config):
-            run.tokenizer.save_pretrained(staged.path / folder)
+            run.job.processor.save_pretrained(staged.path / folder)
         staged.publish()
     publish_json(output.path, name, results)
 
@@ -402,30 +402,3 @@ def single_report(result: EngineResult, baseline: Baseline) -> str:
             ),
         ]
     )
-
-
-def verify(config: VerifyConfig) -> int:
-    """Compares Onward's first step of the described run with its references; returns 1 if they
-    differ."""
-    if config.mesh is not None or config.zero:
-        raise InputError(
-            "verify compares a step of one process", "in --mesh or --zero", "leave them out"
-        )
-    config = dataclasses.replace(config, output_dir=None)
-    run = describe(config)
-    import torch
-
-    from onward.recipes.engines import onward_trainer
-    from onward.recipes.optimizers import optimizer_of
-    from onward.recipes.stages import StageLine
-
-    job = run.job
-    model = build_model(job.config, job.model_config)
-    model.config.use_cache = False
-    trainer = onward_trainer(model, optimizer_of(model, job.config), job.config)
-    torch.manual_seed(job.config.seed)  # of what the task draws
-    batch = job.first_batch(job.train, job.config.per_device_train_batch_size)
-    with StageLine("verify"):
-        report = trainer.verify(batch, bisect=config.bisect)
-    print(report)
-    return 0 if report.ok else 1

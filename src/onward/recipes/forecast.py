@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import onward
@@ -12,23 +13,27 @@ from onward.errors import EagerWarning, OnwardError, one_line
 from onward.explanation import StepExplanation
 from onward.explanation.text import largest_line, memory_lines
 
+_LARGE = 1 << 20  # elements of a tensor that is a weight
+
 if TYPE_CHECKING:
     from onward.recipes.loop import Job
 
 
 def forecast(job: Job) -> StepExplanation:
-    """Explains the step of a job's first micro-batch, of which nothing runs; the model is built.
-    Raises OnwardError for a step that cannot be explained, and where the weights do not fit."""
+    """Explains the step of a job's first micro-batch, of which nothing runs. The model is built; the
+    weights of a model from scratch stay as they were allocated, so that one fits that is larger
+    than the memory. Raises OnwardError for a step that cannot be explained."""
     import psutil
     import torch
 
     from onward.recipes.engines import onward_trainer
     from onward.recipes.optimizers import optimizer_of
-    from onward.recipes.start_model import build_model
+    from onward.recipes.start_model import build_model, from_scratch
 
     config = job.config
     free = psutil.virtual_memory().available  # before the weights, which the step's memory counts
-    model: Any = build_model(config, job.model_config)
+    with _unset_weights() if from_scratch(config) else nullcontext():
+        model: Any = build_model(config, job.model_config)
     model.config.use_cache = False
     trainer = onward_trainer(model, optimizer_of(model, config), config)
     torch.manual_seed(config.seed)  # of what the task draws
@@ -36,6 +41,29 @@ def forecast(job: Job) -> StepExplanation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagerWarning)  # the explanation has its reasons
         return onward.explain(trainer, (), batch, memory=free)
+
+
+def _unset_weights() -> AbstractContextManager[Any]:
+    """A context in which parameters get no values: what no one writes takes no memory."""
+    from torch import Tensor, nn
+    from torch.overrides import TorchFunctionMode
+
+    fills = {
+        getattr(Tensor, f"{name}_")
+        for name in ("normal", "uniform", "zero", "fill", "erfinv", "mul", "add", "clamp", "copy")
+    }
+
+    class Unset(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            named = kwargs or {}
+            filled = args[0] if args else named.get("tensor")
+            writes = func in fills or getattr(func, "__module__", "") == "torch.nn.init"
+            large = isinstance(filled, Tensor) and filled.numel() > _LARGE  # through `.data`
+            if writes and (isinstance(filled, nn.Parameter) or large):
+                return filled
+            return func(*args, **named)
+
+    return Unset()
 
 
 def forecast_lines(job: Job) -> tuple[list[str], dict[str, Any]]:

@@ -5,69 +5,62 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import StagedFiles
-from onward.recipes.options import FinetuneConfig
 from onward.recipes.run_folder import PREDICTIONS
-from onward.recipes.samples import Row, Samples
 from onward.recipes.tasks.question_answering import exact_match, word_f1
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
+
+    from onward.recipes.loop import Job
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 Texts = dict[str, str]  # source, target, prediction
 
 
-def generated_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: Samples,
-    config: FinetuneConfig,
-) -> list[Texts]:
-    """What the model writes for each sample, by transformers' `generate`: greedily, or by beam
-    search, at most `max_target_length` tokens."""
+def generated_texts(model: PreTrainedModel, job: Job) -> list[Texts]:
+    """What the model writes for each sample to evaluate on, by transformers' `generate`: greedily,
+    or by beam search, at most `max_target_length` tokens."""
     import torch
 
     model_of: Any = model
     model_of.eval()
     device = next(model_of.parameters()).device
+    config, task, samples = job.config, job.task, job.drawn(job.eval)
     size = config.per_device_eval_batch_size
-    order = sorted(range(len(samples)), key=lambda i: len(samples[i]["input_ids"]))
+    lengths = job.eval.lengths(task.length_column)
+    order = sorted(range(len(samples)), key=lambda i: int(lengths[i]))
     found: list[Texts] = [{}] * len(samples)
     for start in range(0, len(order), size):
         part = order[start : start + size]
         rows = [samples[i] for i in part]
-        names = ("input_ids", "attention_mask")
-        batch: Mapping[str, Any] = tokenizer.pad(
-            {name: [row[name] for row in rows] for name in names}, return_tensors="pt"
-        )
+        batch = {n: t.to(device) for n, t in task.prompts(rows, job.processor).items()}
         with torch.no_grad():
             written = model_of.generate(
-                **{name: batch[name].to(device) for name in names},
+                **batch,
                 max_new_tokens=config.max_target_length,
                 num_beams=config.generation_num_beams,
                 do_sample=False,
             )
         for i, row, ids in zip(part, rows, written.tolist(), strict=True):
-            found[i] = _texts(row, ids, tokenizer)
+            parts = {"target": row["labels"], "prediction": ids}
+            found[i] = {"source": task.source(row, job.processor)}
+            found[i] |= {name: _decoded(ids, job.tokenizer) for name, ids in parts.items()}
     return found
 
 
-def _texts(row: Row, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Texts:
-    parts = {"source": row["input_ids"], "target": row["labels"], "prediction": ids}
-    return {
-        name: str(tokenizer.decode(part, skip_special_tokens=True)).strip()
-        for name, part in parts.items()
-    }
+def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
 def text_scores(texts: Sequence[Texts]) -> dict[str, float]:
     """Scores of predictions, 0 to 100: the share that is exact, F1 of words; ROUGE where
-    rouge-score is installed, BLEU where sacrebleu is."""
+    rouge-score is installed, BLEU where sacrebleu is, error rates of words and characters where
+    jiwer is."""
     pairs = [(each["prediction"], each["target"]) for each in texts]
     found = {
         "exact_match": 100 * sum(exact_match(*pair) for pair in pairs) / len(pairs),
@@ -83,6 +76,11 @@ def text_scores(texts: Sequence[Texts]) -> dict[str, float]:
         sacrebleu: Any = importlib.import_module("sacrebleu")
         told, true = zip(*pairs, strict=True)
         found["bleu"] = float(sacrebleu.corpus_bleu(list(told), [list(true)]).score)
+    heard = [pair for pair in pairs if pair[1]]  # rates are of the words of true texts
+    if importlib.util.find_spec("jiwer") is not None and heard:
+        jiwer: Any = importlib.import_module("jiwer")
+        told, true = (list(part) for part in zip(*heard, strict=True))
+        found |= {"wer": 100 * jiwer.wer(true, told), "cer": 100 * jiwer.cer(true, told)}
     return found
 
 

@@ -28,6 +28,7 @@ from onward.recipes.engines import ENGINES, LoopTrainer
 from onward.recipes.generated_texts import generated_texts, text_scores, write_texts
 from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
+from onward.recipes.processors import saved_processor, tokenizer_of
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.report.step_facts import write_step_facts
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
@@ -46,7 +47,7 @@ from onward.train.export import export_onnx
 from onward.train.low_export import read_dtype
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class TrainingError(OnwardError):
@@ -70,14 +71,20 @@ class DrawnSamples(Dataset[Row]):
 class Job:
     """Everything that an engine needs for a run, so that two processes can train the same.
 
-    config: with max_steps and learning_rate filled in.
+    config: with max_steps and learning_rate filled in. processor: what makes the model's inputs, a
+    tokenizer where those are texts (see `Task.inputs`).
     """
 
     config: FinetuneConfig
     model_config: PreTrainedConfig
     train: Samples
     eval: Samples
-    tokenizer: PreTrainedTokenizerBase
+    processor: Any
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of texts; of images, their processor."""
+        return tokenizer_of(self.processor)
 
     @property
     def task(self) -> Task:
@@ -86,12 +93,12 @@ class Job:
 
     def drawn(self, samples: Samples) -> DrawnSamples:
         """The job's samples, as the task draws them."""
-        draw = self.task.draw(samples, self.tokenizer, self.config)
+        draw = self.task.draw(samples, self.processor, self.config)
         return DrawnSamples(samples, draw)
 
     def collate(self) -> Collate:
         """Makes the function that makes a batch of samples."""
-        return self.task.collate(self.tokenizer, self.config)
+        return self.task.collate(self.processor, self.config)
 
     def first_batch(self, samples: Samples, size: int) -> Batch:
         """A batch of the first samples, at most so many."""
@@ -112,22 +119,23 @@ class Job:
         """Writes the job for another process."""
         write_json(folder / "options.json", asdict(self.config))
         self.model_config.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
         self.train.save(folder / "train.npz")
         self.eval.save(folder / "eval.npz")
 
     @classmethod
     def load(cls, folder: Path) -> Job:
         """Reads a job written by `save`."""
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoConfig
 
         options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
+        config = FinetuneConfig(**options)
         return cls(
-            FinetuneConfig(**options),
+            config,
             AutoConfig.from_pretrained(folder),
             Samples.load(folder / "train.npz"),
             Samples.load(folder / "eval.npz"),
-            AutoTokenizer.from_pretrained(folder),
+            saved_processor(folder, TASKS[config.task]),
         )
 
 
@@ -246,7 +254,7 @@ def _generated(
         trainer.gather()  # by all ranks, before one of them reads weights
 
     def write() -> dict[str, float]:
-        texts = generated_texts(model, job.tokenizer, job.eval, job.config)
+        texts = generated_texts(model, job)
         write_texts(folder, texts)
         return text_scores(texts)
 
@@ -344,7 +352,7 @@ def _updates(
             window = [collate(list(share)) for share in ranks.shares(rows, micro)]
             waited = time.perf_counter() - asked
             loss, grad_norm, skipped = _update(trainer, window, task)
-            tokens = sum(map(task.tokens, window)) * ranks.mesh.batches
+            tokens = sum(task.tokens(one, job.model_config) for one in window) * ranks.mesh.batches
             history.tokens += tokens
             if not skipped:
                 scheduler.step()

@@ -14,6 +14,7 @@ from onward.errors import MissingExtraError, OnwardError, one_line
 from onward.memory_amounts import MEMORY_BUDGET, memory_amount
 from onward.options import switch_lines
 from onward.recipes.presets import default_model
+from onward.recipes.task_switches import SWITCH_TASKS, TEXT_TASKS
 
 
 class InputError(OnwardError):
@@ -60,14 +61,17 @@ class FinetuneConfig:
         "seq2seq-lm",
         "text-denoising",
         "text-retrieval",
+        "image-classification",
+        "automatic-speech-recognition",
         "bert-pretraining",
     ] = option("causal-lm", "what the model learns")
     model_name_or_path: str = option(
         None,
         "a model from random weights (gpt2-tiny, gpt2-small, gpt2-medium, llama-tiny, bert-tiny, "
-        "roberta-tiny, t5-tiny ...), a local model folder, or a hub name such as "
-        "openai-community/gpt2-medium; null: gpt2-tiny for causal-lm, t5-tiny for seq2seq-lm and "
-        "text-denoising, else bert-tiny; alias --model",
+        "roberta-tiny, t5-tiny, vit-tiny, whisper-tiny ...), a local model folder, or a hub name "
+        "such as openai-community/gpt2-medium; null: gpt2-tiny for causal-lm, t5-tiny for "
+        "seq2seq-lm and text-denoising, vit-tiny for images, whisper-tiny for speech, else "
+        "bert-tiny; alias --model",
     )
     tokenizer_name: str | None = option(
         None, "folder or hub name of the tokenizer; null: the model's, else one is trained"
@@ -77,15 +81,16 @@ class FinetuneConfig:
     )
     train_file: str | None = option(
         None,
-        "UTF-8 text to train on, or a table of examples (.csv, .tsv, .jsonl, .parquet, a saved "
-        "dataset's folder) for tasks with labels; null: the sources of Python's own library",
+        "UTF-8 text to train on, or a table of texts or examples (.csv, .tsv, .jsonl, .parquet, a "
+        "saved dataset's folder, of images also a folder with one of each label); "
+        "null: the sources of Python's own library, for images scikit-learn's digits",
     )
     validation_file: str | None = option(
         None, "text or table to evaluate on; null: one in twenty of the others; alias --eval_file"
     )
     text_column: str | None = option(
         None,
-        "column of the text; two for pairs; null: text, or the task's usual name",
+        "column of the text, image or sound; two for pairs; null: the task's usual name",
         several=True,
     )
     label_column: str | None = option(
@@ -323,38 +328,6 @@ class DataConfig(FinetuneConfig):
 
 
 RECORD = "run_config.json"  # of an output folder: what its run is
-TEXT_TASKS = (
-    "causal-lm",
-    "masked-lm",
-    "text-denoising",
-    "bert-pretraining",
-)  # which read plain text
-_OF_TASKS: dict[str, tuple[str, ...]] = {  # switches of some tasks only
-    "text_column": (
-        "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
-        "text-retrieval",
-    ),
-    "label_column": (
-        "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",
-        "text-retrieval",
-    ),
-    "block_size": TEXT_TASKS,
-    "max_seq_length": (
-        "text-classification", "token-classification", "question-answering", "multiple-choice",
-        "seq2seq-lm", "text-retrieval",
-    ),
-    "max_target_length": ("seq2seq-lm",),
-    "source_prefix": ("seq2seq-lm",),
-    "predict_with_generate": ("seq2seq-lm",),
-    "generation_num_beams": ("seq2seq-lm",),
-    "towers": ("text-retrieval",),
-    "pooling": ("text-retrieval",),
-    "crossing": ("text-retrieval",),
-    "teacher_model": ("text-retrieval",),
-    "doc_stride": ("question-answering",),
-    "mlm_probability": ("masked-lm", "text-denoising", "bert-pretraining"),
-    "mean_span_length": ("text-denoising",),
-}  # fmt: skip
 _STATE = ("optimizer_state", "offload_optimizer", "offload_dir")
 _BEST = (
     "load_best_model_at_end", "early_stopping_patience", "metric_for_best_model",
@@ -429,12 +402,12 @@ def _check_together(config: FinetuneConfig) -> None:
     """Raises InputError for switches of which one alone can be given, and for those of another
     task."""
     usual = FinetuneConfig(task=config.task)
-    for name, tasks in _OF_TASKS.items():
+    for name, tasks in SWITCH_TASKS.items():
         if config.task not in tasks and getattr(config, name) != getattr(usual, name):
             raise InputError(
                 f"task {config.task} has no {name}",
                 f"in --{name}",
-                f"leave it out, or give --task {' or '.join(tasks)}",
+                "leave it out" + (f", or give --task {' or '.join(tasks)}" if len(tasks) < 7 else ""),
             )
     for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
         if getattr(config, name) not in (None, 0.0) and config.lora_r is None:
@@ -544,13 +517,13 @@ def _check_reports(config: FinetuneConfig) -> None:
 
 
 def check_text_file(path: str | None, name: str, may_be_folder: bool = False) -> None:
-    """Raises InputError unless a text file exists, is a file and is not empty. may_be_folder: a
-    saved dataset's."""
+    """Raises InputError unless a text file exists, is a file and is not empty, or a folder of a
+    saved dataset. may_be_folder: another folder is the task's to judge."""
     if path is None:
         return
     if not Path(path).exists():
         raise InputError(f"no such file {path!r}", f"in --{name}", "name an existing text file")
-    if may_be_folder and Path(path).is_dir():
+    if (Path(path) / "dataset_info.json").is_file() or (may_be_folder and Path(path).is_dir()):
         return
     if not Path(path).is_file():
         raise InputError(f"{path!r} is not a file", f"in --{name}", "name one text file")

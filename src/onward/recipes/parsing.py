@@ -38,7 +38,7 @@ ABOUT = {
     "bench": "time a model's training step by several engines, side by side",
     "simulate": "estimate training steps on a cluster that is described",
     "doctor": "show versions, what is installed, and which kernels are used",
-    "cache": "show or delete the compiled graphs in the cache on disk",
+    "cache": "show or delete the compiled graphs and the tokens in the cache on disk",
 }
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from onward.recipes.describe import Run, describe
 from onward.recipes.loop import update_batches
 from onward.recipes.options import DataConfig
-from onward.recipes.samples import Samples
 
 BATCHES = 64  # of which shares are counted
 WIDTH = 96  # columns of a block's text
@@ -26,7 +25,8 @@ class DataFacts:
     """Counts of a run's data. samples are blocks for language models, else examples. longest:
     tokens of a sample. left_out: tokens of the train text behind its last whole block. labelled:
     the share of a batch's tokens that have a label (a label of a whole sample counts as one).
-    padding: the share of a batch that is padding. used: ids that occur in the train samples.
+    padding: the share of a batch that is padding. vocabulary: ids of the model; None where its
+    inputs are images. used: ids that occur in the train samples.
     unknown: the share of tokens outside of the tokenizer's vocabulary; None where it has a token
     for every byte. baseline: the score without a model."""
 
@@ -42,7 +42,7 @@ class DataFacts:
     left_out: int
     labelled: float
     padding: float
-    vocabulary: int
+    vocabulary: int | None
     used: int
     unknown: float | None
     baseline: dict[str, Any]
@@ -51,8 +51,8 @@ class DataFacts:
 def facts_of(run: Run) -> DataFacts:
     """Counts what a run would train on."""
     job, text, tokenizer = run.job, run.sources[0], run.tokenizer
-    ids = np.concatenate([array.reshape(-1) for array in job.train.token_ids()])
-    unknown: Any = tokenizer.unk_token_id
+    ids = np.concatenate([a.reshape(-1) for a in job.train.token_ids()] or [np.empty(0, int)])
+    unknown: Any = getattr(tokenizer, "unk_token_id", None)
     is_own = isinstance(unknown, int) and unknown != tokenizer.eos_token_id
     is_blocks = job.task.unit == "blocks"
     labelled, padding = _shares(run)
@@ -65,22 +65,25 @@ def facts_of(run: Run) -> DataFacts:
         train_tokens=run.train_tokens,
         train_samples=len(job.train),
         eval_samples=len(job.eval),
-        longest=int(max(_lengths(job.train, job.config.block_size))),
+        longest=int(max(_lengths(run))),
         left_out=run.train_tokens % job.config.block_size if is_blocks else 0,
         labelled=labelled,
         padding=padding,
-        vocabulary=job.model_config.get_text_config().vocab_size,
+        vocabulary=getattr(job.model_config.get_text_config(), "vocab_size", None),
         used=len(np.unique(ids)),
         unknown=float((ids == unknown).mean()) if is_own else None,
         baseline=asdict(run.baseline),
     )
 
 
-def _lengths(samples: Samples, block_size: int) -> list[int]:
+def _lengths(run: Run) -> list[int]:
     """The tokens of each sample: of its first text where it has several, and of a whole block
-    where it is put together anew each time."""
-    names = [n for n in samples.columns if n.partition(".")[0] == "input_ids"]
-    return samples.lengths(names[0]).tolist() if names else [block_size] * len(samples)
+    where it is put together anew each time; of an image its patches."""
+    train, task = run.job.train, run.job.task
+    if task.inputs == "images":
+        return [run.train_tokens // len(train)] * len(train)
+    names = [n for n in train.columns if n.partition(".")[0] == task.length_column]
+    return train.lengths(names[0]).tolist() if names else [run.job.config.block_size] * len(train)
 
 
 def _shares(run: Run) -> tuple[float, float]:
@@ -93,24 +96,27 @@ def _shares(run: Run) -> tuple[float, float]:
     for rows in itertools.islice(loader, BATCHES):
         batch = collate(rows)
         labels += job.task.counted(batch)
-        places += job.task.places(batch)
-        tokens += job.task.tokens(batch)
+        places += job.task.places(batch, job.model_config)
+        tokens += job.task.tokens(batch, job.model_config)
     return labels / tokens, 1 - tokens / places
 
 
 def lines_of(facts: DataFacts, unit: str) -> list[str]:
     """The counts in words. unit: of samples, in the plural."""
     f = facts
+    texts = f"{f.documents:,} texts, {f.characters:,} characters, {f.train_tokens:,} tokens"
+    if f.vocabulary is None:
+        texts = f"{f.train_tokens:,} patches"
     lines = [
-        f"train      {f.train_source}: {f.documents:,} texts, {f.characters:,} characters, "
-        f"{f.train_tokens:,} tokens",
+        f"train      {f.train_source}: {texts}",
         f"{unit:<10} {f.train_samples:,} of at most {f.longest} tokens to train on, "
         f"{f.eval_samples:,} to evaluate ({f.eval_source})"
         + (f"; {f.left_out} tokens at the end fill no block" if f.left_out else ""),
         f"labels     for {f.labelled:.1%} of the tokens; {f.padding:.1%} of a batch is padding",
-        f"vocabulary {f.vocabulary:,} ids, {f.used:,} of which occur",
         f"baseline   {f.baseline['metric']} {f.baseline['value']:.4g}: {f.baseline['of']}",
     ]
+    if f.vocabulary is not None:
+        lines.insert(-1, f"vocabulary {f.vocabulary:,} ids, {f.used:,} of which occur")
     if f.unknown is not None:
         lines.append(f"unknown    {f.unknown:.2%} of the tokens are none of the tokenizer's")
     return lines
@@ -158,7 +164,7 @@ def preview(config: DataConfig) -> int:
         return 0
     print("\n".join(lines_of(facts, job.task.unit)))
     if job.task.unit != "blocks":
-        lengths = _lengths(job.train, job.config.block_size)
+        lengths = _lengths(run)
         print("\n" + "\n".join(histogram(lengths, "tokens")))
     elif facts.documents > 1:
         texts = run.sources[0].documents
@@ -166,7 +172,7 @@ def preview(config: DataConfig) -> int:
     chosen = np.random.default_rng(config.seed).permutation(len(job.train))[: config.samples]
     drawn = job.drawn(job.train)
     for number in sorted(int(i) for i in chosen):
-        for part in job.task.shown(drawn[number], run.tokenizer, job.model_config):
+        for part in job.task.shown(drawn[number], job.processor, job.model_config):
             title = f", {part.title}" if part.title else ""
             told = shown_block(run.tokenizer, part.ids, part.marks)
             print(f"\n{job.task.unit.removesuffix('s')} {number:,}{title}\n{told}")

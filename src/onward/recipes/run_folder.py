@@ -8,7 +8,7 @@ runs/wiki/
     config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
     generated_predictions.jsonl   with --predict_with_generate
     document/            of text-retrieval with two encoders: the document's, in the same form
-    step.json, samples.json, trace.json, report.html, README.md  see `onward.recipes.report`
+    step.json, samples.json, verify.json, trace.json, report.html, README.md  see `onward.recipes.report`
     eval_results.json    last of all (compare.json in a comparison): nothing is left to do
 """
 
@@ -34,7 +34,7 @@ from onward.checkpoint import (
     settle,
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
-from onward.recipes.report.written_files import MARKED, SAMPLES, STEP, TRACE, is_ours
+from onward.recipes.report.written_files import MARKED, SAMPLES, STEP, TRACE, VERIFIED, is_ours
 from onward.recipes.tower_settings import (
     DOCUMENT,
     DOCUMENTS,
@@ -297,7 +297,7 @@ class RunFolder:
         for name in MARKED:
             if is_ours(self.path / name):
                 (self.path / name).unlink()
-        for pattern in (METRICS, STEP, SAMPLES, TRACE, *_MODEL_FILES, *of_reports):
+        for pattern in (METRICS, STEP, SAMPLES, VERIFIED, TRACE, *_MODEL_FILES, *of_reports):
             for path in self.path.glob(pattern):
                 path.unlink()
         folders = [EVENTS] if reports else []

@@ -100,9 +100,10 @@ class Samples(Dataset[Row]):
         return np.full(self._size, values.shape[1] if values.ndim > 1 else 1, dtype=np.int64)
 
     def token_ids(self) -> list[Numbers]:
-        """All arrays of tokens, i32[n] or i32[samples,T]."""
+        """All arrays of tokens, i32[n] or i32[samples,T]; none where samples are images."""
         own = [a for n, a in self.columns.items() if n.partition(".")[0] == "input_ids"]
-        return own or [self.beside["tokens"]]
+        beside = [self.beside["tokens"]] if "tokens" in self.beside else []
+        return own or beside or [a for n, a in self.columns.items() if n in self.starts]
 
     @property
     def blocks(self) -> NDArray[np.int32]:

@@ -153,10 +153,12 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The preset's configuration with the tokenizer's vocabulary (or --vocab_size)."""
+def scratch_config(config: FinetuneConfig, tokenizer: Any) -> PreTrainedConfig:
+    """The preset's configuration with the tokenizer's vocabulary (or --vocab_size), where it has
+    one."""
     given = config.vocab_size if config.tokenizer_name else None
-    return overridden(config, given or len(tokenizer), tokenizer)
+    own = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
+    return overridden(config, given or own, tokenizer)
 
 
 def overridden(config: FinetuneConfig, vocab_size: int, tokenizer: Any = None) -> PreTrainedConfig:
@@ -215,6 +217,8 @@ def check_positions(positions: int, block_size: int) -> None:
 
 def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokenizer: Any) -> None:
     """Raises InputError where an id in the arrays `ids` is outside of the model's embedding."""
+    if not ids:  # there are no tokens
+        return
     vocab_size = model_config.get_text_config().vocab_size
     largest = max(int(array.max()) for array in ids if array.size)
     if largest >= vocab_size:

@@ -90,6 +90,11 @@ def _texts(values: Any) -> Iterator[str]:
                 yield " ".join(words)
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is read as a table by its name; a folder is a saved dataset's."""
+    return path.is_dir() or path.suffix.lower() in (*SEPARATORS, *LINES, ".parquet")
+
+
 def read_table(path: Path, option: str) -> Table:
     """Reads a file or a saved dataset. Raises InputError, with file and line, where that is
     impossible, and MissingExtraError for a format whose package is not installed."""
@@ -236,6 +241,9 @@ def _of_dataset(path: Path, where: str) -> Table:
             where,
             "name the folder of one of them",
         )
+    for name, feature in found.features.items():
+        if type(feature).__name__ in ("Image", "Audio"):  # as files, which the task decodes
+            found = found.cast_column(name, type(feature)(decode=False))
     rows = [dict(row) for row in found]
     if not rows:
         raise InputError(f"{str(path)!r} has no row", where, "name a dataset with examples")
@@ -253,4 +261,4 @@ def _of_dataset(path: Path, where: str) -> Table:
     return Table(str(path), tuple(rows), digest.hexdigest(), (), "row")
 
 
-__all__ = ["FORMATS", "Table", "read_table"]
+__all__ = ["FORMATS", "Table", "is_table", "read_table"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onward.recipes.corpus import pieces, train_tokenizer
 from onward.recipes.presets import Family
+from onward.recipes.text_cache import kept_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 SENTINELS = 100  # of T5, for spans that are hidden
 _BERT = {name: f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 _ROBERTA = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+
+_T5 = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 
 
 def trained_tokenizer(
@@ -29,24 +32,31 @@ def trained_tokenizer(
     special = {
         "bert": _BERT,
         "roberta": _ROBERTA,
-        "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+        "t5": _T5,
+        "whisper": _T5,
     }[family]
     marks = [f"<extra_id_{n}>" for n in range(SENTINELS)] if family == "t5" else []
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=max(vocab_size - len(marks), 300),
-        min_frequency=2,
-        special_tokens=list(special.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(pieces(documents), trainer)
+    settings = {
+        "vocab_size": max(vocab_size - len(marks), 300),
+        "min_frequency": 2,
+        "special_tokens": list(special.values()),
+    }
+    blank = tokenizer
+
+    def train() -> None:
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(**settings, initial_alphabet=alphabet, show_progress=False)
+        blank.train_from_iterator(pieces(documents), trainer)
+
+    tokenizer = kept_tokenizer(blank, settings, documents, train)
     first, between, last = {
         "bert": ("[CLS]", "[SEP]", "[SEP]"),
         "roberta": ("<s>", "</s> </s>", "</s>"),
         "t5": ("", "</s>", "</s>"),
+        "whisper": ("", "</s>", "</s>"),
     }[family]
     typed = 1 if family == "bert" else 0  # the second text's
     tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]

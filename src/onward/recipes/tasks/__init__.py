@@ -5,10 +5,12 @@ Imports: corpus, tables and options of recipes; transformers' collators.
 """
 
 from onward.recipes.tasks.bert_pretraining import BertPretraining
+from onward.recipes.tasks.image_classification import ImageClassification
 from onward.recipes.tasks.language_models import CausalLM, MaskedLM
 from onward.recipes.tasks.multiple_choice import MultipleChoice
 from onward.recipes.tasks.question_answering import QuestionAnswering
 from onward.recipes.tasks.sequence_to_sequence import SequenceToSequence
+from onward.recipes.tasks.speech_recognition import SpeechRecognition
 from onward.recipes.tasks.task import IGNORED_LABEL, Baseline, Batch, Collate, Task, TaskData
 from onward.recipes.tasks.text_classification import TextClassification
 from onward.recipes.tasks.text_denoising import TextDenoising
@@ -27,6 +29,8 @@ TASKS: dict[str, Task] = {
         SequenceToSequence(),
         TextDenoising(),
         TextRetrieval(),
+        ImageClassification(),
+        SpeechRecognition(),
         BertPretraining(),
     )
 }

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onward.recipes.corpus import EVAL_ONE_IN
+from onward.recipes.library_examples import most_frequent
 from onward.recipes.model_size import positions_of
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table, read_table
-from onward.recipes.tasks.task import Baseline, Batch, Collate, TaskData, as_tensors, held_out
+from onward.recipes.tasks.task import (
+    Baseline,
+    Batch,
+    Collate,
+    TaskData,
+    as_tensors,
+    held_out,
+    label_names,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -119,6 +128,52 @@ def set_labels(model_config: PreTrainedConfig, names: Sequence[str]) -> None:
     model_config.label2id = {name: number for number, name in enumerate(names)}
 
 
+def label_value(
+    table: Table, index: int, name: str, kinds: tuple[type, ...], words: str
+) -> Any:
+    """The label of a row. Raises InputError, with its place, where there is none. words: what one
+    is."""
+    value = table.rows[index].get(name)
+    if isinstance(value, bool):
+        return str(value).lower()
+    value = table.value(index, name, kinds, words)
+    if value == "":
+        raise InputError(f"column {name!r} is empty", table.where(index), "give a label")
+    return value
+
+
+def known_labels(
+    values: Sequence[Sequence[Any]], tables: Sequence[Table], model_config: PreTrainedConfig
+) -> list[str]:
+    """The names of labels in the order of their numbers: the model's where it has labels of these
+    names. Raises InputError for a label that the train table has not, and where it has one alone.
+    """
+    told = sorted({str(value) for value in values[0]}, key=label_order)
+    known = list(label_names(model_config).values())
+    if set(told) <= set(known):
+        told = known
+    for number, part in enumerate(values[1:], 1):
+        odd = next((i for i, value in enumerate(part) if str(value) not in told), None)
+        if odd is not None:
+            raise InputError(
+                f"label {str(part[odd])!r} is not in the train file",
+                tables[number].where(odd),
+                "leave that example out, or train on some with that label",
+            )
+    if len(told) < 2:
+        raise InputError(
+            f"all examples have the label {told[0]!r}", f"in {tables[0].source}", "give others too"
+        )
+    return told
+
+
+def usual_label(train: Sequence[Row], held: Sequence[Row]) -> Baseline:
+    """The accuracy of the most frequent label of the samples to train on."""
+    label, _ = most_frequent([row["labels"] for row in train])
+    true = [row["labels"] for row in held]
+    return Baseline("accuracy", "most frequent label", true.count(label) / len(true))
+
+
 def accuracy(pairs: Sequence[tuple[int, int]]) -> float:
     """The share of (predicted, true) labels that agree."""
     return sum(a == b for a, b in pairs) / len(pairs)
@@ -143,7 +198,9 @@ __all__ = [
     "MULTIPLE",
     "accuracy",
     "data_of",
+    "known_labels",
     "label_order",
+    "label_value",
     "longest",
     "macro_f1",
     "padded",
@@ -152,4 +209,5 @@ __all__ = [
     "read_tables",
     "set_labels",
     "split",
+    "usual_label",
 ]

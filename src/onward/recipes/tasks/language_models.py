@@ -21,6 +21,7 @@ from onward.recipes.corpus import (
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.score_numbers import perplexity
+from onward.recipes.tables import is_table, read_table
 from onward.recipes.tasks.task import (
     IGNORED_LABEL,
     Baseline,
@@ -36,16 +37,37 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+TEXTS = ("text", "content", "document")  # usual names of a table's column of plain text
+
 
 def read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
     """The text to train on, and that to evaluate on where there is one; by default the built-in
-    corpus. Raises InputError for a file that is no text."""
+    corpus. A table has a text in each row. Raises InputError for a file that is no text."""
+    named = [name for name in (config.train_file, config.validation_file) if name is not None]
+    if config.text_column is not None and not any(is_table(Path(name)) for name in named):
+        raise InputError(
+            "a text has no columns",
+            "in --text_column",
+            "leave it out, or name a table with --train_file",
+        )
     if config.train_file is None:
         return python_library(config.corpus_bytes)
-    train = read_text_file(Path(config.train_file), "train_file")
+    train = _read(config.train_file, "train_file", config)
     if config.validation_file is None:
         return (train,)
-    return train, read_text_file(Path(config.validation_file), "validation_file")
+    return train, _read(config.validation_file, "validation_file", config)
+
+
+def _read(name: str, option: str, config: FinetuneConfig) -> Text:
+    path = Path(name)
+    if not is_table(path):
+        return read_text_file(path, option)
+    table = read_table(path, option)
+    column = table.column(config.text_column, TEXTS, "text_column")
+    texts = tuple(text for text in table.texts(column) if text.strip())
+    if not texts:
+        raise InputError(f"column {column!r} has no text", f"in {table.source}", "give some")
+    return Text(table.source, texts, table.sha256)
 
 
 class BlockTask(Task):

@@ -48,13 +48,19 @@ class EncoderDecoder(Task):
 
         return collate
 
-    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
+    def tokens(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
         """The tokens of sources and targets, without padding."""
-        return super().tokens(batch) + self.counted(batch)
+        return super().tokens(batch, model_config) + self.counted(batch)
 
-    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+    def places(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
         """The places of sources and targets, padding too."""
-        return super().places(batch) + batch["labels"].numel()
+        return super().places(batch, model_config) + batch["labels"].numel()
+
+    def prompts(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
+        """The tokens of the sources, padded to the longest."""
+        names = ("input_ids", "attention_mask")
+        columns = {name: [row[name] for row in rows] for name in names}
+        return dict(tokenizer.pad(columns, return_tensors="pt"))
 
     def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
         """Tokens of the source, and those of the target so far."""
@@ -120,7 +126,7 @@ class SequenceToSequence(EncoderDecoder):
             )
         train, held = split(sources, found, config)
         words = model_config.get_text_config().vocab_size
-        return data_of(train, held, _unigram(train, held, words))
+        return data_of(train, held, target_frequencies(train, held, words))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads sources and targets of a batch, the latter by -100, to the longest."""
@@ -137,7 +143,7 @@ _SOURCES = ("text", "source", "document", "article", "input")
 _TARGETS = ("summary", "target", "highlights", "output", "label")
 
 
-def _unigram(train: list[Row], held: list[Row], words: int) -> Baseline:
+def target_frequencies(train: list[Row], held: list[Row], words: int) -> Baseline:
     """Perplexity of the target tokens by their frequencies, with add-one smoothing."""
     told, true = (
         np.concatenate([np.asarray(row["labels"], dtype=np.int32) for row in part])
@@ -148,4 +154,4 @@ def _unigram(train: list[Row], held: list[Row], words: int) -> Baseline:
     return Baseline("perplexity", "unigram model", value, lower=True)
 
 
-__all__ = ["EncoderDecoder", "SequenceToSequence"]
+__all__ = ["EncoderDecoder", "SequenceToSequence", "target_frequencies"]

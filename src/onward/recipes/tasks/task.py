@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from onward.recipes.score_numbers import score_number
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from onward.recipes.corpus import Text
     from onward.recipes.tables import Table
@@ -73,20 +73,25 @@ class Task(ABC):
     """One kind of training.
 
     name: of the option. about: what it is, in a few words. auto_class: the class of transformers
-    that makes its models. mapping: the table of transformers with its model classes. unit: what a
-    run's samples are, in the plural. sides: axes of a mesh, besides those of data, that its batches
+    that makes its models. mapping: the table of transformers with its model classes. inputs: what
+    the model's inputs are made of; a tokenizer stands for what makes them, whose place an image
+    processor takes for images, and a `SoundProcessor` for speech. unit: what a run's samples are,
+    in the plural. sides: axes of a mesh, besides those of data, that its batches
     can be cut along. shares_data: whether the samples of a batch can be shared among processes;
-    else the loss compares them. fetch: outputs of the model that an evaluation reads.
+    else the loss compares them. fetch: outputs of the model that an evaluation reads. length_column:
+    of samples, the values of which tell how long one is.
     """
 
     name: str
     about: str
     auto_class: str
     mapping: str
+    inputs: Literal["text", "images", "speech"] = "text"
     unit: str = "samples"
     sides: tuple[str, ...] = ("tp",)
     shares_data: bool = True
     fetch: tuple[str, ...] = ("logits",)
+    length_column: str = "input_ids"
 
     @property
     def preset(self) -> str:
@@ -98,23 +103,28 @@ class Task(ABC):
         """Reads the (train, eval) sources, or only the train source where the other is held out of
         it. Raises InputError."""
 
+    def documents(self, sources: Sequence[Any], config: FinetuneConfig) -> Sequence[str]:
+        """The texts that the tokenizer of a model from scratch is trained on."""
+        return sources[0].documents
+
     @abstractmethod
     def encode(
         self,
         sources: Sequence[Any],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Any,
         model_config: PreTrainedConfig,
         config: FinetuneConfig,
+        /,
     ) -> TaskData:
         """Makes samples of the sources, and sets in the model's configuration what the data say,
         such as the number of labels. Raises InputError."""
 
     @abstractmethod
-    def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
+    def collate(self, tokenizer: Any, config: FinetuneConfig, /) -> Collate:
         """Makes the function that makes a batch of samples."""
 
     def draw(
-        self, samples: Samples, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
+        self, samples: Samples, tokenizer: Any, config: FinetuneConfig, /
     ) -> Callable[[Row], Row]:
         """Makes the function that each of these samples goes through whenever it is taken. What it
         draws at random is decided by the seed, the epoch and the sample's place."""
@@ -127,17 +137,17 @@ class Task(ABC):
             int((labels != IGNORED_LABEL).sum()) if not labels.is_floating_point() else len(labels)
         )
 
-    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
-        """The number of tokens of a batch, without padding."""
+    def tokens(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
+        """The number of tokens of a batch, without padding; of images, their patches."""
         mask = batch.get("attention_mask")
         return batch["input_ids"].numel() if mask is None else int(mask.sum())
 
-    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+    def places(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
         """The number of tokens of a batch, padding too."""
         return batch["input_ids"].numel()
 
     def shown(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
+        self, row: Row, tokenizer: Any, model_config: PreTrainedConfig, /
     ) -> list[Passage]:
         """A sample for a reader, with its label."""
         return [Passage("", row["input_ids"])]
@@ -155,6 +165,14 @@ class Task(ABC):
     def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
         """The inputs of the model that is written for deployment, by an example."""
         return batch
+
+    def prompts(self, rows: Sequence[Row], tokenizer: Any, /) -> Batch:
+        """The inputs of a model that writes texts for these samples."""
+        raise NotImplementedError(f"{self.name} writes no texts")
+
+    def source(self, row: Row, tokenizer: Any, /) -> str:
+        """What a text was written for, in words."""
+        return str(tokenizer.decode(row["input_ids"], skip_special_tokens=True)).strip()
 
     def tokenizer_folders(self, model_config: PreTrainedConfig) -> tuple[str, ...]:
         """The folders within a run's that the tokenizer is written to."""

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onward.recipes.library_examples import library_tables, most_frequent, pieces_with_package
+from onward.recipes.library_examples import library_tables, pieces_with_package
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     accuracy,
     data_of,
-    label_order,
+    known_labels,
+    label_value,
     longest,
     macro_f1,
     padded,
@@ -22,6 +23,7 @@ from onward.recipes.tasks.labelled import (
     read_tables,
     set_labels,
     split,
+    usual_label,
 )
 from onward.recipes.tasks.task import Baseline, Collate, Passage, Task, TaskData, label_names
 
@@ -76,13 +78,18 @@ class TextClassification(Task):
                 verbose=False,
             )
             kinds = (str, int, float, bool)
-            values.append([_label(table, i, label, kinds) for i in range(len(table.rows))])
+            values.append(
+                [
+                    label_value(table, i, label, kinds, "a label or a number")
+                    for i in range(len(table.rows))
+                ]
+            )
             found.append([{n: encoded[n][i] for n in encoded} for i in range(len(table.rows))])
         numbers = _numbers(values)
         if numbers is not None:
             model_config.num_labels, model_config.problem_type = 1, "regression"
         else:
-            known = _names(values, sources, model_config)
+            known = known_labels(values, sources, model_config)
             set_labels(model_config, known)
             model_config.problem_type = "single_label_classification"
             place = {name: i for i, name in enumerate(known)}
@@ -135,16 +142,6 @@ class TextClassification(Task):
         return {"accuracy": accuracy(predictions), "f1_macro": macro_f1(predictions)}
 
 
-def _label(table: Table, index: int, name: str, kinds: tuple[type, ...]) -> Any:
-    value = table.rows[index].get(name)
-    if isinstance(value, bool):
-        return str(value).lower()
-    value = table.value(index, name, kinds, "a label or a number")
-    if value == "":
-        raise InputError(f"column {name!r} is empty", table.where(index), "give a label")
-    return value
-
-
 def _numbers(values: Sequence[Sequence[Any]]) -> list[list[float]] | None:
     """The labels as numbers, where all are and one has a fraction; else None."""
     try:
@@ -157,37 +154,12 @@ def _numbers(values: Sequence[Sequence[Any]]) -> list[list[float]] | None:
     return found
 
 
-def _names(
-    values: Sequence[Sequence[Any]], tables: Sequence[Table], model_config: PreTrainedConfig
-) -> list[str]:
-    """The names of labels in the order of their numbers."""
-    told = sorted({str(value) for value in values[0]}, key=label_order)
-    known = list(label_names(model_config).values())
-    if set(told) <= set(known):
-        told = known
-    for number, part in enumerate(values[1:], 1):
-        odd = next((i for i, value in enumerate(part) if str(value) not in told), None)
-        if odd is not None:
-            raise InputError(
-                f"label {str(part[odd])!r} is not in the train file",
-                tables[number].where(odd),
-                "leave that example out, or train on some with that label",
-            )
-    if len(told) < 2:
-        raise InputError(
-            f"all examples have the label {told[0]!r}", f"in {tables[0].source}", "give others too"
-        )
-    return told
-
-
 def _baseline(train: list[Row], held: list[Row], numbers: bool) -> Baseline:
-    true = [row["labels"] for row in held]
-    if numbers:
-        mean = float(np.mean([row["labels"] for row in train]))
-        error = float(np.mean([(value - mean) ** 2 for value in true]))
-        return Baseline("mse", "mean of the train labels", error, lower=True)
-    label, _ = most_frequent([row["labels"] for row in train])
-    return Baseline("accuracy", "most frequent label", true.count(label) / len(true))
+    if not numbers:
+        return usual_label(train, held)
+    mean = float(np.mean([row["labels"] for row in train]))
+    error = float(np.mean([(row["labels"] - mean) ** 2 for row in held]))
+    return Baseline("mse", "mean of the train labels", error, lower=True)
 
 
 __all__ = ["TextClassification"]

@@ -142,11 +142,11 @@ class TextRetrieval(Task):
         """One loss a pair."""
         return len(batch["query_input_ids"])
 
-    def tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
+    def tokens(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
         """The tokens of queries and documents, without padding."""
         return sum(int(batch[f"{side}_attention_mask"].sum()) for side in SIDES)
 
-    def places(self, batch: Mapping[str, torch.Tensor]) -> int:
+    def places(self, batch: Mapping[str, torch.Tensor], model_config: PreTrainedConfig) -> int:
         """The places of both texts, padding too."""
         return sum(batch[f"{side}_input_ids"].numel() for side in SIDES)
 

@@ -36,6 +36,7 @@ def against_eager(
         name: ComparedTensor(
             engine, name, distance(ours[name], exact[name]),
             max(engines.law.allowed(own[name], exact[name]), draws.zero.get(name, 0.0)),
+            eager=distance(own[name], exact[name]), norm=float(exact[name].norm()),
         )
         for name in common
     }  # fmt: skip

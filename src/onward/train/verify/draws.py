@@ -66,10 +66,10 @@ class RepeatedDraws:
     def row(self, engine: str, name: str) -> ComparedTensor:
         """Applies the law with eager's distance taken to be at least typical, so that Onward need
         not match a result of eager's that is exact by chance."""
-        norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
+        norm, eager, ours = (float(x) for x in np.sqrt(self._squares[name] / self.runs))
         allowed = self.law.times * max(eager, self.typical * norm) + self._floors[name] * norm
         allowed = max(allowed, self.zero.get(name, 0.0))
-        return ComparedTensor(engine, name, float(ours), float(allowed), self.runs)
+        return ComparedTensor(engine, name, ours, float(allowed), self.runs, eager, norm)
 
     def is_doubtful(self, name: str) -> bool:
         """Whether a tensor over its bound is close enough that more runs could pass it."""

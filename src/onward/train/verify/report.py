@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class ComparedTensor:
     """One compared tensor: the norm of the difference, and the norm allowed; root mean squares over
-    several runs."""
+    several runs.
+
+    eager: of a difference from eager PyTorch in fp64, the norm of that which eager PyTorch has in
+    the precision of the step; None for another engine. norm: of the tensor itself, in fp64.
+    """
 
     engine: str
     name: str
     difference: float
     allowed: float
     runs: int = 1
+    eager: float | None = None
+    norm: float | None = None
 
     @property
     def ok(self) -> bool:

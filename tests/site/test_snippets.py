@@ -1,0 +1,147 @@
+"""Programs and command lines of all pages: each program is executed by a test, each option that a
+command line names is one of its command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onward.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```(?:bash)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_OPTION = re.compile(r"--([A-Za-z][\w-]*)")
+# pages with programs, and what runs them
+EXECUTED = {
+    "docs/distributed.md": "tests/site/test_snippets.py",
+    "docs/explain.md": "tests/site/test_snippets.py",
+    "docs/export.md": "tests/train/test_export_training.py",
+    "docs/from_scratch.md": "tests/test_from_scratch.py",
+    "docs/quickstart.md": "tests/site/test_quickstart.py",
+    "docs/stages.md": "tests/site/test_stages_page.py",
+    "docs/trainer.md": "tests/test_readme.py",
+    "docs/tutorial.md": "tests/test_tutorial.py",
+}
+
+
+def programs_of(page: str) -> list[str]:
+    return _PROGRAM.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """(page, command line) of each call of Onward's own commands."""
+    found: list[tuple[str, str]] = []
+    for page in PAGES:
+        for block in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            for line in block.replace("\\\n", " ").splitlines():
+                start = re.match(r"(?:torchrun .*?-m )?(onward [a-z-]+ .*)", line)
+                if start is not None:
+                    found.append((str(page.relative_to(ROOT)), start[1]))
+    return found
+
+
+def test_every_page_with_programs_is_executed() -> None:
+    pages = {str(page.relative_to(ROOT)) for page in PAGES}
+    with_programs = {page for page in pages if programs_of(page)}
+    notes = {page for page in with_programs if page.startswith("docs/notes/")}
+    assert with_programs - notes == set(EXECUTED)
+    for page, test in EXECUTED.items():
+        text = (ROOT / test).read_text(encoding="utf-8")
+        assert Path(page).name in text, f"{test} does not name {page}"
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of each command, by its `--help`; filled as it is asked for."""
+    return {}
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_options_of_command_lines_exist(
+    page: str, line: str, options: dict[str, set[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, verb, *words = shlex.split(line, comments=True)
+    if verb not in options:
+        assert main([verb, "--help"]) == 0
+        options[verb] = set(_OPTION.findall(capsys.readouterr().out))
+    ours = words[: words.index("--")] if "--" in words else words
+    named = {_OPTION.match(word)[1] for word in ours if word.startswith("--")}  # type: ignore[index]
+    assert named <= options[verb] | {"model", "eval_file"}, page  # both are aliases
+
+
+def test_programs_about_explanations(tmp_path: Path) -> None:
+    import onward
+
+    made = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+    batch = (torch.randn(4, 8), torch.randint(0, 3, (4,)))
+    optimizer = onward.optim.AdamW(lr=1e-3)
+    names: dict[str, Any] = {"onward": onward, "json": __import__("json"), "batch": batch}
+    [program] = programs_of("docs/explain.md")
+    trainer_line, loop_line, rest = program.split("\n", 2)
+    names["trainer"] = onward.Trainer(made, optimizer, torch.nn.functional.cross_entropy)
+    exec(trainer_line, names)
+    assert names["found"].captured and names["found"].memory is not None
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    onward.accelerate(model)
+    model(batch[0]).sum().backward()
+    names |= {"model": model, "optimizer": optimizer, "batch": batch[0]}
+    exec(f"{loop_line}\n{rest}", names)
+    assert names["found"].captured
+
+
+_BEFORE = """
+import os
+from pathlib import Path
+import torch
+import onward
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.set_num_threads(1)
+rank = int(os.environ["RANK"])
+torch.manual_seed(0)
+model = GPT2LMHeadModel(
+    GPT2Config(
+        vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def batch_of(step, rank):
+    drawn = torch.Generator().manual_seed(10 * step + rank)
+    ids = torch.randint(0, 64, (2, 8), generator=drawn)
+    return {"input_ids": ids, "labels": ids}
+
+loader = [batch_of(n, rank) for n in range(3 - rank)]  # the second rank has fewer
+"""
+_AFTER = """
+print(rank, trainer.updates, sorted(p.name for p in Path("out").iterdir()))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_programs_about_ranks_run_on_two(tmp_path: Path) -> None:
+    parts = programs_of("docs/distributed.md")
+    assert len(parts) == 4
+    parts[-1] = parts[-1].replace("10_000", "8").replace("500", "2")
+    program = tmp_path / "program.py"
+    program.write_text("\n".join([_BEFORE, *parts, _AFTER]), encoding="utf-8")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+            str(program),
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = sorted(line for line in done.stdout.splitlines() if line[:2] in ("0 ", "1 "))
+    assert [line.split(" ")[1] for line in told] == ["8", "8"], done.stdout
+    assert "checkpoint-6" in told[0] and "checkpoint-8" in told[0], "two newest are kept"
