@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import onward
@@ -88,29 +89,30 @@ def test_weights_that_do_not_fit_cost_a_line(
     assert "forecast   none: no memory" in out and found == {"reason": "no memory"}
 
 
+def test_weights_of_a_forecast_take_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """So that a model fits that is larger than the machine's memory, as Turing-NLG's 65 GB are."""
+    width, layers = 2048, 3
+    before = psutil.Process().memory_info().rss
+    out, found = told(
+        capsys, model_name_or_path="turing-17b", vocab_size=320,
+        config_overrides=f"n_embd={width},n_layer={layers},n_head=16",
+    )  # fmt: skip
+    after = psutil.Process().memory_info().rss
+    count = layers * (12 * width**2 + 13 * width) + 2 * width + (1024 + 320) * width
+    assert found["memory"]["weights"] == pytest.approx(4 * count, rel=1e-4)
+    assert found["memory"]["optimizer"] == pytest.approx(8 * count, rel=1e-4)
+    assert "launches" in out and 4 * count > 600e6 and after - before < 300e6
+
+
 @pytest.mark.slow
-def test_a_model_that_is_larger_than_the_memory_is_planned(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """All 78 layers of Turing-NLG, whose weights alone are 64 GiB."""
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    out, found = told(capsys, model_name_or_path="turing-17b", vocab_size=400, block_size=1024)
-    weights = 4 * (78 * (12 * 4256**2 + 13 * 4256) + 2 * 4256 + (1024 + 400) * 4256)
-    assert found["memory"]["weights"] == pytest.approx(weights, rel=1e-4)
-    assert found["memory"]["optimizer"] == pytest.approx(2 * weights, rel=1e-4)
-    assert found["largest_batch"] == 0 and "none: one takes" in out
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 << 20, "KiB"
-
-
 def test_a_model_of_78_layers_learns(tmp_path: Path) -> None:
-    words = [f"--{name}={value}" for name, value in SMALL.items()]
-    words += ["--model=turing-17b", "--config_overrides=n_embd=56", "--max_steps=6", "--bf16=false"]
-    words += [f"--output_dir={tmp_path / 'out'}", "--save_strategy=no", "--learning_rate=3e-3"]
-    assert main(["finetune", *words]) == 0
+    words = [f"--{name}={value}" for name, value in {**SMALL, "max_steps": 16}.items()]
+    words += ["--model=turing-17b", "--config_overrides=n_embd=56", "--logging_steps=4"]
+    words += [f"--output_dir={tmp_path / 'out'}", "--save_strategy=no"]
+    assert main(["finetune", *words, "--learning_rate=3e-3"]) == 0
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["loss"] < 5.9, "log(320) is 5.77"
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses[-1] < losses[0] - 0.3, losses
 
 
 def test_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

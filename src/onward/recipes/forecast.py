@@ -14,6 +14,7 @@ from onward.explanation import StepExplanation
 from onward.explanation.text import largest_line, memory_lines
 
 _LARGE = 1 << 20  # elements of a tensor that is a weight
+_WRITES_NOTHING = ("requires_grad_", "detach_", "share_memory_", "rename_", "resize_", "set_")
 
 if TYPE_CHECKING:
     from onward.recipes.loop import Job
@@ -48,18 +49,14 @@ def _unset_weights() -> AbstractContextManager[Any]:
     from torch import Tensor, nn
     from torch.overrides import TorchFunctionMode
 
-    fills = {
-        getattr(Tensor, f"{name}_")
-        for name in ("normal", "uniform", "zero", "fill", "erfinv", "mul", "add", "clamp", "copy")
-    }
-
     class Unset(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
             named = kwargs or {}
             filled = args[0] if args else named.get("tensor")
-            writes = func in fills or getattr(func, "__module__", "") == "torch.nn.init"
+            name = getattr(func, "__name__", "")
+            writes = name.endswith("_") and name not in _WRITES_NOTHING
             large = isinstance(filled, Tensor) and filled.numel() > _LARGE  # through `.data`
-            if writes and (isinstance(filled, nn.Parameter) or large):
+            if writes and not name.endswith("__") and (isinstance(filled, nn.Parameter) or large):
                 return filled
             return func(*args, **named)
 
