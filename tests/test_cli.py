@@ -325,7 +325,7 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
 def test_a_line_comes_before_the_imports_that_take_seconds(verb: str) -> None:
     code = (
         "import sys, onward.cli\n"
-        "sys.modules['onward.recipes.finetune'] = None\n"  # its import fails
+        f"sys.modules['onward.recipes.{verb}'] = None\n"  # its import fails
         "try:\n"
         f"    onward.cli.main(['{verb}', '--model', 'gpt2-small'])\n"
         "except ImportError:\n"

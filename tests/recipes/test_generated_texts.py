@@ -58,6 +58,7 @@ def test_texts_are_those_of_generate(beams: int, tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_the_usual_packages() -> None:
+    import jiwer
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu import corpus_bleu
 
@@ -70,8 +71,11 @@ def test_scores_are_those_of_the_usual_packages() -> None:
     assert scores["rougeL"] == pytest.approx(100 * np.mean(want))
     assert scores["bleu"] == pytest.approx(corpus_bleu(told, [true]).score)
     assert scores["exact_match"] == 25
+    assert scores["wer"] == pytest.approx(100 * jiwer.wer(true, told))
+    assert scores["cer"] == pytest.approx(100 * jiwer.cer(true, told))
     assert text_scores(texts[1:2]) | {"bleu": 0.0} == {
         "exact_match": 100, "f1": 100, "rouge1": 100, "rouge2": 100, "rougeL": 100, "bleu": 0.0,
+        "wer": 0, "cer": 0,
     }  # fmt: skip
 
 

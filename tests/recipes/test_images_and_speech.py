@@ -1,5 +1,5 @@
-"""Images and sounds: inputs are those of transformers' processors, files of many kinds are read, bad
-ones are refused by row, and what a run leaves is read by transformers and onnxruntime."""
+"""Images and sounds: inputs are those of transformers' processors, files of many kinds are read,
+bad ones are refused by row, and what a run leaves is read by transformers and onnxruntime."""
 
 from __future__ import annotations
 
@@ -209,9 +209,12 @@ def test_a_loaded_model_keeps_its_processor_and_its_labels(tmp_path: Path) -> No
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
     run = describe(
         FinetuneConfig(
-            task="image-classification", model_name_or_path=str(out), max_steps=1,
-            max_train_samples=20, max_eval_samples=5,
-        )  # fmt: skip
+            task="image-classification",
+            model_name_or_path=str(out),
+            max_steps=1,
+            max_train_samples=20,
+            max_eval_samples=5,
+        )
     )
     assert run.job.model_config.id2label == {n: str(n) for n in range(10)}
     assert run.job.first_batch(run.job.train, 2)["pixel_values"].shape == (2, 3, 16, 16)
@@ -243,9 +246,7 @@ def speech_run(tmp_path: Path, files: dict[str, bytes], **options: Any) -> Run:
     rows = [{"audio": name, "text": f"word {i}"} for i, name in enumerate(files)]
     file = jsonl(tmp_path / "t.jsonl", rows)
     return describe(
-        config_of(
-            "automatic-speech-recognition", train_file=file, validation_file=file, **options
-        )
+        config_of("automatic-speech-recognition", train_file=file, validation_file=file, **options)
     )
 
 

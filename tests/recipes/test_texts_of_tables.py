@@ -14,7 +14,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 
 TEXTS = [
     "def first(self, value):\n    return self.table[value]\n" * 9,
-    "A sentence of words, \"quoted\", and a comma.\n" * 9,
+    'A sentence of words, "quoted", and a comma.\n' * 9,
     "  \n",  # says nothing, and is left out
     "class Last:\n\tnumber = 7\n" * 20,
 ]
@@ -92,7 +92,7 @@ def test_a_text_has_no_columns(tmp_path: Path) -> None:
 )
 def test_bad_rows_are_named(row: str, said: str | None, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text(f'{json.dumps({"text": TEXTS[0]})}\n{row}\n')
+    path.write_text(f"{json.dumps({'text': TEXTS[0]})}\n{row}\n")
     config = config_of(path, per_device_train_batch_size=1)
     if said is None:
         assert "1.5" in describe(config).sources[0].documents

@@ -23,8 +23,13 @@ from onward.train.verify.report import ComparedTensor, Verification
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("verified") / "run"
-    words = ["finetune", "--max_steps=2", "--corpus_bytes=300000", "--vocab_size=300", "--dropout=0"]
-    words += ["--config_overrides=n_embd=32,n_head=2", "--block_size=16", "--save_strategy=no"]
+    words = ["finetune", "--max_steps=2", "--corpus_bytes=300000", "--vocab_size=300"]
+    words += [
+        "--dropout=0",
+        "--config_overrides=n_embd=32,n_head=2",
+        "--block_size=16",
+        "--save_strategy=no",
+    ]
     assert main([*words, "--max_eval_samples=4", f"--output_dir={out}"]) == 0
     assert main(["verify", str(out)]) == 0
     return out

@@ -3,6 +3,8 @@ command line names is one of its command."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shlex
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import onward
 from onward.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +33,13 @@ EXECUTED = {
     "docs/stages.md": "tests/site/test_stages_page.py",
     "docs/trainer.md": "tests/test_readme.py",
     "docs/tutorial.md": "tests/test_tutorial.py",
+    "docs/migration/from-optimum.md": "tests/test_migration.py",
+    "docs/migration/from-ortmodule.md": "tests/test_migration.py",
+    "docs/migration/from-orttrainer.md": "tests/test_migration.py",
+    "docs/migration/from-torch-compile.md": "tests/test_migration.py",
 }
+# pages whose programs are options and calls of a Trainer that is there
+OF_A_TRAINER = sorted((ROOT / "docs" / "distributed").glob("*.md"))
 
 
 def programs_of(page: str) -> list[str]:
@@ -53,10 +62,29 @@ def test_every_page_with_programs_is_executed() -> None:
     pages = {str(page.relative_to(ROOT)) for page in PAGES}
     with_programs = {page for page in pages if programs_of(page)}
     notes = {page for page in with_programs if page.startswith("docs/notes/")}
-    assert with_programs - notes == set(EXECUTED)
+    of_a_trainer = {str(page.relative_to(ROOT)) for page in OF_A_TRAINER}
+    assert with_programs - notes - of_a_trainer == set(EXECUTED)
     for page, test in EXECUTED.items():
+        folder, _, name = page.removeprefix("docs/").rpartition("/")
         text = (ROOT / test).read_text(encoding="utf-8")
-        assert Path(page).name in text, f"{test} does not name {page}"
+        assert (folder or name) in text, f"{test} does not name {page}"
+
+
+@pytest.mark.parametrize("page", OF_A_TRAINER, ids=lambda page: page.stem)
+def test_options_of_meshes_are_the_trainers(page: Path) -> None:
+    """Each dict of options makes options; each call is of a method with these arguments."""
+    found = programs_of(str(page.relative_to(ROOT)))
+    assert found
+    for program in found:
+        for statement in ast.parse(program).body:
+            if isinstance(statement, ast.Assign):
+                assert onward.TrainerOptions(**ast.literal_eval(statement.value)).mesh
+            else:
+                assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+                call = statement.value
+                assert isinstance(call.func, ast.Attribute)
+                method = getattr(onward.Trainer, call.func.attr)
+                inspect.signature(method).bind(None, *call.args)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +107,9 @@ def test_options_of_command_lines_exist(
 
 
 def test_programs_about_explanations(tmp_path: Path) -> None:
-    import onward
-
     made = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
     batch = (torch.randn(4, 8), torch.randint(0, 3, (4,)))
-    optimizer = onward.optim.AdamW(lr=1e-3)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
     names: dict[str, Any] = {"onward": onward, "json": __import__("json"), "batch": batch}
     [program] = programs_of("docs/explain.md")
     trainer_line, loop_line, rest = program.split("\n", 2)
@@ -93,7 +119,8 @@ def test_programs_about_explanations(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
     onward.accelerate(model)
     model(batch[0]).sum().backward()
-    names |= {"model": model, "optimizer": optimizer, "batch": batch[0]}
+    own = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    names |= {"model": model, "optimizer": own, "batch": batch[0]}
     exec(f"{loop_line}\n{rest}", names)
     assert names["found"].captured
 
@@ -110,7 +137,8 @@ rank = int(os.environ["RANK"])
 torch.manual_seed(0)
 model = GPT2LMHeadModel(
     GPT2Config(
-        vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0,
+        eos_token_id=0,
     )
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

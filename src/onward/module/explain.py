@@ -60,6 +60,11 @@ def explain(
     if isinstance(model, Trainer):
         return model.explain_call(given, memory=amount, batch_sizes=sizes, profile=profile)
     held = _held(model)
+    if optimizer is not None and not hasattr(optimizer, "state"):  # others wrap such a one
+        raise OnwardError(
+            f"optimizer is a {type(optimizer).__name__}, and a loop of your own steps one of "
+            "torch.optim; fix: give that one, or explain a Trainer"
+        )
     state = None if optimizer is None else state_bytes(optimizer)
     if given is None:
         return _explain_last(held, amount, sizes, state, profile)

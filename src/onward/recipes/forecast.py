@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def forecast(job: Job) -> StepExplanation:
-    """Explains the step of a job's first micro-batch, of which nothing runs. The model is built; the
-    weights of a model from scratch stay as they were allocated, so that one fits that is larger
-    than the memory. Raises OnwardError for a step that cannot be explained."""
+    """Explains the step of a job's first micro-batch, of which nothing runs. The model is built;
+    the weights of a model from scratch stay as they were allocated, so that one fits that is
+    larger than the memory. Raises OnwardError for a step that cannot be explained."""
     import psutil
     import torch
 

@@ -10,35 +10,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import StagedFiles
+from onward.recipes.options import FinetuneConfig
 from onward.recipes.run_folder import PREDICTIONS
+from onward.recipes.samples import Samples
+from onward.recipes.sound_processor import tokenizer_of
+from onward.recipes.tasks import Task
 from onward.recipes.tasks.question_answering import exact_match, word_f1
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from onward.recipes.loop import Job
-
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 Texts = dict[str, str]  # source, target, prediction
 
 
-def generated_texts(model: PreTrainedModel, job: Job) -> list[Texts]:
-    """What the model writes for each sample to evaluate on, by transformers' `generate`: greedily,
-    or by beam search, at most `max_target_length` tokens."""
+def generated_texts(
+    model: PreTrainedModel, task: Task, samples: Samples, processor: Any, config: FinetuneConfig
+) -> list[Texts]:
+    """What the model writes for each sample, by transformers' `generate`: greedily, or by beam
+    search, at most `max_target_length` tokens."""
     import torch
 
     model_of: Any = model
     model_of.eval()
     device = next(model_of.parameters()).device
-    config, task, samples = job.config, job.task, job.drawn(job.eval)
+    draw, tokenizer = task.draw(samples, processor, config), tokenizer_of(processor)
     size = config.per_device_eval_batch_size
-    lengths = job.eval.lengths(task.length_column)
+    lengths = samples.lengths(task.length_column)
     order = sorted(range(len(samples)), key=lambda i: int(lengths[i]))
     found: list[Texts] = [{}] * len(samples)
     for start in range(0, len(order), size):
         part = order[start : start + size]
-        rows = [samples[i] for i in part]
-        batch = {n: t.to(device) for n, t in task.prompts(rows, job.processor).items()}
+        rows = [draw(samples[i]) for i in part]
+        batch = {n: t.to(device) for n, t in task.prompts(rows, processor).items()}
         with torch.no_grad():
             written = model_of.generate(
                 **batch,
@@ -48,8 +52,8 @@ def generated_texts(model: PreTrainedModel, job: Job) -> list[Texts]:
             )
         for i, row, ids in zip(part, rows, written.tolist(), strict=True):
             parts = {"target": row["labels"], "prediction": ids}
-            found[i] = {"source": task.source(row, job.processor)}
-            found[i] |= {name: _decoded(ids, job.tokenizer) for name, ids in parts.items()}
+            found[i] = {"source": task.source(row, processor)}
+            found[i] |= {name: _decoded(ids, tokenizer) for name, ids in parts.items()}
     return found
 
 

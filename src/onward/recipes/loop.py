@@ -28,13 +28,14 @@ from onward.recipes.engines import ENGINES, LoopTrainer
 from onward.recipes.generated_texts import generated_texts, text_scores, write_texts
 from onward.recipes.optimizers import optimizer_of
 from onward.recipes.options import FinetuneConfig
-from onward.recipes.processors import saved_processor, tokenizer_of
+from onward.recipes.processors import saved_processor
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.report.step_facts import write_step_facts
 from onward.recipes.run_checkpoints import RunCheckpoints, RunHistory
 from onward.recipes.run_folder import METRICS, write_json
 from onward.recipes.run_ranks import RunRanks
 from onward.recipes.samples import Row, Samples
+from onward.recipes.sound_processor import tokenizer_of
 from onward.recipes.stages import StageLine
 from onward.recipes.start_model import build_model
 from onward.recipes.stop_signals import Stopped, StopSignals
@@ -254,7 +255,7 @@ def _generated(
         trainer.gather()  # by all ranks, before one of them reads weights
 
     def write() -> dict[str, float]:
-        texts = generated_texts(model, job)
+        texts = generated_texts(model, job.task, job.eval, job.processor, job.config)
         write_texts(folder, texts)
         return text_scores(texts)
 

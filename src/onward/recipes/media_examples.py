@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import io
 import re
+import string
 from collections import Counter
 from typing import Any
 
@@ -22,14 +23,11 @@ RATE = 16_000  # samples a second
 _UNIT = 0.024  # seconds of a dot
 _LONGEST = 1.9  # seconds of a word
 _WORDS = 1_500  # the most frequent ones
-_CODE = dict(
-    zip(
-        "abcdefghijklmnopqrstuvwxyz",
-        ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- "
-        "...- .-- -..- -.-- --..".split(),
-        strict=True,
-    )
+_MARKS = (
+    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- "
+    "-..- -.-- --.."
 )
+_CODE = dict(zip(string.ascii_lowercase, _MARKS.split(" "), strict=True))
 
 
 def scanned_digits() -> Table:
@@ -62,9 +60,7 @@ def words_in_morse(max_bytes: int) -> tuple[Table, ...]:
 
 def _words_with_sounds(files: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Rows of `audio`, a WAV file, and `text`, the word."""
-    counts = Counter(
-        word for _, source in files for word in re.findall(r"\b[a-z]{2,5}\b", source)
-    )
+    counts = Counter(word for _, source in files for word in re.findall(r"\b[a-z]{2,5}\b", source))
     words = sorted(counts, key=lambda word: (-counts[word], word))
     rows: list[dict[str, Any]] = []
     for word in words:

@@ -407,7 +407,8 @@ def _check_together(config: FinetuneConfig) -> None:
             raise InputError(
                 f"task {config.task} has no {name}",
                 f"in --{name}",
-                "leave it out" + (f", or give --task {' or '.join(tasks)}" if len(tasks) < 7 else ""),
+                "leave it out"
+                + (f", or give --task {' or '.join(tasks)}" if len(tasks) < 7 else ""),
             )
     for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
         if getattr(config, name) not in (None, 0.0) and config.lora_r is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,12 @@ from onward.errors import one_line
 from onward.recipes.model_folder import check_links
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.presets import POSITIONS_PER_S, PRESETS
+from onward.recipes.sound_processor import SoundProcessor
 from onward.recipes.start_model import from_scratch, load_tokenizer, overridden
 from onward.recipes.tasks import Task
 from onward.recipes.trained_tokenizer import trained_tokenizer
 
 _WHERE = "in --model_name_or_path"
-
-
-@dataclass(frozen=True)
-class SoundProcessor:
-    """What makes the inputs and the labels of a model that writes what it hears.
-
-    feature_extractor: makes spectrograms f32[bands, frames] of sound. tokenizer: of the texts.
-    """
-
-    feature_extractor: Any
-    tokenizer: Any
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes both into a folder, in transformers' files."""
-        self.feature_extractor.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
 
 
 def loaded_processor(config: FinetuneConfig, task: Task) -> Any:
@@ -83,11 +67,6 @@ def saved_processor(folder: Path, task: Task) -> Any:
     return _load(str(folder), task)
 
 
-def tokenizer_of(processor: Any) -> Any:
-    """The tokenizer among what makes a model's inputs: of sound, that of the texts."""
-    return processor.tokenizer if isinstance(processor, SoundProcessor) else processor
-
-
 def _load(name: str, task: Task) -> Any:
     transformers: Any = importlib.import_module("transformers")
     if task.inputs == "images":
@@ -134,9 +113,7 @@ def _of_sound(config: FinetuneConfig, tokenizer: Any) -> SoundProcessor:
 
 
 __all__ = [
-    "SoundProcessor",
     "loaded_processor",
     "made_processor",
     "saved_processor",
-    "tokenizer_of",
 ]

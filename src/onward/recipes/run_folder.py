@@ -8,7 +8,8 @@ runs/wiki/
     config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
     generated_predictions.jsonl   with --predict_with_generate
     document/            of text-retrieval with two encoders: the document's, in the same form
-    step.json, samples.json, verify.json, trace.json, report.html, README.md  see `onward.recipes.report`
+    step.json, samples.json, verify.json, trace.json, report.html, README.md
+                         see `onward.recipes.report`
     eval_results.json    last of all (compare.json in a comparison): nothing is left to do
 """
 

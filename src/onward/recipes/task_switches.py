@@ -1,8 +1,8 @@
-"""Which switches of `onward finetune` are of some tasks only."""
+"""The switches of `onward finetune` that are for some tasks only."""
 
 from __future__ import annotations
 
-# These read plain text, of a file or of a column of a table.
+# tasks on plain text, of a file or of a column of a table
 TEXT_TASKS = ("causal-lm", "masked-lm", "text-denoising", "bert-pretraining")
 _LABELLED_TEXTS = (
     "text-classification", "token-classification", "multiple-choice", "seq2seq-lm",

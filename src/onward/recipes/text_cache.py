@@ -1,5 +1,5 @@
-"""Tokens of texts, and tokenizers that were trained on them, kept on disk beside the graphs of steps,
-so that a second run on a text begins sooner."""
+"""Tokens of texts, and tokenizers that were trained on them, kept on disk beside the graphs of
+steps, so that a second run on a text begins sooner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def kept_tokens(
 
 
 def kept_tokenizer(
-    blank: Tokenizer, settings: Mapping[str, Any], documents: Sequence[str], train: Callable[[], None]
+    blank: Tokenizer,
+    settings: Mapping[str, Any],
+    documents: Sequence[str],
+    train: Callable[[], None],
 ) -> Tokenizer:
     """The tokenizer that `train` makes of a blank one, or that which was kept. settings: of its
     training."""

@@ -128,9 +128,7 @@ def set_labels(model_config: PreTrainedConfig, names: Sequence[str]) -> None:
     model_config.label2id = {name: number for number, name in enumerate(names)}
 
 
-def label_value(
-    table: Table, index: int, name: str, kinds: tuple[type, ...], words: str
-) -> Any:
+def label_value(table: Table, index: int, name: str, kinds: tuple[type, ...], words: str) -> Any:
     """The label of a row. Raises InputError, with its place, where there is none. words: what one
     is."""
     value = table.rows[index].get(name)

@@ -1,5 +1,5 @@
-"""Images and sounds of a table: the bytes of files, which a run keeps as they are and decodes whenever
-a sample is taken."""
+"""Images and sounds of a table: the bytes of files, which a run keeps as they are and decodes
+whenever a sample is taken."""
 
 from __future__ import annotations
 
@@ -72,19 +72,17 @@ def folder_table(path: Path, suffixes: Sequence[str], column: str) -> Table:
 
 
 def samples_of_files(rows: Sequence[Mapping[str, Any]]) -> Samples:
-    """Samples of rows whose `file` is the bytes of one: a sample has its number in that place."""
-    numbered = [{**row, "file": number} for number, row in enumerate(rows)]
-    made = Samples.of_rows(numbered)
+    """Samples of rows whose `file` is the bytes of one: a sample has its `number` in that place."""
+    plain = [{name: value for name, value in row.items() if name != "file"} for row in rows]
+    made = Samples.of_rows([{**row, "number": number} for number, row in enumerate(plain)])
     files = [np.frombuffer(row["file"], dtype=np.uint8) for row in rows]
     starts = np.concatenate([[0], np.cumsum([len(each) for each in files])]).astype(np.int64)
-    return Samples(
-        made.columns, made.starts, {_BYTES: np.concatenate(files), _STARTS: starts}
-    )
+    return Samples(made.columns, made.starts, {_BYTES: np.concatenate(files), _STARTS: starts})
 
 
 def file_of(samples: Samples, row: Row) -> bytes:
     """The file of a sample."""
-    first, end = samples.beside[_STARTS][row["file"] : row["file"] + 2]
+    first, end = samples.beside[_STARTS][row["number"] : row["number"] + 2]
     return samples.beside[_BYTES][first:end].tobytes()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from onward.recipes.processors import SoundProcessor
+    from onward.recipes.sound_processor import SoundProcessor
 
 SOUNDS = ("audio", "sound", "file_name", "path", "file")
 TEXTS = ("text", "sentence", "transcription", "transcript", "label")
@@ -71,9 +71,7 @@ class SpeechRecognition(EncoderDecoder):
             # the model puts the token of its start before the labels by itself
             labels = [ids[1:] if len(ids) > 1 and ids[0] == start else ids for ids in labels]
             files = [_sound_file(table, i, sound, processor) for i in range(len(table.rows))]
-            found.append(
-                [{"file": f, "labels": ids} for f, ids in zip(files, labels, strict=True)]
-            )
+            found.append([{"file": f, "labels": ids} for f, ids in zip(files, labels, strict=True)])
         train, held = split(sources, found, config)
         _check_features(spectrogram(train[0]["file"], processor), model_config)
         words = model_config.get_text_config().vocab_size
@@ -144,7 +142,7 @@ class SpeechRecognition(EncoderDecoder):
 
     def source(self, row: Row, processor: SoundProcessor) -> str:
         """The number of the sound among those that are evaluated on."""
-        return f"sound {row['file']}"
+        return f"sound {row['number']}"
 
 
 def spectrogram(content: bytes, processor: SoundProcessor) -> NDArray[np.float32]:

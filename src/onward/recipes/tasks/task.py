@@ -78,8 +78,8 @@ class Task(ABC):
     processor takes for images, and a `SoundProcessor` for speech. unit: what a run's samples are,
     in the plural. sides: axes of a mesh, besides those of data, that its batches
     can be cut along. shares_data: whether the samples of a batch can be shared among processes;
-    else the loss compares them. fetch: outputs of the model that an evaluation reads. length_column:
-    of samples, the values of which tell how long one is.
+    else the loss compares them. fetch: outputs of the model that an evaluation reads.
+    length_column: the column of samples that tells how long one is.
     """
 
     name: str
@@ -146,9 +146,7 @@ class Task(ABC):
         """The number of tokens of a batch, padding too."""
         return batch["input_ids"].numel()
 
-    def shown(
-        self, row: Row, tokenizer: Any, model_config: PreTrainedConfig, /
-    ) -> list[Passage]:
+    def shown(self, row: Row, tokenizer: Any, model_config: PreTrainedConfig, /) -> list[Passage]:
         """A sample for a reader, with its label."""
         return [Passage("", row["input_ids"])]
 

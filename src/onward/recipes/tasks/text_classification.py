@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.recipes.library_examples import library_tables, pieces_with_package
-from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.options import FinetuneConfig
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
