@@ -6,11 +6,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onward.cli import main
 from onward.errors import CaptureError
+from onward.recipes.options import FinetuneConfig
+from onward.recipes.start_model import overridden
 
 
 @pytest.fixture
@@ -51,6 +54,32 @@ def test_a_type_that_no_file_is_written_in(refused) -> None:
     line = refused("--export_dtype", "fp8")
     assert "export_dtype" in line
     assert "float16" in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("n_head=5", "no gpt2-tiny can be made with 'n_head=5'"),
+        ("n_layer=0", "(num_hidden_layers is 0)"),
+        ("n_layer=-1", "(num_hidden_layers is -1)"),
+        ("n_embd=0", "(hidden_size is 0)"),
+        ("n_embd=-8,n_head=-2", "(hidden_size is -8)"),
+        ("n_head=0", "(num_attention_heads is 0)"),
+        ("layers=2", "config_overrides is 'layers=2'"),
+        ("n_layer", "'n_layer' is no name=value"),
+        ("n_layer=two", "config_overrides is 'n_layer=two'"),
+    ],
+)
+def test_overrides_that_make_no_model(overrides: str, said: str, refused) -> None:
+    line = refused("--config_overrides", overrides, "--corpus_bytes", "300000")
+    assert said in line and "in --config_overrides" in line
+
+
+def test_a_decoder_has_the_layers_of_its_encoder() -> None:
+    cases = {"num_layers=1": (1, 1), "num_layers=1,num_decoder_layers=3": (1, 3)}
+    for overrides, layers in cases.items():
+        made: Any = overridden(FinetuneConfig(task="seq2seq-lm", config_overrides=overrides), 300)
+        assert (made.num_layers, made.num_decoder_layers) == layers
 
 
 def test_text_shorter_than_a_block(refused, tmp_path: Path, model_folder: Path) -> None:

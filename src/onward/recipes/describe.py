@@ -117,6 +117,7 @@ def describe(config: FinetuneConfig) -> Run:
             weight_files(config),
             task.model_class(),
             lambda model: task.assembled(model, random, lambda _: deepcopy(model)),
+            config.config_overrides,
         ),
         baseline=data.baseline,
     )

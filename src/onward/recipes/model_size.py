@@ -32,13 +32,14 @@ def parameter_count(
     files: Sequence[Path],
     auto_class: Any = None,
     assembled: Callable[[Any], Any] | None = None,
+    overrides: str | None = None,
 ) -> int:
     """The number of weights of a configuration's model, shared ones counted once; allocates none.
 
     name: the model's. files: of its weights; with none, no size is too large. auto_class: makes the
     model; None: transformers' AutoModelForCausalLM. assembled: makes what is trained of that model.
-    Raises InputError for a configuration that no model can be made of, and for one that asks for
-    much more than its files can fill.
+    overrides: what the user has changed in the configuration. Raises InputError for a configuration
+    that no model can be made of, and for one that asks for much more than its files can fill.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -51,8 +52,15 @@ def parameter_count(
         count = sum(parameter.numel() for parameter in model.parameters())
         asked = 4 * count + sum(b.numel() * b.element_size() for b in model.buffers())
     except Exception as error:  # what a library raises for sizes that it does not expect
+        told = one_line(repr(error), 160)
+        if overrides is not None:
+            raise InputError(
+                f"no {name} can be made with {overrides!r} ({told})",
+                "in --config_overrides",
+                "give other sizes",
+            ) from error
         raise InputError(
-            f"no model can be made of config.json of {name!r} ({one_line(repr(error), 160)})",
+            f"no model can be made of config.json of {name!r} ({told})",
             where,
             "name a folder that save_pretrained wrote",
         ) from error

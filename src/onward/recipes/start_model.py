@@ -172,6 +172,7 @@ def overridden(config: FinetuneConfig, vocab_size: int, tokenizer: Any = None) -
             if part.count("=") != 1:
                 raise ValueError(f"{part!r} is no name=value")
         made.update_from_string(config.config_overrides)
+        _check_sizes(made, config.config_overrides)
     except (ValueError, AttributeError) as error:
         raise InputError(
             f"config_overrides is {config.config_overrides!r} ({_first_line(error)})",
@@ -181,6 +182,21 @@ def overridden(config: FinetuneConfig, vocab_size: int, tokenizer: Any = None) -
     if TASKS[config.task].unit == "blocks":
         check_block_size(made, config.block_size)
     return made
+
+
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+def _check_sizes(made: Any, overrides: str) -> None:
+    """Raises ValueError for sizes that no layer can have; T5's decoder follows its encoder."""
+    given = {part.partition("=")[0].strip() for part in overrides.split(",")}
+    both = "num_layers" in given and hasattr(made, "num_decoder_layers")
+    if both and "num_decoder_layers" not in given:
+        made.num_decoder_layers = made.num_layers
+    for name in _SIZES:
+        value = getattr(made, name, None)
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{name} is {value}")
 
 
 def set_dropout(model_config: PreTrainedConfig, probability: float) -> None:
