@@ -139,6 +139,45 @@ def test_ranks_learn_other_tasks_as_one_process_does(tmp_path: Path) -> None:
             assert results[0][key] == pytest.approx(results[1][key], rel=2e-6), (name, key)
 
 
+@pytest.mark.slow
+def test_ranks_see_and_hear_as_one_process_does(tmp_path: Path) -> None:
+    narrow = {
+        "image-classification": "hidden_size=32,num_attention_heads=2,intermediate_size=48",
+        "automatic-speech-recognition": "d_model=32,encoder_attention_heads=2,encoder_ffn_dim=48,"
+        "decoder_attention_heads=2,decoder_ffn_dim=48",
+    }
+
+    def of(task: str, folder: Path, size: int, *more: str) -> list[str]:
+        return [
+            *("finetune", "--task", task, "--config_overrides", narrow[task], "--max_steps", "3"),
+            *("--max_train_samples", "24", "--max_eval_samples", "7", "--optim", "sgd"),
+            *("--learning_rate", "0.1", "--per_device_train_batch_size", str(size)),
+            *("--corpus_bytes", "700000", "--save_strategy", "no", "--output_dir", str(folder)),
+            *more,
+        ]
+
+    meshes = {"image-classification": ("dp_replicate=2", "tp=2")}
+    meshes["automatic-speech-recognition"] = ("dp_shard=2",)
+    commands = {
+        f"{task} {mesh}": of(
+            task, tmp_path / f"{task} {mesh}", 4 if mesh == "tp=2" else 2, "--mesh", mesh
+        )
+        for task, each in meshes.items()
+        for mesh in each
+    }
+    found = run(tmp_path, commands)
+    for task, each in meshes.items():
+        whole = tmp_path / f"{task} whole"
+        assert main(of(task, whole, 4)) == 0
+        wanted = json.loads((whole / "eval_results.json").read_text())
+        for mesh in each:
+            name = f"{task} {mesh}"
+            assert [one.status for one in found[name]] == [0, 0], found[name]
+            results = json.loads((tmp_path / name / "eval_results.json").read_text())
+            for key in ("eval_loss", "train_loss"):
+                assert results[key] == pytest.approx(wanted[key], rel=2e-6), (name, key)
+
+
 # by the folder of a run: the switches of its mesh, the number of processes along axes of data, and
 # those of the mesh on which it goes on after it was stopped, if it was
 OF_TWO: dict[str, tuple[str, int, str, int]] = {
