@@ -156,8 +156,10 @@ def test_ranks_see_and_hear_as_one_process_does(tmp_path: Path) -> None:
             *more,
         ]
 
-    meshes = {"image-classification": ("dp_replicate=2", "tp=2")}
-    meshes["automatic-speech-recognition"] = ("dp_shard=2",)
+    meshes: dict[str, tuple[str, ...]] = {
+        "image-classification": ("dp_replicate=2", "tp=2"),
+        "automatic-speech-recognition": ("dp_shard=2",),
+    }
     commands = {
         f"{task} {mesh}": of(
             task, tmp_path / f"{task} {mesh}", 4 if mesh == "tp=2" else 2, "--mesh", mesh

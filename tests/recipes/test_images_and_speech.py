@@ -179,7 +179,8 @@ def test_images_have_no_tokens(option: dict[str, Any]) -> None:
 def test_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    found, want = scanned_digits(), load_digits()
+    found = scanned_digits()
+    want: Any = load_digits()
     assert [row["label"] for row in found.rows] == [str(label) for label in want.target]
     for row, scan in zip(found.rows[:50], want.images, strict=False):
         pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])), dtype=np.float64)
@@ -205,7 +206,7 @@ def test_a_loaded_model_keeps_its_processor_and_its_labels(tmp_path: Path) -> No
     session = onnxruntime.InferenceSession(str(out / "model.onnx"))
     names = [each.name for each in session.get_inputs()]
     assert names == ["pixel_values"]
-    found = session.run(["logits"], {"pixel_values": pixels.numpy()})[0]
+    found: Any = session.run(["logits"], {"pixel_values": pixels.numpy()})[0]
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
     run = describe(
         FinetuneConfig(
@@ -367,7 +368,7 @@ def test_a_run_writes_what_generate_does(tmp_path: Path) -> None:
     inputs = job.task.deployed(job.collate()(rows), model)
     session = onnxruntime.InferenceSession(str(out / "model.onnx"))
     assert {each.name for each in session.get_inputs()} == set(inputs)
-    found = session.run(["logits"], {name: t.numpy() for name, t in inputs.items()})[0]
+    found: Any = session.run(["logits"], {name: t.numpy() for name, t in inputs.items()})[0]
     with torch.no_grad():
         logits = model(**inputs).logits.numpy()
         labels = job.collate()(rows)["labels"]

@@ -120,7 +120,7 @@ def _wav(content: bytes) -> tuple[NDArray[np.float32], int] | None:
             if found.getsampwidth() != 2:
                 return None
             frames = found.readframes(found.getnframes())
-            flat = np.frombuffer(frames, dtype="<i2").astype(np.float32) / 32768
+            flat: Any = np.frombuffer(frames, dtype="<i2").astype(np.float32) / 32768
             channels = found.getnchannels()
             return flat[: len(flat) // channels * channels].reshape(-1, channels), (
                 found.getframerate()
