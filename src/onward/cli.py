@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import onward
+from onward.environment import tell_own_command
 from onward.errors import OnwardError
 from onward.import_signals import interrupts_end_imports
 from onward.memory_amounts import mib
@@ -44,6 +45,8 @@ Settled = TypeVar("Settled", bound=FinetuneConfig)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status: 2 for bad input, 130 when interrupted, 143
     when terminated in training, 141 if the reader of a pipe is gone."""
+    if argv is None:
+        tell_own_command()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

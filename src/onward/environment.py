@@ -153,6 +153,20 @@ def _cache(own: str, users: str) -> Path:
         ) from error
 
 
+def tell_own_command() -> None:
+    """Says that this process runs `onward` by its command line. Its arguments then decide a capture
+    through the model and its configuration alone, as a script's own need not."""
+    _own.append("onward")
+
+
+def is_own_command() -> bool:
+    """Whether this process runs `onward` by its command line."""
+    return bool(_own)
+
+
+_own: list[str] = []  # filled once
+
+
 def switch_off_telemetry() -> None:
     """Keeps onnxruntime, which is to be imported next, from collecting and sending telemetry; a
     value that the user has given ORT_DISABLE_TELEMETRY stays."""

@@ -37,7 +37,7 @@ from onward.recipes.run_ranks import RunRanks
 from onward.recipes.samples import Row, Samples
 from onward.recipes.sound_processor import tokenizer_of
 from onward.recipes.stages import StageLine
-from onward.recipes.start_model import build_model
+from onward.recipes.start_model import build_model, from_scratch
 from onward.recipes.stop_signals import Stopped, StopSignals
 from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Collate, Task
 from onward.recipes.trainer_switches import least_rows
@@ -131,9 +131,12 @@ class Job:
 
         options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
         config = FinetuneConfig(**options)
+        model_config: Any = AutoConfig.from_pretrained(folder)
+        # not this folder's, which is another one each time: a kept capture is of one name
+        model_config.name_or_path = "" if from_scratch(config) else config.model_name_or_path
         return cls(
             config,
-            AutoConfig.from_pretrained(folder),
+            model_config,
             Samples.load(folder / "train.npz"),
             Samples.load(folder / "eval.npz"),
             saved_processor(folder, TASKS[config.task]),

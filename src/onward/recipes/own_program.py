@@ -9,8 +9,7 @@ import onward
 
 # this process's code, wherever it was imported from; the user's folder stays out of the way
 _LAUNCH = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from onward.cli import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from onward.cli import main; sys.exit(main())"
 )
 
 

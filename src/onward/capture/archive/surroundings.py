@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.environment import environment_variables
+from onward.environment import environment_variables, is_own_command
 from onward.model_state.code import origin
 from onward.model_state.facts import ATOMS
 from onward.model_state.own_code import of_library_file
@@ -105,8 +105,11 @@ def _installation() -> list[object]:
 
 
 def _process() -> list[object]:
-    """Returns the process's variables, arguments and flags. Raises NotKept without a main file."""
+    """Returns the process's variables and flags, and the arguments of a program that is not
+    Onward's own. Raises NotKept without a main file."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
+    if is_own_command():
+        return [sorted(variables.items()), str(sys.flags)]
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None:
         raise NotKept("the program is a notebook or an interactive session")
