@@ -42,7 +42,9 @@ SHARED = (
     "linear",
 )
 WARMUP = ("--warmup_ratio", "0.1")
-FARTHEST = 1e-3  # relative difference of losses of two engines, over some hundred updates
+# The relative difference of two engines' losses in the first updates. Later ones tell nothing: eager
+# PyTorch departs as far from itself where its start weights change by 1e-7 (docs/log.md, 2026-11-28).
+FIRST, FARTHEST = 20, 1e-5
 
 
 def run(
@@ -94,16 +96,20 @@ def is_good(report: Mapping[str, Any]) -> bool:
 def _is_good(found: Mapping[str, Any]) -> bool:
     baseline, ours = found["baseline"], found["engines"][0]
     score = ours["scores"][baseline["metric"]]
-    return (
-        Baseline(**baseline).is_beaten(score) and found["max_relative_loss_difference"] <= FARTHEST
-    )
+    return Baseline(**baseline).is_beaten(score) and _apart(found) <= FARTHEST
+
+
+def _apart(found: Mapping[str, Any]) -> float:
+    """The largest relative difference of losses in the first updates."""
+    ours, eager = (each["step_losses"][:FIRST] for each in found["engines"])
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, eager, strict=True))
 
 
 def table(report: Mapping[str, Any]) -> str:
     """The report as Markdown."""
     head = [
         "task", "score", "no model", "Onward", "eager", "s", "eager, s", "as fast", "MiB",
-        "eager, MiB", "losses apart",
+        "eager, MiB", f"apart, {FIRST} updates", "all updates",
     ]  # fmt: skip
     rows = []
     for name, found in report["tasks"].items():
@@ -117,12 +123,13 @@ def table(report: Mapping[str, Any]) -> str:
                 *(f"{each['train_s']:.1f}" for each in (ours, eager)),
                 f"{eager['train_s'] / ours['train_s']:.2f}x",
                 *(f"{each:.0f}" for each in memory),
-                f"{found['max_relative_loss_difference']:.1e}",
+                f"{_apart(found):.1e}", f"{found['max_relative_loss_difference']:.1e}",
             ]
         )  # fmt: skip
     notes = [
         "", "Seconds of all updates, the first one and its compilation too. MiB: peak above the",
-        "imports. Losses apart: the largest relative difference of two losses of one update.", "",
+        f"imports. Apart: the largest relative difference of two losses of one update, in the first {FIRST}",
+        "and in all: rounding grows over a hundred updates, within eager PyTorch as well.", "",
         *(f"    {found['command']}" for found in report["tasks"].values()), "",
     ]  # fmt: skip
     return "\n".join([*heading(report), "", *markdown(head, rows, 2), *notes])
