@@ -42,8 +42,8 @@ SHARED = (
     "linear",
 )
 WARMUP = ("--warmup_ratio", "0.1")
-# The relative difference of two engines' losses in the first updates. Later ones tell nothing: eager
-# PyTorch departs as far from itself where its start weights change by 1e-7 (docs/log.md, 2026-11-28).
+# The first updates, and the relative difference of their losses. Later ones tell nothing: eager
+# PyTorch departs as far from itself where its start weights change by 1e-7 (docs/log.md).
 FIRST, FARTHEST = 20, 1e-5
 
 
@@ -128,8 +128,8 @@ def table(report: Mapping[str, Any]) -> str:
         )  # fmt: skip
     notes = [
         "", "Seconds of all updates, the first one and its compilation too. MiB: peak above the",
-        f"imports. Apart: the largest relative difference of two losses of one update, in the first {FIRST}",
-        "and in all: rounding grows over a hundred updates, within eager PyTorch as well.", "",
+        "imports. Apart: the largest relative difference of two losses of one update, in the",
+        f"first {FIRST} and in all: rounding grows, within eager PyTorch as well.", "",
         *(f"    {found['command']}" for found in report["tasks"].values()), "",
     ]  # fmt: skip
     return "\n".join([*heading(report), "", *markdown(head, rows, 2), *notes])

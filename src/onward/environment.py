@@ -160,7 +160,7 @@ def tell_own_command() -> None:
 
 
 def is_own_command() -> bool:
-    """Whether this process runs `onward` by its command line."""
+    """Returns whether this process runs `onward` by its command line."""
     return bool(_own)
 
 
