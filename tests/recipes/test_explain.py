@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, GPT2Config, T5Config, ViTConfig
+from transformers import BertConfig, GPT2Config, T5Config, ViTConfig, WhisperConfig
 
 import onward
 from onward.cli import main, parse
@@ -147,6 +147,12 @@ SMALL = {
         vocab_size=50, max_position_embeddings=32,
     ),
     "t5": T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=50),
+    "whisper": WhisperConfig(
+        vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=20,
+        max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+        decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None,
+    ),
     "vit": ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         image_size=16, patch_size=8,
@@ -156,7 +162,7 @@ CLASSES = {
     "GPT2LMHeadModel": "gpt2", "GPT2ForSequenceClassification": "gpt2", "BertForMaskedLM": "bert",
     "BertForTokenClassification": "bert", "BertForQuestionAnswering": "bert",
     "BertForSequenceClassification": "bert", "T5ForConditionalGeneration": "t5",
-    "ViTForImageClassification": "vit",
+    "ViTForImageClassification": "vit", "WhisperForConditionalGeneration": "whisper",
 }  # fmt: skip
 
 
@@ -187,7 +193,8 @@ def test_every_task_with_an_example_is_tried() -> None:
 @pytest.mark.parametrize(("name", "kind"), [
     ("gpt2-tiny", "GPT2LMHeadModel"), ("gpt2", "GPT2LMHeadModel"), ("bert", "BertForMaskedLM"),
     ("t5", "T5ForConditionalGeneration"), ("vit", "ViTForImageClassification"),
-    ("distilbert", "DistilBertForMaskedLM"), ("llama", "LlamaForCausalLM"),
+    ("distilbert", "DistilBertForMaskedLM"), ("whisper", "WhisperForConditionalGeneration"),
+    ("llama", "LlamaForCausalLM"),
     ("BertForTokenClassification", "BertForTokenClassification"),
 ])  # fmt: skip
 def test_names_without_a_network(name: str, kind: str) -> None:
