@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from onward.errors import OnwardError
@@ -156,15 +158,16 @@ def _cache(own: str, users: str) -> Path:
 def tell_own_command() -> None:
     """Says that this process runs `onward` by its command line. Its arguments then decide a capture
     through the model and its configuration alone, as a script's own need not."""
-    _own.append("onward")
+    _own.append(sys.modules["__main__"])
 
 
 def is_own_command() -> bool:
-    """Returns whether this process runs `onward` by its command line."""
-    return bool(_own)
+    """Returns whether this process runs `onward` by its command line, and no script within it, as
+    `onward explain train.py` does."""
+    return sys.modules["__main__"] in _own
 
 
-_own: list[str] = []  # filled once
+_own: list[ModuleType] = []  # the main module of the command
 
 
 def switch_off_telemetry() -> None:

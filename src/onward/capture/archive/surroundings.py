@@ -108,9 +108,10 @@ def _process() -> list[object]:
     """Returns the process's variables and flags, and the arguments of a program that is not
     Onward's own. Raises NotKept without a main file."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
-    if is_own_command():
-        return [sorted(variables.items()), str(sys.flags)]
     main = sys.modules.get("__main__")
+    theirs = [name for name, _ in _own_files() if name != "__main__"]
+    if is_own_command() and not theirs:  # a module of the user's may read the arguments
+        return [sorted(variables.items()), str(sys.flags)]
     if getattr(main, "__file__", None) is None:
         raise NotKept("the program is a notebook or an interactive session")
     return [sorted(variables.items()), sys.argv, str(sys.flags), str(getattr(main, "__file__", ""))]
