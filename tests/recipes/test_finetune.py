@@ -331,7 +331,7 @@ def test_verify_gives_the_report_and_its_status(
             return Report(ok)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onward.recipes.engines.onward_trainer", Verifying)
+    monkeypatch.setattr("onward.recipes.job_start.onward_trainer", Verifying)
     options = ["--train_file", str(text_file), "--vocab_size", "300", "--block_size", "32"]
     assert main(["verify", *options, "--bisect"]) == (0 if ok else 1)
     assert capsys.readouterr().out == "the report\n"

@@ -18,6 +18,7 @@ from onward.recipes.options import InputError
 from onward.recipes.text_cache import kept_tokenizer, kept_tokens
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 Ids = NDArray[np.int32]
@@ -143,21 +144,14 @@ def train_tokenizer(
     documents: Sequence[str], vocab_size: int, positions: int
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE of at most `vocab_size` tokens, which `save_pretrained` can save."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    settings = {"vocab_size": vocab_size, "min_frequency": 2, "special_tokens": [END_OF_TEXT]}
-
-    def train() -> None:
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(**settings, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(pieces(documents), trainer)
-
     return PreTrainedTokenizerFast(
-        tokenizer_object=kept_tokenizer(tokenizer, settings, documents, train),
+        tokenizer_object=trained_bpe(tokenizer, vocab_size, [END_OF_TEXT], documents),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         unk_token=END_OF_TEXT,
@@ -165,6 +159,23 @@ def train_tokenizer(
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
+
+
+def trained_bpe(
+    blank: Tokenizer, vocab_size: int, special_tokens: list[str], documents: Sequence[str]
+) -> Tokenizer:
+    """A blank byte-level tokenizer with a vocabulary of at most so many tokens of these texts,
+    trained or kept from before."""
+    from tokenizers import pre_tokenizers, trainers
+
+    settings = {"vocab_size": vocab_size, "min_frequency": 2, "special_tokens": special_tokens}
+
+    def train() -> None:
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(**settings, initial_alphabet=alphabet, show_progress=False)
+        blank.train_from_iterator(pieces(documents), trainer)
+
+    return kept_tokenizer(blank, settings, documents, train)
 
 
 def pieces(documents: Sequence[str]) -> Iterator[str]:

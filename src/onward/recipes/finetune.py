@@ -283,12 +283,18 @@ def _report(run: Run, folder: Path) -> None:
     """Writes what people read of a run that is complete; nothing of it decides whether the run
     succeeds."""
     from onward.recipes.report.text_samples import write_samples
-    from onward.recipes.report.write import report_of_run
 
     if run.job.config.task == "causal-lm" and run.job.config.lora_r is None:
         write_samples(folder, run.tokenizer, run.job.eval.blocks, run.parameters)
     if run.job.config.task == "text-retrieval":
         _search(run, folder)
+    tell_page(folder)
+
+
+def tell_page(folder: Path) -> None:
+    """Writes the page of a run, and prints its path; a page that cannot be written costs a line."""
+    from onward.recipes.report.write import report_of_run
+
     try:
         page = report_of_run(folder)
     except (OnwardError, OSError) as error:

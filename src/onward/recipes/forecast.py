@@ -25,20 +25,15 @@ def forecast(job: Job) -> StepExplanation:
     the weights of a model from scratch stay as they were allocated, so that one fits that is
     larger than the memory. Raises OnwardError for a step that cannot be explained."""
     import psutil
-    import torch
 
-    from onward.recipes.engines import onward_trainer
-    from onward.recipes.optimizers import optimizer_of
+    from onward.recipes.job_start import at_its_start
     from onward.recipes.start_model import build_model, from_scratch
 
     config = job.config
     free = psutil.virtual_memory().available  # before the weights, which the step's memory counts
     with _unset_weights() if from_scratch(config) else nullcontext():
         model: Any = build_model(config, job.model_config)
-    model.config.use_cache = False
-    trainer = onward_trainer(model, optimizer_of(model, config), config)
-    torch.manual_seed(config.seed)  # of what the task draws
-    batch = job.first_batch(job.train, config.per_device_train_batch_size)
+    trainer, batch = at_its_start(job, model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagerWarning)  # the explanation has its reasons
         return onward.explain(trainer, (), batch, memory=free)

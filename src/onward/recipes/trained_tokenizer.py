@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onward.recipes.corpus import pieces, train_tokenizer
+from onward.recipes.corpus import train_tokenizer, trained_bpe
 from onward.recipes.presets import Family
-from onward.recipes.text_cache import kept_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +25,7 @@ def trained_tokenizer(
     tokens of the family. For BERT too: the trainer of WordPiece numbers its tokens by chance."""
     if family in ("gpt2", "llama"):
         return train_tokenizer(documents, vocab_size, positions)
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
 
     special = {
@@ -39,19 +38,8 @@ def trained_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    settings = {
-        "vocab_size": max(vocab_size - len(marks), 300),
-        "min_frequency": 2,
-        "special_tokens": list(special.values()),
-    }
-    blank = tokenizer
-
-    def train() -> None:
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(**settings, initial_alphabet=alphabet, show_progress=False)
-        blank.train_from_iterator(pieces(documents), trainer)
-
-    tokenizer = kept_tokenizer(blank, settings, documents, train)
+    words = max(vocab_size - len(marks), 300)
+    tokenizer = trained_bpe(tokenizer, words, list(special.values()), documents)
     first, between, last = {
         "bert": ("[CLS]", "[SEP]", "[SEP]"),
         "roberta": ("<s>", "</s> </s>", "</s>"),

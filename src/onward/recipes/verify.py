@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
-from onward.errors import OnwardError
 from onward.recipes.describe import describe
-from onward.recipes.finetune import versions
+from onward.recipes.finetune import tell_page, versions
 from onward.recipes.options import FinetuneConfig, InputError, is_run
 from onward.recipes.report.written_files import VERIFIED
 from onward.recipes.run_folder import options_of, publish_json, read_record
@@ -39,15 +37,7 @@ def verify_run(folder: Path, bisect: bool) -> int:
     report = verification(options_of(read_record(folder)), bisect)
     print(report)
     publish_json(folder, VERIFIED, certificate(report))
-    from onward.recipes.report.write import report_of_run
-
-    try:
-        page = report_of_run(folder)
-    except (OnwardError, OSError) as error:
-        print(f"note: no report: {error}", file=sys.stderr, flush=True)
-    else:
-        if page is not None:
-            print(f"report in {page}")
+    tell_page(folder)
     return 0 if report.ok else 1
 
 
@@ -58,18 +48,11 @@ def verification(config: FinetuneConfig, bisect: bool) -> Verification:
             "verify compares a step of one process", "in --mesh or --zero", "leave them out"
         )
     run = describe(dataclasses.replace(config, output_dir=None))
-    import torch
-
-    from onward.recipes.engines import onward_trainer
-    from onward.recipes.optimizers import optimizer_of
+    from onward.recipes.job_start import at_its_start
     from onward.recipes.stages import StageLine
 
     job = run.job
-    model = build_model(job.config, job.model_config)
-    model.config.use_cache = False
-    trainer = onward_trainer(model, optimizer_of(model, job.config), job.config)
-    torch.manual_seed(job.config.seed)  # of what the task draws
-    batch = job.first_batch(job.train, job.config.per_device_train_batch_size)
+    trainer, batch = at_its_start(job, build_model(job.config, job.model_config))
     with StageLine("verify"):
         return trainer.verify(batch, bisect=bisect)
 

@@ -14,7 +14,7 @@ from onward.recipes.corpus import EVAL_ONE_IN, Text, token_counts
 from onward.recipes.document_shards import DocumentShards, prepared
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
-from onward.recipes.tasks.labelled import padded_with_labels
+from onward.recipes.tasks.labelled import label_pairs, padded_with_labels
 from onward.recipes.tasks.language_models import read_texts
 from onward.recipes.tasks.task import (
     IGNORED_LABEL,
@@ -144,8 +144,7 @@ class BertPretraining(Task):
         outputs: Mapping[str, torch.Tensor],
     ) -> list[Any]:
         """The predicted and the true answer of each sample: whether the second text follows."""
-        told = outputs["seq_relationship_logits"].argmax(-1)
-        return list(zip(told.tolist(), batch["next_sentence_label"].tolist(), strict=True))
+        return label_pairs(outputs["seq_relationship_logits"], batch["next_sentence_label"])
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig

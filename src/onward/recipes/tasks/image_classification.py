@@ -15,6 +15,7 @@ from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     accuracy,
     known_labels,
+    label_pairs,
     label_value,
     macro_f1,
     read_tables,
@@ -140,8 +141,7 @@ class ImageClassification(Task):
         outputs: Mapping[str, torch.Tensor],
     ) -> list[Any]:
         """The predicted and the true label of each image."""
-        told = outputs["logits"].argmax(-1)
-        return list(zip(told.tolist(), batch["labels"].tolist(), strict=True))
+        return label_pairs(outputs["logits"], batch["labels"])
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig

@@ -25,6 +25,7 @@ from onward.recipes.tasks.task import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 MULTIPLE = 8  # to which lengths of batches are rounded up, so that there are few
@@ -172,6 +173,11 @@ def usual_label(train: Sequence[Row], held: Sequence[Row]) -> Baseline:
     return Baseline("accuracy", "most frequent label", true.count(label) / len(true))
 
 
+def label_pairs(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[int, int]]:
+    """The predicted and the true label of each sample. logits: [samples, labels]."""
+    return list(zip(logits.argmax(-1).tolist(), labels.tolist(), strict=True))
+
+
 def accuracy(pairs: Sequence[tuple[int, int]]) -> float:
     """The share of (predicted, true) labels that agree."""
     return sum(a == b for a, b in pairs) / len(pairs)
@@ -198,6 +204,7 @@ __all__ = [
     "data_of",
     "known_labels",
     "label_order",
+    "label_pairs",
     "label_value",
     "longest",
     "macro_f1",

@@ -12,6 +12,7 @@ from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     MULTIPLE,
     accuracy,
+    label_pairs,
     longest,
     padding_token,
     read_tables,
@@ -122,8 +123,7 @@ class MultipleChoice(Task):
         outputs: Mapping[str, torch.Tensor],
     ) -> list[Any]:
         """The predicted and the true number of each sample's choice."""
-        told = outputs["logits"].argmax(-1)
-        return list(zip(told.tolist(), batch["labels"].tolist(), strict=True))
+        return label_pairs(outputs["logits"], batch["labels"])
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig

@@ -15,6 +15,7 @@ from onward.recipes.tasks.labelled import (
     accuracy,
     data_of,
     known_labels,
+    label_pairs,
     label_value,
     longest,
     macro_f1,
@@ -127,8 +128,9 @@ class TextClassification(Task):
     ) -> list[Any]:
         """The predicted and the true label, or number, of each sample."""
         logits, labels = outputs["logits"], batch["labels"]
-        told = logits[:, 0].float() if labels.is_floating_point() else logits.argmax(-1)
-        return list(zip(told.tolist(), labels.tolist(), strict=True))
+        if not labels.is_floating_point():
+            return label_pairs(logits, labels)
+        return list(zip(logits[:, 0].float().tolist(), labels.tolist(), strict=True))
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig

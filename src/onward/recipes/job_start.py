@@ -1,0 +1,27 @@
+"""A job at its start: its Trainer and the first micro-batch, of which nothing has run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onward.recipes.engines import onward_trainer
+from onward.recipes.optimizers import optimizer_of
+
+if TYPE_CHECKING:
+    from onward.recipes.loop import Job
+    from onward.recipes.tasks import Batch
+    from onward.train import Trainer
+
+
+def at_its_start(job: Job, model: Any) -> tuple[Trainer, Batch]:
+    """The Trainer of a job's model, and the first micro-batch as a run draws it."""
+    config = job.config
+    model.config.use_cache = False
+    trainer = onward_trainer(model, optimizer_of(model, config), config)
+    torch.manual_seed(config.seed)  # of what the task draws
+    return trainer, job.first_batch(job.train, config.per_device_train_batch_size)
+
+
+__all__ = ["at_its_start"]
