@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onward import environment
-from onward.capture.archive.surroundings import surroundings
+from onward.capture.archive.surroundings import own_files, surroundings
 
 
 @pytest.fixture
@@ -25,11 +25,8 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(environment, "_own", [])
     environment.tell_own_command()
-    theirs = [
-        name for name, module in sys.modules.items()
-        if str(Path(__file__).parents[1]) in str(getattr(module, "__file__", None))
-    ]  # fmt: skip
-    for name in theirs:  # the tests' modules are a user's
+    # the tests' modules, and those that other tests have left, are a user's
+    for name in [name for name, _ in own_files() if name != "__main__"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "argv", ["onward", "finetune", "--learning_rate", "0.125"])
 

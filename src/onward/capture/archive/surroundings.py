@@ -84,7 +84,7 @@ def surroundings(modules: Iterable[str]) -> list[object]:
         *_installation(),
         _process(),
         _flags(),
-        [[name, _own_file(name, file)] for name, file in sorted(_own_files())],
+        [[name, _own_file(name, file)] for name, file in sorted(own_files())],
         _names([*modules, *_TORCH, *(m for m in sys.modules if m.startswith("torch.nn.modules"))]),
     ]
 
@@ -109,7 +109,7 @@ def _process() -> list[object]:
     Onward's own. Raises NotKept without a main file."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
     main = sys.modules.get("__main__")
-    theirs = [name for name, _ in _own_files() if name != "__main__"]
+    theirs = [name for name, _ in own_files() if name != "__main__"]
     if is_own_command() and not theirs:  # a module of the user's may read the arguments
         return [sorted(variables.items()), str(sys.flags)]
     if getattr(main, "__file__", None) is None:
@@ -166,7 +166,7 @@ def _flags() -> list[object]:
     return found
 
 
-def _own_files() -> Iterator[tuple[str, str]]:
+def own_files() -> Iterator[tuple[str, str]]:
     """Yields the names and files of the user's own modules that are loaded."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None) if type(module) is types.ModuleType else None
