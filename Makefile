@@ -53,8 +53,8 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$*]' --constraint constraints.txt
 	@touch '$@' $(foreach extras,$(WITHIN-$*),'$(VENV)/.installed-$(extras)')
 
-finetune: $(VENV)/.installed-hf,ort,viz ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
-	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
+finetune: $(VENV)/.installed-hf,ort,viz ## fine-tune a small GPT-2 on padded batches, Onward beside eager PyTorch (dropout 0)
+	$(BIN)/onward finetune --compare --dropout 0 --packing false --block_size 256 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
 
 test-tiny: $(VENV)/.installed-test ## see in seconds whether the installation works
 	$(BIN)/python -m pytest tests/test_tiny.py -rs $(TEST_ARGS)

@@ -4,8 +4,9 @@ moments take.
     python benchmarks/large_model.py           # some ten minutes, and 13 GB of memory
     python benchmarks/large_model.py --quick   # a tiny model
 
-bf16 products with fp32 weights, moments in 8 bits, every layer computed again in the backward. The
-memory of a step is predicted before it, and measured in the steps after the first.
+bf16 products with fp32 weights, moments in 8 bits, every layer computed again in the backward, each
+weight updated as soon as its gradient is known. The memory of a step is predicted before it, and
+measured in the steps after the first.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def run(
     report |= {"model": model, "ranks": ranks, "size": small if quick else whole, "rows": rows}
     report |= {"length": short if quick else length, "engines": {}, "agree": True}
     request = {key: report[key] for key in ("model", "ranks", "size", "rows", "length")}
-    request |= {"threads": threads, "warmup": 3, "steps": options.steps or (2 if quick else 6)}
+    request |= {"threads": threads, "warmup": 6, "steps": options.steps or (2 if quick else 8)}
     if find_spec("deepspeed") is None:
         left = [name for name in options.engines if "deepspeed" in name]
         options.engines = [name for name in options.engines if name not in left]

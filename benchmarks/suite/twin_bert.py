@@ -35,7 +35,8 @@ class TwinBert(nn.Module):
     def pooled(self, tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
         """The mean f32[B,D] of the states, by a softmax over a score of each real token."""
         states = tower(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
-        scores = self.weight(states).squeeze(-1).masked_fill(mask == 0, -1e4)  # [B, T]
+        lowest = torch.finfo(states.dtype).min
+        scores = self.weight(states).squeeze(-1).masked_fill(mask == 0, lowest)  # [B, T]
         return (scores.softmax(-1).unsqueeze(-1) * states).sum(1)
 
     def forward(

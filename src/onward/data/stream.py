@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils import worker
 
 from onward.data.order import generators_kept, seed_all
 
@@ -65,11 +67,11 @@ class SeededStream(IterableDataset[StreamBatch]):
     def _samples(self, epoch: int) -> Iterator[Any]:
         """The samples of an epoch; each is made with the generators seeded by its number."""
         number = 0
-        with generators_kept():
+        with generators_kept(), _no_worker():
             seed_all(self._seed, epoch)
             samples = iter(self.dataset)
         while True:
-            with generators_kept():
+            with generators_kept(), _no_worker():
                 seed_all(self._seed, epoch, number)
                 try:
                     sample = next(samples)
@@ -77,6 +79,18 @@ class SeededStream(IterableDataset[StreamBatch]):
                     return
             number += 1
             yield sample
+
+
+@contextmanager
+def _no_worker() -> Generator[None]:
+    """A context in which a dataset does not see that a worker reads it, the only one there is:
+    `datasets` shuffles in another order there."""
+    before = worker._worker_info
+    worker._worker_info = None
+    try:
+        yield
+    finally:
+        worker._worker_info = before
 
 
 __all__ = ["SeededStream", "StreamBatch"]

@@ -194,6 +194,23 @@ def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
     return kept_tokens(tokenizer, documents, lambda: _encoded(tokenizer, documents))
 
 
+def encode_each(tokenizer: Any, documents: Sequence[str]) -> list[Ids]:
+    """The ids of each document, with the end-of-text token behind them where there is one."""
+
+    def encoded() -> Ids:
+        found = tokenizer(
+            list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        lengths = [len(ids) + len(end) for ids in found]
+        flat = [number for ids in found for number in (*ids, *end)]
+        return np.array([*lengths, *flat], dtype=np.int32)
+
+    kept = kept_tokens(tokenizer, documents, encoded, apart=True)
+    ends = np.cumsum(kept[: len(documents)])
+    return np.split(kept[len(documents) :], ends[:-1])
+
+
 def _encoded(tokenizer: Any, documents: Sequence[str]) -> Ids:
     separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     parts: list[Ids] = []

@@ -32,7 +32,7 @@ from onward.recipes.start_model import (
     weight_files,
 )
 from onward.recipes.tables import Table
-from onward.recipes.tasks import TASKS, Baseline, Task
+from onward.recipes.tasks import Baseline, Task, task_of
 from onward.recipes.trainer_switches import shares_of, sizes_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def describe(config: FinetuneConfig) -> Run:
     """Reads and checks everything, and writes nothing. Raises InputError or MissingExtraError."""
     check_options(config)
     check_model_name(config)
-    task = TASKS[config.task]
+    task = task_of(config)
     scratch = from_scratch(config)
     _check_scratch(config, task, scratch)
     if config.lora_r is not None:

@@ -285,7 +285,7 @@ def _report(run: Run, folder: Path) -> None:
     from onward.recipes.report.text_samples import write_samples
 
     if run.job.config.task == "causal-lm" and run.job.config.lora_r is None:
-        write_samples(folder, run.tokenizer, run.job.eval.blocks, run.parameters)
+        write_samples(folder, run.tokenizer, run.job.eval, run.parameters)
     if run.job.config.task == "text-retrieval":
         _search(run, folder)
     tell_page(folder)

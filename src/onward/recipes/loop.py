@@ -39,7 +39,7 @@ from onward.recipes.sound_processor import tokenizer_of
 from onward.recipes.stages import StageLine
 from onward.recipes.start_model import build_model, from_scratch
 from onward.recipes.stop_signals import Stopped, StopSignals
-from onward.recipes.tasks import IGNORED_LABEL, TASKS, Batch, Collate, Task
+from onward.recipes.tasks import IGNORED_LABEL, Batch, Collate, Task, task_of
 from onward.recipes.trainer_switches import least_rows
 from onward.recipes.weights_digest import weights_sha256
 from onward.reporting import Reporter
@@ -90,7 +90,7 @@ class Job:
     @property
     def task(self) -> Task:
         """What the run learns."""
-        return TASKS[self.config.task]
+        return task_of(self.config)
 
     def drawn(self, samples: Samples) -> DrawnSamples:
         """The job's samples, as the task draws them."""
@@ -139,7 +139,7 @@ class Job:
             model_config,
             Samples.load(folder / "train.npz"),
             Samples.load(folder / "eval.npz"),
-            saved_processor(folder, TASKS[config.task]),
+            saved_processor(folder, task_of(config)),
         )
 
 

@@ -102,6 +102,11 @@ class FinetuneConfig:
     )
     corpus_bytes: int = option(3_000_000, "built-in corpus: read at most this many bytes")
     block_size: int = option(128, "tokens per sequence that is cut from a text")
+    packing: bool = option(
+        True,
+        "documents follow each other in sequences of one length; false: each is cut by itself, and "
+        "batches are padded",
+    )
     max_seq_length: int | None = option(
         None, "tokens of an example, at most; null: 128 (256 of a source text, 384 with a passage)"
     )

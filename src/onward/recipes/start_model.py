@@ -25,7 +25,7 @@ from onward.recipes.model_folder import (
 from onward.recipes.model_size import positions_of
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.presets import PRESETS, preset_config
-from onward.recipes.tasks import TASKS
+from onward.recipes.tasks import TASKS, task_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
 
 def check_task(config: FinetuneConfig, model_config: PreTrainedConfig) -> None:
     """Raises InputError where transformers has no model for the task with a configuration."""
-    task = TASKS[config.task]
+    task = task_of(config)
     if task.fits(model_config):
         return
     others = [other.name for other in TASKS.values() if other.fits(model_config)]
@@ -179,7 +179,7 @@ def overridden(config: FinetuneConfig, vocab_size: int, tokenizer: Any = None) -
             "in --config_overrides",
             "name values of the configuration, such as n_layer=4,n_embd=128",
         ) from error
-    if TASKS[config.task].unit == "blocks":
+    if task_of(config).unit == "blocks":
         check_block_size(made, config.block_size)
     return made
 
@@ -261,13 +261,13 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
         return _plain_model(named, load_model_config(named))
 
     with torch.no_grad():
-        return TASKS[config.task].assembled(model, config, load)
+        return task_of(config).assembled(model, config, load)
 
 
 def _plain_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
     import torch
 
-    model_class = TASKS[config.task].model_class()
+    model_class = task_of(config).model_class()
     torch.manual_seed(config.seed)
     if from_scratch(config):
         return model_class.from_config(model_config, dtype=torch.float32)

@@ -81,6 +81,10 @@ SWITCHES: dict[str, Switch] = {
     "world_size": _STARTED,
     # refused: ignoring them would change the run
     "mlm": _flag("what is learnt is a task", "--task masked-lm"),
+    "streaming": _flag(
+        "a text is read and cut before the run; onward.data.ResumableDataLoader takes streams",
+        "leave it out",
+    ),
     "task_name": Switch("labelled examples come from files", "give --train_file"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),

@@ -21,6 +21,7 @@ SWITCH_TASKS: dict[str, tuple[str, ...]] = {
     "text_column": (*TEXT_TASKS, *_LABELLED_TEXTS, *_MEDIA),
     "label_column": (*_LABELLED_TEXTS, *_MEDIA),
     "block_size": TEXT_TASKS,
+    "packing": ("causal-lm", "masked-lm"),
     "max_seq_length": (*_LABELLED_TEXTS, "question-answering"),
     "max_target_length": _WRITING,
     "source_prefix": ("seq2seq-lm",),

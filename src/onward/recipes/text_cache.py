@@ -23,15 +23,19 @@ _LIBRARIES = ("tokenizers", "transformers")
 
 
 def kept_tokens(
-    tokenizer: Any, documents: Sequence[str], encode: Callable[[], NDArray[np.int32]]
+    tokenizer: Any,
+    documents: Sequence[str],
+    encode: Callable[[], NDArray[np.int32]],
+    apart: bool = False,
 ) -> NDArray[np.int32]:
-    """The tokens i32[tokens] that `encode` makes of texts, or those that were kept. A tokenizer
-    that is not of the tokenizers library has none that are kept."""
+    """The tokens i32[tokens] that `encode` makes of texts, or those that were kept. apart: whether
+    the numbers of tokens of all texts stand before them. A tokenizer that is not of the tokenizers
+    library has none that are kept."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not environment().graph_cache:
         return encode()
     about = [type(tokenizer).__name__, tokenizer.eos_token_id, backend.to_str()]
-    key = _key("tokens", about, documents)
+    key = _key("lengths-and-tokens" if apart else "tokens", about, documents)
     found = cache_files.read(key, lambda k, body: _array(_own(k, body)))
     if found is None:
         found = encode()

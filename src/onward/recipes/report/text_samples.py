@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import one_line
-from onward.recipes.corpus import Ids
 from onward.recipes.report.written_files import SAMPLES
 from onward.recipes.run_folder import publish_json
+from onward.recipes.samples import Samples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,31 +19,32 @@ MOST_PARAMETERS = 200_000_000  # a larger model takes minutes on a CPU
 
 
 def write_samples(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, eval_blocks: Ids, parameters: int
+    folder: Path, tokenizer: PreTrainedTokenizerBase, held: Samples, parameters: int
 ) -> None:
-    """Writes `samples.json`: greedy continuations of the first evaluation blocks by the model that
-    the folder holds. A model that cannot go on a text costs one line on stderr."""
+    """Writes `samples.json`: greedy continuations of the first samples to evaluate on, by the model
+    that the folder holds. A model that cannot go on a text costs one line on stderr."""
     if parameters > MOST_PARAMETERS:
         return
     try:
-        publish_json(folder, SAMPLES, samples(folder, tokenizer, eval_blocks))
+        publish_json(folder, SAMPLES, samples(folder, tokenizer, held))
     except Exception as error:  # any, since a report decides about no run
         told = one_line(str(error) or type(error).__name__, 200)
         print(f"note: the report lacks samples of text: {told}", file=sys.stderr, flush=True)
 
 
 def samples(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, eval_blocks: Ids
+    folder: Path, tokenizer: PreTrainedTokenizerBase, held: Samples
 ) -> list[dict[str, str]]:
-    """Greedy continuations of the starts of the first blocks `i32[blocks,T]`."""
+    """Greedy continuations of the starts of the first samples."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    length = min(LONGEST, eval_blocks.shape[1] // 2)
     found: list[dict[str, str]] = []
-    for row in eval_blocks[:PROMPTS]:
-        prompt = torch.from_numpy(row[:length]).long()[None]
+    for sample in held.first(PROMPTS):
+        row = [int(token) for token in sample["input_ids"]]
+        length = min(LONGEST, len(row) // 2)
+        prompt = torch.tensor(row[:length])[None]
         made = model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),

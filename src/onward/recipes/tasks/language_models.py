@@ -88,14 +88,7 @@ class BlockTask(Task):
     ) -> TaskData:
         """Cuts the texts into blocks. Raises InputError for a text that is too short."""
         framed = self.framed(tokenizer)
-        size = config.block_size - len(framed([]))
-        if size < 1:
-            raise InputError(
-                f"block_size {config.block_size} leaves no token of text beside "
-                f"{len(framed([]))} special ones",
-                "in --block_size",
-                "give more",
-            )
+        size = self.text_size(tokenizer, config)
         ids = encode(tokenizer, sources[0].documents)
         train = _cut(ids, size, sources[0].source)
         eval_tokens = 0
@@ -116,6 +109,18 @@ class BlockTask(Task):
             len(ids),
             eval_tokens,
         )
+
+    def text_size(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> int:
+        """Tokens of text in a block, beside special ones. Raises InputError where none is left."""
+        special = len(self.framed(tokenizer)([]))
+        if config.block_size <= special:
+            raise InputError(
+                f"block_size {config.block_size} leaves no token of text beside {special} "
+                "special ones",
+                "in --block_size",
+                "give more",
+            )
+        return config.block_size - special
 
     def framed(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], list[int]]:
         """What is put around the tokens of a block."""
@@ -186,7 +191,7 @@ class MaskedLM(BlockTask):
         hide = DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.mlm_probability)
 
         def draw(row: Row) -> Row:
-            found = hide([{"input_ids": row["input_ids"].tolist()}])
+            found = hide([{"input_ids": list(row["input_ids"])}])
             ids, labels = (found[name][0].numpy() for name in ("input_ids", "labels"))
             if (labels == IGNORED_LABEL).all():  # the mean over no label is 0 / 0
                 middle = len(labels) // 2
@@ -201,7 +206,7 @@ class MaskedLM(BlockTask):
         """A block; behind each token that has a label, the label: what was there before."""
         labels = enumerate(row["labels"].tolist())
         marks = {i: f"={tokenizer.decode([n])}" for i, n in labels if n != IGNORED_LABEL}
-        return [Passage("", row["input_ids"].tolist(), marks)]
+        return [Passage("", list(row["input_ids"]), marks)]
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Stacks blocks and their labels."""
