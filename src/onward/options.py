@@ -404,7 +404,7 @@ class TrainerOptions:
     ranks_timeout: float | None = option(
         None,
         read_seconds,
-        "gives up a rank that does not come after so many seconds, names it, and ends the run; by "
+        "gives up on a rank that has not come after so many seconds, names it, and ends the run; by "
         "default after those of `init_process_group(timeout=...)`, which are half an hour",
         "600",
     )
