@@ -152,7 +152,7 @@ loader = [batch_of(n, rank) for n in range(3 - rank)]  # the second rank has few
 """
 _AFTER = """
 names = sorted(p.name for p in Path("out").iterdir())
-os.write(1, f"{rank} {trainer.updates} {names}\n".encode())  # whole lines of two processes
+os.write(1, f"{rank} {trainer.updates} {names}\\n".encode())  # whole lines of two processes
 torch.distributed.destroy_process_group()
 """
 
