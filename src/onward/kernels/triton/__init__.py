@@ -4,6 +4,7 @@ from onward.kernels.kernel import Kernel
 from onward.kernels.triton import (
     attention,
     bias_activation,
+    cross_entropy,
     finite,
     linear_cross_entropy,
     norm,
@@ -14,7 +15,8 @@ from onward.kernels.triton import (
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
     for module in (
-        attention, bias_activation, finite, linear_cross_entropy, norm, random, update,
+        attention, bias_activation, cross_entropy, finite, linear_cross_entropy, norm, random,
+        update,
     )
     for op, kernel in module.KERNELS.items()
 }
