@@ -15,7 +15,13 @@ from onward.kernels.triton import (
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
     for module in (
-        attention, bias_activation, cross_entropy, finite, linear_cross_entropy, norm, random,
+        attention,
+        bias_activation,
+        cross_entropy,
+        finite,
+        linear_cross_entropy,
+        norm,
+        random,
         update,
     )
     for op, kernel in module.KERNELS.items()

@@ -1,10 +1,9 @@
 """An activation with the bias before it in one pass over memory, and its gradient with the bias's
 in one pass, whose sums over rows are joined in one order.
 
-Bytes per element of bf16: 4 forward and 6 backward. Separate operators move 4 and 8, and 8 forward
-where no product adds the bias; torch has no gradient of silu or relu into given memory.
-
-Gelu, GeluGrad and Relu without a bias stay aten's: each is one pass by torch's operator already.
+Bytes per element of bf16: 4 forward and 6 backward. Separate operators move 8 and 8, or 4 forward
+where the product adds the bias. Gelu, GeluGrad and Relu without a bias stay torch's operators,
+which are one pass already.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The forward reads a row of logits and writes its log-probabilities; rows of more than 4096 classes
 are read twice, the second time from cache where they fit. The gradient is one pass. Bytes per logit
-of f32: 8 to 12 forward and 8 backward; torch's operators move as many forward, 4 more with
-smoothing, and 20 to 28 backward, in blocks with several launches each. Losses and the labels'
-weights are summed in one order.
+of f32: 8 to 12 forward and 8 backward, where torch's operators move as many forward, 4 more with
+smoothing, and 16 to 24 backward in several launches for each MiB. Losses and the labels' weights
+are summed in one order.
 
 A label that is no class is flagged; torch's operator ends the device's context.
 """
