@@ -160,7 +160,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
                 labels, of_label, partial, rows, blocks, classes, ignore,
                 HAS_WEIGHT=weight is not None, ROWS=_LABELS,
             )  # fmt: skip
-        if smooths and weight is None:
+        if weight is None:
             mass.fill_(classes)
         elif smooths:
             torch.sum(weight, 0, dtype=torch.float32, out=mass)
