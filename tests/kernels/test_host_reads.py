@@ -161,4 +161,5 @@ def test_every_kernel_that_finds_bad_input_is_tried_with_some() -> None:
     tried = {op for op, *_ in BAD.values()}
     finding = {op for op, kernels in KERNELS.items() if any(k.input_error for k in kernels)}
     heads = {"LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep"}
-    assert finding == tried | heads, "heads: test_head.py"
+    losses = {"SoftmaxCrossEntropyLoss", "CrossEntropyLoss"}  # of Triton alone
+    assert finding == tried | heads | losses, "test_head.py, support/triton_checks.py"
