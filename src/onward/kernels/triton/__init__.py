@@ -1,11 +1,19 @@
 """Kernels in Triton, for CUDA devices, where PyTorch's operators would take many passes."""
 
 from onward.kernels.kernel import Kernel
-from onward.kernels.triton import attention, finite, linear_cross_entropy, norm, random, update
+from onward.kernels.triton import (
+    attention,
+    finite,
+    linear_cross_entropy,
+    norm,
+    random,
+    rows,
+    update,
+)
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
-    for module in (attention, finite, linear_cross_entropy, norm, random, update)
+    for module in (attention, finite, linear_cross_entropy, norm, random, rows, update)
     for op, kernel in module.KERNELS.items()
 }
 
