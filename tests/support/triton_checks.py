@@ -23,6 +23,7 @@ from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
+from triton_row_checks import CHECKS as ROW_CHECKS
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType, Type
@@ -363,6 +364,8 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
             CHECKS[f"loss {_op} {_form} {_dtype.name.lower()}"] = partial(
                 run_loss, _op, FORMS[_form], _dtype
             )
+
+CHECKS |= ROW_CHECKS
 
 
 def main() -> None:

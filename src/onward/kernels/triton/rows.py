@@ -135,8 +135,7 @@ def _places(args: KernelArguments, depth: int) -> tuple[list[int], dict[str, Any
     """The sizes of the dims that an index names, and the arguments of reading it."""
     first = int(args.attrs.get("axis", 0)) % max(1, args.x().dim()) if depth == 1 else 0
     sizes = list(args.x().shape[first : first + depth])
-    flags = {"DEPTH": depth, "NEGATIVE": args.attrs.get("padding_idx") is None}
-    return [*sizes, *[1] * (_DEEPEST - depth)], flags
+    return [*sizes, *[1] * (_DEEPEST - depth)], {"DEPTH": depth, "NEGATIVE": True}
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -164,6 +163,7 @@ def _bind_read(args: KernelArguments, op: str) -> Launch:
     count = index.numel() // max(1, depth)
     rows = math.prod(x.shape[:dim]) * count
     sizes, flags = _places(args, depth)
+    flags["NEGATIVE"] = op != "Embedding"  # where -100 for a token is a mistake
     tile, columns = _copy_tile(width)
     source, target = _bits(x), _bits(y)
     grid = (math.ceil(rows / tile) * max(1, math.ceil(width / columns)),)
@@ -259,8 +259,8 @@ def _bind_add(args: KernelArguments, rows: int) -> Launch:
             )  # fmt: skip
         if base is not None:
             filling[(math.ceil(rows / beside),)](
-                start, ordered, y, *sizes, count.bit_length(), ROWS=beside, COLUMNS=wide,
-                num_warps=4,
+                start, ordered, y, *sizes, count.bit_length(), UNIFORM=strides == (0, 0),
+                ROWS=beside, COLUMNS=wide, num_warps=4,
             )  # fmt: skip
 
     return launch

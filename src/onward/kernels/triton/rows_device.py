@@ -242,9 +242,10 @@ def join_segments(
 @triton.jit(do_not_specialize=["count", "rows", "steps"])
 def fill_others(
     data, ordered, y, count, rows, width, data_row, data_column, steps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNIFORM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copies the rows that have no update. steps: of the search for a row's number."""
+    """Copies the rows that have no update. steps: of the search for a row's number;
+    UNIFORM: all are the same number."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     low = tl.zeros([ROWS], tl.int32)
     high = tl.zeros([ROWS], tl.int32) + count
@@ -257,7 +258,10 @@ def fill_others(
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = ((row < rows) & (updated == 0))[:, None] & (column < width)[None, :]
-        source = (row * data_row)[:, None] + (column.to(tl.int64) * data_column)[None, :]
-        content = tl.load(data + source, mask=inside, other=0.0).to(tl.float32)
+        if UNIFORM:
+            content = tl.zeros([ROWS, COLUMNS], tl.float32) + tl.load(data).to(tl.float32)
+        else:
+            source = (row * data_row)[:, None] + (column.to(tl.int64) * data_column)[None, :]
+            content = tl.load(data + source, mask=inside, other=0.0).to(tl.float32)
         target = y + (row * width)[:, None] + column[None, :]
         tl.store(target, content.to(y.dtype.element_ty), mask=inside)
