@@ -4,6 +4,7 @@ from onward.kernels.kernel import Kernel
 from onward.kernels.triton import (
     attention,
     finite,
+    group_norm,
     linear_cross_entropy,
     norm,
     random,
@@ -13,7 +14,16 @@ from onward.kernels.triton import (
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
-    for module in (attention, finite, linear_cross_entropy, norm, random, rows, update)
+    for module in (
+        attention,
+        finite,
+        group_norm,
+        linear_cross_entropy,
+        norm,
+        random,
+        rows,
+        update,
+    )
     for op, kernel in module.KERNELS.items()
 }
 
