@@ -133,7 +133,7 @@ for _low, _dtype in _FLOATS.items():
 
 # ---- adding
 
-# of 40 rows: what is added to, in these ways of lying in memory
+# What 40 rows are added to, in these ways of lying in memory:
 _STARTS: dict[str, Callable[[int, torch.dtype], torch.Tensor]] = {
     "zero": lambda width, d: torch.zeros((), dtype=d).expand(40, width),
     "contiguous": lambda width, d: _numbers((40, width), d),

@@ -92,8 +92,8 @@ def _sizes(data: Shape, index: Shape, depth: int) -> tuple[Any, Any]:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """Of rows that are added: the numbers of their rows, the same in order, which update is at each
-    place of this order, and two sums of each segment of it."""
+    """The temporaries of rows that are added: the numbers of their rows, the same in order, which
+    update is at each place of this order, and two sums of each segment of it."""
     data, index = spec.inputs[0], spec.inputs[1]
     assert data is not None and index is not None
     if spec.attrs.get("reduction", "none") != "add":
@@ -139,7 +139,7 @@ def _places(args: KernelArguments, depth: int) -> tuple[list[int], dict[str, Any
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers, which are moved whatever they mean."""
+    """Returns the same memory as whole numbers, which are moved whatever they mean."""
     return x.view(_UNITS[x.element_size()])
 
 
