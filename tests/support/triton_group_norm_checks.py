@@ -61,7 +61,8 @@ def _run(
     far: float = 0.0,
 ) -> None:
     """Runs both ops on x of this shape. weights: the type of scale and bias, None for absent ones;
-    widest, tile: sizes of a program; over: the operand that y and dx overwrite; far: the mean of x."""
+    widest, tile: sizes of a program; over: the operand that y and dx overwrite; far: the mean of
+    x."""
     made = torch.Generator().manual_seed(1)
     x, dy = ((torch.randn(shape, generator=made) + t).to(dtype) for t in (far, 0.0))
     scale, bias = (None if weights is None else torch.randn(shape[1], generator=made).to(weights)
