@@ -13,9 +13,10 @@ from after_forward import after_forward
 from kernel_calls import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
 from test_host_reads import BAD
+from triton_checks import type_of
 
 from onward.graph.types import DType
-from onward.kernels import KERNELS, Kernel, KernelArguments, Target
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, Target
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,7 +108,11 @@ def test_bad_input_is_flagged(name: str) -> None:
             continue
         inputs: list[torch.Tensor | None] = [torch.tensor(x, device="cuda") for x in arrays]
         flag = torch.zeros(2, dtype=torch.int64, device="cuda")
-        args = KernelArguments(attrs, inputs, [torch.zeros(shape, device="cuda")], [], flag)
+        y = torch.zeros(shape, device="cuda")
+        types = [type_of(x) for x in (*inputs, y)]
+        spec = KernelSpec(op, attrs, tuple(types[:-1]), tuple(t for t in types[-1:] if t))
+        scratch = [rubbish(t).cuda() for t in kernel.scratch(spec)]
+        args = KernelArguments(attrs, inputs, [y], scratch, flag)
         with torch.no_grad():
             launch = kernel.bind(args)
             with waits_refused():

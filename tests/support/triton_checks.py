@@ -24,6 +24,8 @@ from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
+from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
+from triton_row_checks import CHECKS as ROW_CHECKS
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType, Type
@@ -365,6 +367,8 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
             CHECKS[f"loss {_op} {_form} {_dtype.name.lower()}"] = partial(
                 run_loss, _op, FORMS[_form], _dtype
             )
+
+CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS
 
 
 # ---- activations with the bias before them

@@ -6,9 +6,11 @@ from onward.kernels.triton import (
     bias_activation,
     cross_entropy,
     finite,
+    group_norm,
     linear_cross_entropy,
     norm,
     random,
+    rows,
     update,
 )
 
@@ -19,9 +21,11 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         bias_activation,
         cross_entropy,
         finite,
+        group_norm,
         linear_cross_entropy,
         norm,
         random,
+        rows,
         update,
     )
     for op, kernel in module.KERNELS.items()
