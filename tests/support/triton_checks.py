@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
+from row_calls import RowCall, calls
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType, Type
@@ -94,7 +96,8 @@ for _case in CASES + ONWARD_CASES:
 def launch(
     op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Launches the kernel of an op; nothing around its scratch may be written. Returns its flag."""
+    """Launches the kernel of an op; nothing around its scratch may be written. Returns its flag.
+    An output may be one of the inputs."""
     (kernel,) = TRITON[op]
     types = tuple(type_of(x) for x in inputs)
     spec = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
@@ -107,7 +110,8 @@ def launch(
         rooms.append(room)
         scratch.append(room[_AROUND : _AROUND + inner.numel()].view(inner.shape))
     for y in outputs:
-        y.fill_(torch.nan)
+        if not any(y is x for x in inputs):
+            y.fill_(torch.nan)
     args = KernelArguments(attrs, inputs, outputs, scratch)
     kernel.bind(args)()
     for room in rooms:
@@ -363,6 +367,49 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
             CHECKS[f"loss {_op} {_form} {_dtype.name.lower()}"] = partial(
                 run_loss, _op, FORMS[_form], _dtype
             )
+
+
+# ---- norms, gated units, rotary embeddings
+
+
+def of_doubles(call: RowCall) -> list[torch.Tensor]:
+    """The outputs of a call by its op's body in fp64."""
+    given = [None if x is None else Given(x.numpy()) for x in call.inputs]
+    attrs = {k: int(DType.DOUBLE) if k in ("x_type", "y_type") else v
+             for k, v in call.attrs.items()}  # fmt: skip
+    case = OpCase(call.op, tuple(given), attrs)
+    found = evaluate(case.graph(DType.DOUBLE), case.feeds(DType.DOUBLE)).values()
+    return [torch.tensor(np.asarray(y)) for y in found]
+
+
+def run_rows(make: Callable[[], RowCall]) -> None:
+    """The numbers of the body, nothing written around an output, and the same bits where an output
+    lies in an input that the kernel may overwrite."""
+    call = make()
+    rooms = [y if y._base is None else y._base for y in call.outputs]
+    before = [room.clone() for room in rooms]
+    with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+        launch(call.op, call.attrs, call.inputs, call.outputs)
+    for i, (y, want) in enumerate(zip(call.outputs, of_doubles(call), strict=True)):
+        near(f"output {i}", y, want)
+        before[i].as_strided(y.size(), y.stride(), y.storage_offset()).copy_(y)
+    assert all(map(torch.equal, before, rooms)), "written around an output"
+    for out, source in TRITON[call.op][0].inplace:
+        if out >= len(call.outputs) or source >= len(call.inputs):
+            continue
+        inputs = [None if x is None else x.clone() for x in call.inputs]
+        over, want = inputs[source], call.outputs[out]
+        if over is not None and type_of(over) == type_of(want) and over.is_contiguous():
+            outputs = [torch.empty_like(y) for y in call.outputs]
+            outputs[out] = over
+            with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+                launch(call.op, call.attrs, inputs, outputs)
+            assert torch.equal(over, want), f"output {out} over input {source}"
+
+
+for _dtype in DTYPES:
+    for _name, _make in calls(_dtype):
+        CHECKS[f"rows {_name} {_dtype.name.lower()}"] = partial(run_rows, _make)
 
 
 def main() -> None:
