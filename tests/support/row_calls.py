@@ -142,12 +142,15 @@ def _gated(
     return RowCall(op, {"activation": name}, [*inputs], outputs)
 
 
+_GATES = ((3, 1500), (5, 17), (2, 3, 48), (3, 2, 5, 33), (3,), (), (0, 8))
+
+
 def _gates(low: DType) -> Calls:
     dtype = torch_dtype(low)
     for op in ("GatedActivation", "GatedActivationGrad"):
         for name in ACTIVATIONS:
             for lay in _LAYS:
-                for shape in ((), (3,), (5, 17), (2, 3, 48), (3, 2, 5, 33), (3, 1500), (0, 8)):
+                for shape in _GATES if name == "silu" else _GATES[:2]:
                     if shape == () and lay == "halves":
                         continue
                     yield (
