@@ -24,39 +24,17 @@ from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
+from row_calls import RowCall, calls
+from triton_calls import DTYPES, TOLERANCE, launch, near, type_of
 from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
+from triton_loss_checks import CHECKS as LOSS_CHECKS
 from triton_row_checks import CHECKS as ROW_CHECKS
 
 from onward.graph.evaluate import evaluate
-from onward.graph.types import DType, Type
-from onward.kernels import TRITON, KernelArguments, KernelSpec, torch_dtype
-from onward.kernels.triton import bias_activation, cross_entropy
+from onward.graph.types import DType
+from onward.kernels import TRITON, KernelArguments, torch_dtype
 
-# The interpreter keeps bf16 as integers and computes wrong numbers with it, without an error: it
-# runs on a device only.
-DTYPES = (DType.FLOAT, DType.FLOAT16)
-TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}  # as of test_gpu_kernels.py
 CHECKS: dict[str, Callable[[], None]] = {}
-_TYPES = {torch_dtype(d): d for d in (*DTYPES, DType.INT64, DType.INT32, DType.BOOL)}
-_AROUND = 64  # numbers around each scratch that nothing may write
-
-
-def type_of(x: torch.Tensor | None) -> Type | None:
-    return None if x is None else Type(_TYPES[x.dtype], tuple(x.shape))
-
-
-def near(
-    name: str, have: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype | None = None
-) -> None:
-    """Asserts that a tensor is as near as its precision allows, by norm. dtype: that of the numbers
-    it is computed from, where it is not the tensor's own."""
-    truth = truth.double()
-    unit = 2e-6 if (dtype or have.dtype) == torch.float32 else 2e-3
-    distance, norm = float((have.double() - truth).norm()), float(truth.norm())
-    # where the truth is 0, as of a query with one key, terms of size 1 cancel
-    share = 0.02 if norm > 1e-9 else 1.0
-    allowed = unit * (norm + share * have.numel() ** 0.5)
-    assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
 
 
 # ---- the sample calls of every op
@@ -93,30 +71,6 @@ for _case in CASES + ONWARD_CASES:
 
 
 # ---- larger calls of attention
-
-
-def launch(
-    op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
-) -> torch.Tensor:
-    """Launches the kernel of an op; nothing around its scratch may be written. Returns its flag."""
-    (kernel,) = TRITON[op]
-    types = tuple(type_of(x) for x in inputs)
-    spec = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
-    assert kernel.unsupported(spec) is None, kernel.unsupported(spec)
-    rooms, scratch = [], []
-    for t in kernel.scratch(spec):
-        inner = rubbish(t)
-        room = torch.full((inner.numel() + 2 * _AROUND,), 1).to(inner.dtype)
-        room[_AROUND : _AROUND + inner.numel()] = inner.flatten()
-        rooms.append(room)
-        scratch.append(room[_AROUND : _AROUND + inner.numel()].view(inner.shape))
-    for y in outputs:
-        y.fill_(torch.nan)
-    args = KernelArguments(attrs, inputs, outputs, scratch)
-    kernel.bind(args)()
-    for room in rooms:
-        assert (room[:_AROUND] == 1).all() and (room[-_AROUND:] == 1).all(), "out of the scratch"
-    return args.flag
 
 
 def columns(x: torch.Tensor) -> torch.Tensor:
@@ -368,191 +322,50 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
                 run_loss, _op, FORMS[_form], _dtype
             )
 
-CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS
+CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS
 
 
-# ---- activations with the bias before them
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
-}
-SHAPES = ((0, 4), (3, 0), (1, 1), (37, 3), (5, 2, 33), (129, 65), (4300, 16), (3, 2100))
+# ---- norms, gated units, rotary embeddings
 
 
-def run_activation(name: str, shape: tuple[int, ...], programs: int, dtype: DType) -> None:
-    """y, dx and dbias beside autograd in fp64, with a bias of x's dtype and of f32, in given memory
-    and over what it is computed from. programs: those that share a gradient, about."""
-    low, g = torch_dtype(dtype), torch.Generator().manual_seed(5)
-    x, dy = (torch.randn(shape, generator=g).to(low) * 3 for _ in range(2))
-    for bias in (torch.randn(shape[-1:], generator=g).to(t) for t in {low, torch.float32}):
-        leaves = [t.double().requires_grad_() for t in (x, bias)]
-        with torch.enable_grad():
-            want = ACTIVATIONS[name](leaves[0] + leaves[1])
-        truth = [want.detach(), *torch.autograd.grad(want, leaves, dy.double())]
-        y, dx, dbias = torch.empty_like(x), torch.empty_like(x), torch.empty_like(bias)
-        attrs = {"activation": name}
-        launch("BiasActivation", attrs, [x, bias], [y])
-        with patch.object(bias_activation, "_PROGRAMS", programs):
-            launch("BiasActivationGrad", attrs, [dy, x, bias], [dx, dbias])
-            made = (x.double() + bias.double()).to(low)
-            summed = made if name != "relu" else y  # the slope of relu shows in y as well
-            again = [torch.empty_like(x), torch.empty_like(bias)]
-            launch("BiasActivationGrad", attrs, [dy, summed, None], again)
-        for what, have, exact in zip(("y", "dx", "dbias"), (y, dx, dbias), truth, strict=True):
-            near(what, have, exact, low)
-        if dtype == DType.FLOAT:
-            near("dx without a bias", again[0], truth[1])
-            near("dbias without a bias", again[1], truth[2])
-        for i in range(2):
-            over = [dy.clone(), x.clone()]
-            bind_over("BiasActivationGrad", attrs, [*over, bias], [over[i], again[1]])
-            assert torch.equal(over[i], dx), "over its input"
+def of_doubles(call: RowCall) -> list[torch.Tensor]:
+    """The outputs of a call by its op's body in fp64."""
+    given = [None if x is None else Given(x.numpy()) for x in call.inputs]
+    attrs = {k: int(DType.DOUBLE) if k in ("x_type", "y_type") else v
+             for k, v in call.attrs.items()}  # fmt: skip
+    case = OpCase(call.op, tuple(given), attrs)
+    found = evaluate(case.graph(DType.DOUBLE), case.feeds(DType.DOUBLE)).values()
+    return [torch.tensor(np.asarray(y)) for y in found]
 
 
-def bind_over(
-    op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
-) -> None:
-    """Launches a kernel whose outputs may lie where inputs do."""
-    (kernel,) = TRITON[op]
-    types = tuple(type_of(x) for x in inputs)
-    spec = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
-    scratch = [rubbish(t) for t in kernel.scratch(spec)]
-    kernel.bind(KernelArguments(attrs, inputs, outputs, scratch))()
+def run_rows(make: Callable[[], RowCall]) -> None:
+    """The numbers of the body, nothing written around an output, and the same bits where an output
+    lies in an input that the kernel may overwrite."""
+    call = make()
+    rooms = [y if y._base is None else y._base for y in call.outputs]
+    before = [room.clone() for room in rooms]
+    with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+        launch(call.op, call.attrs, call.inputs, call.outputs)
+    for i, (y, want) in enumerate(zip(call.outputs, of_doubles(call), strict=True)):
+        near(f"output {i}", y, want)
+        before[i].as_strided(y.size(), y.stride(), y.storage_offset()).copy_(y)
+    assert all(map(torch.equal, before, rooms)), "written around an output"
+    for out, source in TRITON[call.op][0].inplace:
+        if out >= len(call.outputs) or source >= len(call.inputs):
+            continue
+        inputs = [None if x is None else x.clone() for x in call.inputs]
+        over, want = inputs[source], call.outputs[out]
+        if over is not None and type_of(over) == type_of(want) and over.is_contiguous():
+            outputs = [torch.empty_like(y) for y in call.outputs]
+            outputs[out] = over
+            with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+                launch(call.op, call.attrs, inputs, outputs)
+            assert torch.equal(over, want), f"output {out} over input {source}"
 
 
-def run_extremes(name: str) -> None:
-    """Large numbers have the limits of an activation, and what is not a number stays so."""
-    x = torch.tensor([[torch.nan, 1e4, -1e4, 1e18, -1e18, torch.inf, 0.0, -0.0, 50.0, -50.0]])
-    ones, zero = torch.ones(1, 10), torch.zeros(10)
-    y, dx, dbias = torch.empty(1, 10), torch.empty(1, 10), torch.empty(10)
-    launch("BiasActivation", {"activation": name}, [x, zero], [y])
-    launch("BiasActivationGrad", {"activation": name}, [ones, x, zero], [dx, dbias])
-    assert y[0, 0].isnan()
-    torch.testing.assert_close(y[0, 1:], torch.relu(x)[0, 1:], rtol=0, atol=1e-18)
-    slopes = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
-    torch.testing.assert_close(dx[0, [1, 2, 3, 4, 5, 8, 9]], slopes, rtol=1e-6, atol=1e-18)
-    nan = torch.full((10,), torch.nan)
-    launch("BiasActivationGrad", {"activation": name}, [ones, x, nan], [dx, dbias])
-    assert dbias.isnan().all() or name == "relu"
-
-
-for _name in ACTIVATIONS:
-    CHECKS[f"extremes of BiasActivation BiasActivationGrad {_name} float"] = partial(
-        run_extremes, _name
-    )
-    for _shape in SHAPES:
-        for _programs in (1024, 3) if _shape[0] > 100 else (1024,):
-            for _dtype in DTYPES:
-                CHECKS[f"{_name} {_shape} by {_programs} {_dtype.name.lower()}"] = partial(
-                    run_activation, _name, _shape, _programs, _dtype
-                )
-
-
-# ---- cross-entropy of given logits
-
-LOGITS: dict[str, dict[str, Any]] = {
-    **{f"{kind} {size}": {"reduction": kind, "size": size}
-       for kind in ("mean", "sum", "none")
-       for size in ((37, 70), (3, 5000), (1, 1), (0, 7), (5, 4096), (70, 3))},
-    "weights": {"weights": True},
-    "f32 weights": {"weights": True, "whole": True},
-    "smoothing": {"label_smoothing": 0.1},
-    "smoothing alone": {"label_smoothing": 1.0, "weights": True},
-    "smoothing of wide rows": {"label_smoothing": 0.1, "weights": True, "size": (5, 5000)},
-    "smoothing of each": {"label_smoothing": 0.1, "weights": True, "reduction": "none"},
-    "a class ignored": {"ignore_index": 1, "weights": True},
-    "all ignored": {"labels": -100},
-    "all ignored in a sum": {"labels": -100, "reduction": "sum", "label_smoothing": 0.1},
-    "few programs": {"size": (300, 70), "weights": True, "few": True},
-    "i32 labels": {"narrow": True},
-    "infinite": {"dloss": float("inf")},
-    "infinite with smoothing": {"dloss": float("inf"), "label_smoothing": 0.1},
-    "hidden classes": {"hidden": True},
-    "hidden classes in wide rows": {"hidden": True, "size": (5, 5000)},
-    "large logits": {"shift": 3e4},
-    "bad label": {"label": 70},
-    "huge label": {"label": 2**40, "weights": True},
-    "negative label": {"label": -(2**40), "label_smoothing": 0.1},
-    "negative label of an i32": {"label": -1, "narrow": True, "reduction": "none"},
-}  # fmt: skip
-
-
-def run_logits(form: dict[str, Any], dtype: DType) -> None:
-    """Loss, log-probabilities and the logits' gradient beside PyTorch's in fp64."""
-    low, g = torch_dtype(dtype), torch.Generator().manual_seed(11)
-    rows, classes = form.get("size", (37, 70))
-    z = (torch.randn(rows, classes, generator=g) + form.get("shift", 0.0)).to(low)
-    if "hidden" in form:
-        z[:, 2::3] = -torch.inf
-    weight = torch.rand(classes, generator=g) + 0.1 if "weights" in form else None
-    if weight is not None and "whole" not in form:
-        weight = weight.to(low)
-    labels = torch.randint(0, classes, (rows,), generator=g)
-    labels[labels % 3 == 2] -= 2 * ("hidden" in form)
-    labels[3::4] = form.get("ignore_index", -100)
-    if "label" in form:
-        labels[5] = form["label"]
-    if "labels" in form:
-        labels.fill_(form["labels"])
-    kind, smoothing = form.get("reduction", "mean"), form.get("label_smoothing", 0.0)
-    attrs = {"reduction": kind, "ignore_index": form.get("ignore_index", -100)}
-    attrs |= {"label_smoothing": smoothing} if smoothing else {}
-    op = "CrossEntropyLoss" if smoothing else "SoftmaxCrossEntropyLoss"
-    given = labels.to(torch.int32) if "narrow" in form else labels
-    inputs: list[torch.Tensor | None] = [z, given, *([] if weight is None else [weight])]
-    loss = torch.empty(labels.shape if kind == "none" else (), dtype=low)
-    log_prob, dz = torch.empty_like(z), torch.empty_like(z)
-    dloss = torch.full_like(loss, form.get("dloss", 0.75))
-    few = {"_PROGRAMS": 4, "_SUMS": 2, "_LABELS": 64} if "few" in form else {}
-    with patch.dict(vars(cross_entropy), few):
-        flag = launch(op, attrs, inputs, [loss, log_prob])
-        launch("SoftmaxCrossEntropyLossGrad", attrs, [dloss, log_prob, *inputs[1:]], [dz])
-        bind_over(op, attrs, [(one := z.clone()), *inputs[1:]], [loss.clone(), one])
-        bind_over(
-            "SoftmaxCrossEntropyLossGrad", attrs,
-            [dloss, (other := log_prob.clone()), *inputs[1:]], [other],
-        )  # fmt: skip
-    torch.testing.assert_close(one, log_prob, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(other, dz, rtol=0, atol=0, equal_nan=True)
-    (kernel,) = TRITON[op]
-    assert kernel.input_error is not None
-    if "label" in form:
-        error = kernel.input_error(KernelArguments(attrs, inputs, [], [], flag), flag.tolist())
-        assert isinstance(error, IndexError) and str(form["label"]) in str(error)
-        return
-    assert not flag.any()
-    leaf = z.double().requires_grad_()
-    with torch.enable_grad():
-        want = torch.nn.functional.cross_entropy(
-            leaf, labels, None if weight is None else weight.double(), reduction=kind,
-            ignore_index=attrs["ignore_index"], label_smoothing=smoothing,
-        )  # fmt: skip
-    (truth,) = torch.autograd.grad(want, leaf, dloss.double())
-    exact = z.double().log_softmax(1)
-    same = exact.isinf()
-    assert torch.equal(log_prob.isinf(), same)
-    near("log_prob", log_prob[~same], exact[~same])
-    if dtype == DType.FLOAT:  # beside numbers of size 3e4 too
-        rounded = 1e-6 * z[~same].abs().amax() if rows else torch.tensor(0.0)
-        assert ((log_prob - exact)[~same].abs() <= rounded + 1e-6).all()
-    if want.isfinite().all():
-        near("loss", loss, want.detach(), low)
-    else:
-        torch.testing.assert_close(loss.double(), want.detach(), equal_nan=True)
-    if dloss.isfinite().all():
-        near("dz", dz, truth)
-    else:  # the step is refused: it is enough that no gradient is finite where eager's is not
-        assert not dz[~truth.isfinite()].isfinite().any()
-
-
-for _form in LOGITS:
-    for _dtype in DTYPES:
-        if _form == "large logits" and _dtype == DType.FLOAT16:
-            continue  # which has no numbers between those of 3e4
-        CHECKS[f"logits {_form} {_dtype.name.lower()}"] = partial(run_logits, LOGITS[_form], _dtype)
+for _dtype in DTYPES:
+    for _name, _make in calls(_dtype):
+        CHECKS[f"rows {_name} {_dtype.name.lower()}"] = partial(run_rows, _make)
 
 
 def main() -> None:
