@@ -81,7 +81,7 @@ def test_families_are_as_near_as_autocast_in_fp16(family: str) -> None:
     make, data = CASES[family]
     torch.manual_seed(0)
     model = make().train()
-    batches = [shuffled(data(), seed) for seed in range(11)]
+    batches = [shuffled(data(), seed) for seed in range(33)]  # of 11 the median is a draw
     assert_near(model, batches, ours(model, batches), median, few=128)
 
 
