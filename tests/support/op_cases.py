@@ -51,6 +51,7 @@ class Given:
     """A run-time input of this very content."""
 
     array: np.ndarray
+    accumulated: bool = False  # f32 where the others are of less
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,22 @@ class OpCase:
         rng = np.random.default_rng([zlib.crc32(self.label.encode()), i])
         match self.inputs[i]:
             case Real(shape, low, high, accumulated):
-                own = Type(dtype, ()).accumulated.dtype if accumulated else dtype
-                return np.asarray(rng.uniform(low, high, shape)).astype(own.numpy())
+                drawn = np.asarray(rng.uniform(low, high, shape))
+                return _typed(drawn, _own(dtype, accumulated))
             case Whole(shape, low, high):
                 return np.asarray(rng.integers(low, high, shape))
             case Bits(shape):
                 return np.asarray(rng.integers(0, 2, shape) > 0)
-            case Given(array):
-                return _typed(array, dtype)
+            case Given(array, accumulated):
+                return _typed(array, _own(dtype, accumulated))
             case Double(number):
                 return np.array(number)
             case other:
                 raise TypeError(f"nothing to draw for {other}")
+
+
+def _own(dtype: DType, accumulated: bool) -> DType:
+    return Type(dtype, ()).accumulated.dtype if accumulated else dtype
 
 
 def _typed(array: np.ndarray, dtype: DType) -> np.ndarray:
