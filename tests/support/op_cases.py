@@ -118,26 +118,22 @@ class OpCase:
         rng = np.random.default_rng([zlib.crc32(self.label.encode()), i])
         match self.inputs[i]:
             case Real(shape, low, high, accumulated):
-                drawn = np.asarray(rng.uniform(low, high, shape))
-                return _typed(drawn, _own(dtype, accumulated))
+                return _typed(np.asarray(rng.uniform(low, high, shape)), dtype, accumulated)
             case Whole(shape, low, high):
                 return np.asarray(rng.integers(low, high, shape))
             case Bits(shape):
                 return np.asarray(rng.integers(0, 2, shape) > 0)
             case Given(array, accumulated):
-                return _typed(array, _own(dtype, accumulated))
+                return _typed(array, dtype, accumulated)
             case Double(number):
                 return np.array(number)
             case other:
                 raise TypeError(f"nothing to draw for {other}")
 
 
-def _own(dtype: DType, accumulated: bool) -> DType:
-    return Type(dtype, ()).accumulated.dtype if accumulated else dtype
-
-
-def _typed(array: np.ndarray, dtype: DType) -> np.ndarray:
-    return array.astype(dtype.numpy()) if array.dtype.kind == "f" else array
+def _typed(array: np.ndarray, dtype: DType, accumulated: bool = False) -> np.ndarray:
+    own = Type(dtype, ()).accumulated.dtype if accumulated else dtype
+    return array.astype(own.numpy()) if array.dtype.kind == "f" else array
 
 
 def r(*shape: int, low: float = -2.0, high: float = 2.0) -> Real:
@@ -580,15 +576,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
 
 
 CASES = _labelled(
-    _unary()
-    + _binary()
-    + _shapes()
-    + _indexing()
-    + _reductions()
-    + _products()
-    + _convolutions()
+    _unary() + _binary() + _shapes() + _indexing() + _reductions() + _products() + _convolutions()
     + _composites()
-)
+)  # fmt: skip
 ONWARD_CASES = _labelled(_onward())
 
 

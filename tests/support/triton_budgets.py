@@ -112,7 +112,7 @@ def jitted(trees: Iterable[ast.Module]) -> dict[str, ast.FunctionDef]:
 
 
 def kernel_names(trees: Iterable[ast.Module]) -> set[str]:
-    """Those of them that no other one calls: what the host launches."""
+    """The functions that Triton compiles and no other one calls: what the host launches."""
     functions = jitted(trees)
     called = {
         name
