@@ -1,6 +1,6 @@
 """Kernels that the calls of `triton_calls.py` launch, compiled for devices that are not here.
 
-    python tests/support/triton_compiled.py --write              # the table anew: about 20 minutes
+    python tests/support/triton_compiled.py --write              # the table anew: half an hour
     python tests/support/triton_compiled.py --write AdamUpdate   # the rows of calls with this name
 
 Without `--write` it answers `CALL|DTYPE|TARGET`, a line each, with the figures of each kernel that
