@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Figures:
         return Figures(*(min(p) if i in (3, 4) else max(p) for i, p in enumerate(pairs)))
 
 
-# kernel -> "call dtype" -> target -> figures
+# "module.function" -> "call dtype" -> target -> figures
 Budgets = dict[str, dict[str, dict[str, Figures]]]
 
 
@@ -98,35 +98,37 @@ def _line(targets: dict[str, Figures]) -> str:
 # ---- the kernels that there are
 
 
-def jitted(trees: Iterable[ast.Module]) -> dict[str, ast.FunctionDef]:
-    """The functions of these modules that Triton compiles, by name."""
-    found: dict[str, ast.FunctionDef] = {}
-    for tree in trees:
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and any(
-                "triton.jit" in ast.unparse(d) for d in node.decorator_list
-            ):
-                assert node.name not in found, f"two functions {node.name}"
-                found[node.name] = node
-    return found
+Modules = Mapping[str, ast.Module]  # by name, without `_device`
 
 
-def kernel_names(trees: Iterable[ast.Module]) -> set[str]:
-    """The functions that Triton compiles and no other one calls: what the host launches."""
-    functions = jitted(trees)
-    called = {
-        name
-        for own, function in functions.items()
-        for name in _called(function)
-        if name != own
-    }  # fmt: skip
-    return set(functions) - called
+def device_modules() -> Modules:
+    return {
+        path.stem.removesuffix("_device"): ast.parse(path.read_text(encoding="utf-8"))
+        for path in DEVICE_MODULES
+    }
 
 
-def _called(function: ast.FunctionDef) -> set[str]:
-    """The names that stand for functions in it: what it calls, or hands to a reduction."""
-    return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+def _jitted(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions of a module that Triton compiles, by name."""
+    return {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+    }
 
 
-def device_trees() -> list[ast.Module]:
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in DEVICE_MODULES]
+def kernel_names(modules: Modules) -> set[str]:
+    """What the host launches, as "module.function": the functions that Triton compiles, no other
+    one of the module names and no other module imports."""
+    helpers: set[str] = set()
+    for module, tree in modules.items():
+        functions = _jitted(tree)
+        for own, function in functions.items():
+            said = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            helpers |= {f"{module}.{name}" for name in said & set(functions) - {own}}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_device"):
+                source = str(node.module).rpartition(".")[2].removesuffix("_device")
+                helpers |= {f"{source}.{name.name}" for name in node.names}
+    return {f"{m}.{name}" for m, tree in modules.items() for name in _jitted(tree)} - helpers

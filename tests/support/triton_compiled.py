@@ -63,7 +63,8 @@ def measured(call: RealCall, dtype: str, target: str) -> dict[str, Figures]:
         seen.add(key)
         kernel = triton.compile(source, target=_TARGETS[target], options=settings)
         figures = _of_amd(kernel) if "amdgcn" in kernel.asm else _of_nvidia(kernel)
-        name = function.__name__
+        module = function.__module__.rpartition(".")[2].removesuffix("_device")
+        name = f"{module}.{function.__name__}"
         found[name] = figures.or_worse(found[name]) if name in found else figures
     return found
 
