@@ -39,9 +39,8 @@ def _needs(ops: set[str]) -> str:
             if row.split()[0] in ops and row.endswith(f" {DTYPE}")
         ]
         if figures:
-            found.append(
-                f"`{kernel.rpartition('.')[2]}` {_range(figures)}, {max(f.spilled for f in figures)}"
-            )
+            name, spilled = kernel.rpartition(".")[2], max(f.spilled for f in figures)
+            found.append(f"`{name}` {_range(figures)}, {spilled}")
     return "; ".join(found)
 
 
