@@ -102,7 +102,7 @@ def table(report: Mapping[str, Any]) -> str:
         ["modules, graphs and what compiling leaves", f"{report['runtime_bytes']}"],
         ["the whole process at its fullest, compilation too", f"{report['process_peak_bytes']}"],
     ]
-    memory = [[what, f"{int(n) / MIB:.0f}"] for what, n in memory]
+    memory = [[what, f"{float(n) / MIB:.0f}"] for what, n in memory]
     kinds = [[kind, f"{n / MIB:.0f}"] for kind, n in report["kinds"].items() if n > MIB]
     steps = [
         [str(i), f"{row['loss']:.4f}", f"{row['seconds']:.1f}"]

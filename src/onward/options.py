@@ -404,8 +404,8 @@ class TrainerOptions:
     ranks_timeout: float | None = option(
         None,
         read_seconds,
-        "gives up a rank that does not come after so many seconds, names it, and ends the run; by "
-        "default after those of `init_process_group(timeout=...)`, which are half an hour",
+        "gives up on a rank that does not come within so many seconds, names it, and ends the run; "
+        "by default after those of `init_process_group(timeout=...)`, which are half an hour",
         "600",
     )
     """The seconds after which a rank of a `mesh` that waits for another one gives up, and raises an

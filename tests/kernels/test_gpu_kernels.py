@@ -13,9 +13,10 @@ from after_forward import after_forward
 from kernel_calls import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
 from test_host_reads import BAD
+from triton_checks import type_of
 
 from onward.graph.types import DType
-from onward.kernels import KERNELS, Kernel, KernelArguments, Target
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, Target
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,7 +108,11 @@ def test_bad_input_is_flagged(name: str) -> None:
             continue
         inputs: list[torch.Tensor | None] = [torch.tensor(x, device="cuda") for x in arrays]
         flag = torch.zeros(2, dtype=torch.int64, device="cuda")
-        args = KernelArguments(attrs, inputs, [torch.zeros(shape, device="cuda")], [], flag)
+        y = torch.zeros(shape, device="cuda")
+        types = [type_of(x) for x in (*inputs, y)]
+        spec = KernelSpec(op, attrs, tuple(types[:-1]), tuple(t for t in types[-1:] if t))
+        scratch = [rubbish(t).cuda() for t in kernel.scratch(spec)]
+        args = KernelArguments(attrs, inputs, [y], scratch, flag)
         with torch.no_grad():
             launch = kernel.bind(args)
             with waits_refused():
@@ -115,3 +120,23 @@ def test_bad_input_is_flagged(name: str) -> None:
         with pytest.raises(IndexError, match="out of range"):
             raise_input_error(kernel, args)
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "CrossEntropyLoss"])
+@pytest.mark.parametrize("label", [-1, 7, 2**40])
+def test_a_label_that_is_no_class_is_flagged(op: str, label: int) -> None:
+    (kernel,) = (k for k in KERNELS[op] if k.input_error is not None)
+    if kernel.where(CUDA) is not None:
+        pytest.skip("Triton is not installed")
+    attrs = {"label_smoothing": 0.1} if op == "CrossEntropyLoss" else {}
+    z, labels = torch.randn(4, 7, device="cuda"), torch.tensor([0, label, -100, 6], device="cuda")
+    outputs, partial = [z.new_empty(()), torch.empty_like(z)], z.new_empty(1, 2)
+    flag = torch.zeros(2, dtype=torch.int64, device="cuda")
+    args = KernelArguments(attrs, [z, labels], outputs, [partial], flag)
+    launch = kernel.bind(args)
+    with waits_refused():
+        launch()
+    with pytest.raises(IndexError, match=f"label {label} is out of range for 7 classes"):
+        raise_input_error(kernel, args)
+    torch.testing.assert_close(outputs[1], z.log_softmax(1))
+    torch.cuda.synchronize()

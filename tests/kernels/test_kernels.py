@@ -44,8 +44,14 @@ PARTIAL = {
     "native.depthwise_conv_transpose": "a filter of each channel",
     "native.depthwise_conv_weight_grad": "a filter of each channel",
     "native.linear_cross_entropy": "not both of one low type",
+    "blas.bf16_linear_cross_entropy": "x is not bfloat16",
+    "blas.fp16_linear_cross_entropy": "x is not float16",
+    "blas.bf16_gemm": "not all bfloat16", "blas.fp16_gemm": "not all float16",
 }  # fmt: skip
-LOW_ALONE = {"native.linear_cross_entropy"}  # test_low_cross_entropy.py
+LOW_ALONE = {  # test_low_cross_entropy.py, test_low_product.py
+    "native.linear_cross_entropy", "blas.bf16_linear_cross_entropy",
+    "blas.fp16_linear_cross_entropy", "blas.bf16_gemm", "blas.fp16_gemm",
+}  # fmt: skip
 
 # Results whose elements are sums or transcendental functions: the order and the method may differ.
 TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}

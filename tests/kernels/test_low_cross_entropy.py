@@ -3,13 +3,15 @@ that are rounded as the kernel rounds them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import NATIVE, Kernel, KernelArguments, KernelSpec, torch_dtype
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, torch_dtype
+from onward.kernels.blas.engines import engines
 from onward.kernels.native import cross_entropy
 from onward.kernels.native.library import library
 
@@ -37,8 +39,22 @@ def type_of(x: torch.Tensor) -> Type:
     return Type(kinds[x.dtype], tuple(x.shape))
 
 
-def kernel_of(op: str) -> Kernel:
-    return next(k for k in NATIVE[op] if k.name == "native.linear_cross_entropy")
+# whose products: torch's, or widened ones of a BLAS
+MAKERS = ["native", *(["blas"] if engines() else [])]
+maker = ["native"]
+
+
+@pytest.fixture(params=MAKERS, autouse=True)
+def _of_maker(request: pytest.FixtureRequest) -> Iterator[None]:
+    maker[0] = request.param
+    yield
+    maker[0] = "native"
+
+
+def kernel_of(op: str, dtype: torch.dtype) -> Kernel:
+    low = "bf16_" if dtype == torch.bfloat16 else "fp16_"
+    name = f"{maker[0]}.{low if maker[0] == 'blas' else ''}linear_cross_entropy"
+    return next(k for k in KERNELS[op] if k.name == name)
 
 
 def launch(op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None]) -> Any:
@@ -54,7 +70,7 @@ def launch(op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None]) ->
         outputs += [] if bias is None else [torch.full(bias.shape, 9.0)]
     types = tuple(None if t is None else type_of(t) for t in inputs)
     spec = KernelSpec(op, attrs, types, tuple(map(type_of, outputs)))
-    kernel = kernel_of(op)
+    kernel = kernel_of(op, x.dtype)
     assert kernel.unsupported(spec) is None
     scratch = [
         torch.full([int(n) for n in t.shape], 7).to(torch_dtype(t.dtype))  # type: ignore[arg-type]

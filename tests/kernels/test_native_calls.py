@@ -25,6 +25,7 @@ from test_kernels import REFUSED
 
 from onward.graph.types import DType
 from onward.kernels import KERNELS, KernelArguments, host
+from onward.kernels.blas import low_product
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
 from onward.kernels.native.signatures import KernelSignature, Parameter, signatures
@@ -65,6 +66,9 @@ def calls() -> dict[str, Arguments]:
         patched.setattr(Library, "launch", record)  # of low operands, which no sample call has
         attrs, *given = low_head.sample((6, 4, 9), DType.BFLOAT16, low_head.FORMS["all"])
         low_head.launch("LinearCrossEntropyStep", attrs, [torch.tensor(1.0), *given])
+        low = [torch.ones(3, 3, dtype=torch.bfloat16) for _ in range(4)]
+        scratch = [rubbish(t) for t in low_product.low_scratch(3, 3, 3)]
+        low_product.low_product(*low[:3], scratch, low[3])
         patched.undo()
     x = torch.ones(3)
     return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}

@@ -128,13 +128,17 @@ def test_the_host_is_what_the_environment_says(level: str, build: Any) -> None:
     able, found = host().multiplies_bf16, host().capability  # the processor's own
     assert found == torch.backends.cpu.get_cpu_capability()
     level_of = "none" if level == "0" else level
-    assert host() == Target("cpu", level_of, multiplies_bf16=able, capability=found)
+    halves = host().multiplies_fp16
+    assert host() == Target(
+        "cpu", level_of, multiplies_bf16=able, multiplies_fp16=halves, capability=found
+    )
     there = find_spec("triton") is not None
     found = host("cuda")
     held = {"rates": found.rates, "capability": found.capability}
     assert found == Target(
-        "cuda", "none", triton=there, multiplies_bf16=found.multiplies_bf16, **held
-    )
+        "cuda", "none", triton=there, multiplies_bf16=found.multiplies_bf16,
+        multiplies_fp16=True, **held,
+    )  # fmt: skip
     assert (found.capability == "") == (not torch.cuda.is_available())
     assert host().has_library == (level != "0")
 

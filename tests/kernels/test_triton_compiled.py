@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from answers import asked
 from triton_budgets import TABLE, TARGETS, Figures, Table, device_modules, kernel_names
-from triton_calls import CALLS
+from triton_sizes import CALLS
 
 from onward.kernels import TRITON
 
@@ -56,17 +56,17 @@ def test_kernels_stay_within_their_budgets(
 
 
 def test_every_kernel_has_rows_for_every_target() -> None:
-    """A kernel that nobody launches, or that no call of `triton_calls.py` reaches, is named."""
+    """A kernel that nobody launches, or that no call of `triton_sizes.py` reaches, is named."""
     kernels = kernel_names(device_modules())
     assert len(kernels) >= 10
-    assert sorted(HELD.budgets) == sorted(kernels), f"calls in triton_calls.py, then: {WRITE}"
+    assert sorted(HELD.budgets) == sorted(kernels), f"calls in triton_sizes.py, then: {WRITE}"
     for kernel, rows in HELD.budgets.items():
         for row, targets in rows.items():
             assert set(targets) == set(TARGETS), f"{kernel}, {row}"
 
 
 def test_rows_are_those_of_the_calls() -> None:
-    assert {call.op for call in CALLS} == set(TRITON), "calls in triton_calls.py"
+    assert {call.op for call in CALLS} == set(TRITON), "calls in triton_sizes.py"
     assert HELD.calls() == {f"{call} {dtype}" for call in CALLS for dtype in call.dtypes}, WRITE
     assert all(call.dtypes for call in CALLS)
 

@@ -17,13 +17,16 @@ from triton_budgets import DEVICE_MODULES
 
 # Pointers to integers and flags, by name.
 WHOLE_NUMBERS = {
-    "blocks", "coordinates", "ignored", "labels", "offset", "q_at", "ranges", "seed", "table",
+    "blocks", "coordinates", "ignored", "index", "labels", "offset", "order", "ordered", "q_at",
+    "ranges", "seed", "table",
 }  # fmt: skip
 # By function and pointer: loads that are of something else.
 OTHERS = {
     ("places", "at"): "sequences and places",
     ("filtered", "mask"): "flags; the other load of a mask, which is added, is cast",
     ("rows", "at"): "operands of products, whose type chooses the device's instruction",
+    ("read_rows", "x"): "bits, which are copied as whole numbers",
+    ("set_rows", "source"): "bits, which are copied as whole numbers",
 }
 
 
@@ -125,6 +128,6 @@ def test_the_interpreter_still_computes_bf16_wrongly() -> None:
     assert cast == 36.0
     assert plain != 36.0, (
         "the interpreter computes with bf16 now: put DType.BFLOAT16 into DTYPES of "
-        "support/triton_checks.py, ask pyproject.toml for this Triton, and take this test away"
+        "support/triton_calls.py, ask pyproject.toml for this Triton, and take this test away"
     )
     assert plain == pytest.approx(7.523164e-37), "it is wrong in another way than it was"

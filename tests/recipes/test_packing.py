@@ -17,7 +17,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.start_model import build_model
 from onward.recipes.tasks.task import IGNORED_LABEL
 
-WORDS = "the quick brown fox jumps over a lazy dog and does not look back".split()
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "looks", "back")
 NARROW = {
     "causal-lm": "n_layer=2,n_embd=32,n_head=2",
     "masked-lm": "num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=48",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,36 +21,17 @@ from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
+from row_calls import RowCall, calls
+from triton_calls import DTYPES, TOLERANCE, launch, near, type_of
+from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
+from triton_loss_checks import CHECKS as LOSS_CHECKS
+from triton_row_checks import CHECKS as ROW_CHECKS
 
 from onward.graph.evaluate import evaluate
-from onward.graph.types import DType, Type
-from onward.kernels import TRITON, KernelArguments, KernelSpec, torch_dtype
+from onward.graph.types import DType
+from onward.kernels import TRITON, KernelArguments, torch_dtype
 
-# The interpreter keeps bf16 as integers and computes wrong numbers with it, without an error: it
-# runs on a device only.
-DTYPES = (DType.FLOAT, DType.FLOAT16)
-TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}  # as of test_gpu_kernels.py
 CHECKS: dict[str, Callable[[], None]] = {}
-_TYPES = {torch_dtype(d): d for d in (*DTYPES, DType.INT64, DType.BOOL)}
-_AROUND = 64  # numbers around each scratch that nothing may write
-
-
-def type_of(x: torch.Tensor | None) -> Type | None:
-    return None if x is None else Type(_TYPES[x.dtype], tuple(x.shape))
-
-
-def near(
-    name: str, have: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype | None = None
-) -> None:
-    """Asserts that a tensor is as near as its precision allows, by norm. dtype: that of the numbers
-    it is computed from, where it is not the tensor's own."""
-    truth = truth.double()
-    unit = 2e-6 if (dtype or have.dtype) == torch.float32 else 2e-3
-    distance, norm = float((have.double() - truth).norm()), float(truth.norm())
-    # where the truth is 0, as of a query with one key, terms of size 1 cancel
-    share = 0.02 if norm > 1e-9 else 1.0
-    allowed = unit * (norm + share * have.numel() ** 0.5)
-    assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
 
 
 # ---- the sample calls of every op
@@ -86,30 +68,6 @@ for _case in CASES + ONWARD_CASES:
 
 
 # ---- larger calls of attention
-
-
-def launch(
-    op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
-) -> torch.Tensor:
-    """Launches the kernel of an op; nothing around its scratch may be written. Returns its flag."""
-    (kernel,) = TRITON[op]
-    types = tuple(type_of(x) for x in inputs)
-    spec = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
-    assert kernel.unsupported(spec) is None, kernel.unsupported(spec)
-    rooms, scratch = [], []
-    for t in kernel.scratch(spec):
-        inner = rubbish(t)
-        room = torch.full((inner.numel() + 2 * _AROUND,), 1).to(inner.dtype)
-        room[_AROUND : _AROUND + inner.numel()] = inner.flatten()
-        rooms.append(room)
-        scratch.append(room[_AROUND : _AROUND + inner.numel()].view(inner.shape))
-    for y in outputs:
-        y.fill_(torch.nan)
-    args = KernelArguments(attrs, inputs, outputs, scratch)
-    kernel.bind(args)()
-    for room in rooms:
-        assert (room[:_AROUND] == 1).all() and (room[-_AROUND:] == 1).all(), "out of the scratch"
-    return args.flag
 
 
 def columns(x: torch.Tensor) -> torch.Tensor:
@@ -360,6 +318,51 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
             CHECKS[f"loss {_op} {_form} {_dtype.name.lower()}"] = partial(
                 run_loss, _op, FORMS[_form], _dtype
             )
+
+CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS
+
+
+# ---- norms, gated units, rotary embeddings
+
+
+def of_doubles(call: RowCall) -> list[torch.Tensor]:
+    """The outputs of a call by its op's body in fp64."""
+    given = [None if x is None else Given(x.numpy()) for x in call.inputs]
+    attrs = {k: int(DType.DOUBLE) if k in ("x_type", "y_type") else v
+             for k, v in call.attrs.items()}  # fmt: skip
+    case = OpCase(call.op, tuple(given), attrs)
+    found = evaluate(case.graph(DType.DOUBLE), case.feeds(DType.DOUBLE)).values()
+    return [torch.tensor(np.asarray(y)) for y in found]
+
+
+def run_rows(make: Callable[[], RowCall]) -> None:
+    """The numbers of the body, nothing written around an output, and the same bits where an output
+    lies in an input that the kernel may overwrite."""
+    call = make()
+    rooms = [y if y._base is None else y._base for y in call.outputs]
+    before = [room.clone() for room in rooms]
+    with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+        launch(call.op, call.attrs, call.inputs, call.outputs)
+    for i, (y, want) in enumerate(zip(call.outputs, of_doubles(call), strict=True)):
+        near(f"output {i}", y, want)
+        before[i].as_strided(y.size(), y.stride(), y.storage_offset()).copy_(y)
+    assert all(map(torch.equal, before, rooms)), "written around an output"
+    for out, source in TRITON[call.op][0].inplace:
+        if out >= len(call.outputs) or source >= len(call.inputs):
+            continue
+        inputs = [None if x is None else x.clone() for x in call.inputs]
+        over, want = inputs[source], call.outputs[out]
+        if over is not None and type_of(over) == type_of(want) and over.is_contiguous():
+            outputs = [torch.empty_like(y) for y in call.outputs]
+            outputs[out] = over
+            with patch("onward.kernels.triton.rms_norm._PROGRAMS", call.programs):
+                launch(call.op, call.attrs, inputs, outputs)
+            assert torch.equal(over, want), f"output {out} over input {source}"
+
+
+for _dtype in DTYPES:
+    for _name, _make in calls(_dtype):
+        CHECKS[f"rows {_name} {_dtype.name.lower()}"] = partial(run_rows, _make)
 
 
 def checked(name: str) -> None:

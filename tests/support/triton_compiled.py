@@ -1,4 +1,4 @@
-"""Kernels that the calls of `triton_calls.py` launch, compiled for devices that are not here.
+"""Kernels that the calls of `triton_sizes.py` launch, compiled for devices that are not here.
 
     python tests/support/triton_compiled.py --write              # the table anew: half an hour
     python tests/support/triton_compiled.py --write AdamUpdate   # the rows of calls with this name
@@ -28,7 +28,7 @@ from triton.runtime.jit import (  # pyright: ignore[reportMissingImports]
     create_function_from_signature,
 )
 from triton_budgets import TABLE, TARGETS, Budgets, Figures, Table
-from triton_calls import CALLS, RealCall
+from triton_sizes import CALLS, RealCall
 
 _TARGETS = {
     name: GPUTarget("cuda", int(name[3:]), 32) if name.startswith("sm_") else

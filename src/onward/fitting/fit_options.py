@@ -64,7 +64,7 @@ class FitOptions:
     """Options of `onward.fit`, by the names of transformers' TrainingArguments; callbacks get them
     as `args`. Raises OnwardError for an invalid value."""
 
-    num_train_epochs: float = option(3.0, _epochs, "trains for so many passes over the data", "3")
+    num_train_epochs: float = option(3.0, _epochs, "is the number of passes over the data", "3")
     max_steps: int | None = option(
         None, _updates, "trains for so many updates, whatever `num_train_epochs` says", "1000"
     )
@@ -76,7 +76,7 @@ class FitOptions:
         '"cosine"',
     )
     warmup_steps: int = option(
-        0, _warmup, "is the number of updates over which that schedule begins from 0", "100"
+        0, _warmup, "is the number of updates over which that schedule rises from 0", "100"
     )
     logging_strategy: str = option(
         "steps",

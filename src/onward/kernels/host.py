@@ -21,7 +21,10 @@ def host(device: str = "cpu") -> Target:
     level = NO_LIBRARY if found is None else found.level
     low = _multiplies_bf16(device)
     rates, capability = _rates(device), _capability(device)
-    return Target(device, level, triton, multiplies_bf16=low, rates=rates, capability=capability)
+    return Target(
+        device, level, triton, multiplies_bf16=low, multiplies_fp16=_multiplies_fp16(device),
+        rates=rates, capability=capability,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -29,6 +32,14 @@ def _multiplies_bf16(device: str) -> bool:
     if device != "cpu":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(bf16_instructions())
+
+
+@functools.cache
+def _multiplies_fp16(device: str) -> bool:
+    if device != "cpu":
+        return True
+    found = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(bool(found.get(name)) for name in ("avx512_fp16", "amx_fp16"))
 
 
 def bf16_instructions() -> tuple[str, ...]:

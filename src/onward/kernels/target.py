@@ -30,7 +30,8 @@ class Target:
     device: "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or "plain";
     "none" without the library and on devices that it does not support. triton: whether Triton
     supports the device here. dtype: of products. multiplies_bf16: whether the processor has bf16
-    products (AVX512-BF16, AMX, tensor cores), so that bf16 pays off. capability: a GPU's compute
+    products (AVX512-BF16, AMX, tensor cores), so that bf16 pays off. multiplies_fp16: whether it
+    has fp16 products (AVX512-FP16, AMX-FP16, tensor cores). capability: a GPU's compute
     capability, such as (9, 0); a CPU's widest instruction set that PyTorch uses, such as "AVX2"; ""
     where unknown.
     """
@@ -40,6 +41,7 @@ class Target:
     triton: bool = False
     dtype: str = "float32"
     multiplies_bf16: bool = False
+    multiplies_fp16: bool = False
     rates: Rates = Rates()
     capability: str | tuple[int, int] = ""
 

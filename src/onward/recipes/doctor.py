@@ -103,14 +103,17 @@ def _low_products() -> Iterator[tuple[str, str]]:
     """Whether the processor has bf16 products, their speed, and what "auto" means here."""
     import torch
 
+    from onward.graph.types import DType
+    from onward.kernels.blas.low_product import widens
     from onward.kernels.host import bf16_instructions, host
 
     found = ", ".join(bf16_instructions()) or "no instructions for it"
+    widened = "; Onward widens blocks to fp32" if widens(DType.BFLOAT16, host()) is None else ""
     low, wide = (_rate(dtype) for dtype in (torch.bfloat16, torch.float32))
     auto = "bf16" if host().multiplies_bf16 else "fp32"
     yield (
         "bf16",
-        f"{found}; products of {SIDE}: {low:.0f} GFLOP/s, fp32 {wide:.0f}; "
+        f"{found}; PyTorch's products of {SIDE}: {low:.0f} GFLOP/s, fp32 {wide:.0f}{widened}; "
         f'mixed_precision="auto" is {auto}',
     )
 

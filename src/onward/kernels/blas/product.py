@@ -19,7 +19,7 @@ from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.target import Target
 
 
-def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
+def stored(x: torch.Tensor) -> tuple[bool, int] | None:
     """Whether `f32[rows,columns]` is stored transposed, and the stride between its lines.
 
     None where neither dim has stride 1, which no BLAS supports.
@@ -38,7 +38,7 @@ def bind(engine: str, args: KernelArguments) -> Launch:
     a, b = gemm_operands(args)
     y = args.y
     c = args.inputs[2] if len(args.inputs) > 2 else None
-    left, right, out = _stored(a), _stored(b), _stored(y)
+    left, right, out = stored(a), stored(b), stored(y)
     if left is None or right is None or out is None or out[0] or a.shape[1] == 0:
         return bind_gemm(args)
     row = None if c is None else c.expand(y.shape)

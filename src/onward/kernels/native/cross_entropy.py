@@ -1,5 +1,5 @@
-"""LinearCrossEntropy in bf16 and fp16: products by torch.mm, with native code for the losses
-between.
+"""LinearCrossEntropy in bf16 and fp16: products by torch.mm, or as blas/low_head.py makes them,
+with native code for the losses between.
 
 A block of rows has logits of the low type; log-sum-exp, loss and gradients are computed from them
 in f32, and the logits' gradients overwrite them. dw and dbias are f32 sums over the rows; each
@@ -32,16 +32,24 @@ PANEL = 4096  # classes of one product for dw; 2048 to 16384 take equally long
 CACHED = 32 << 20
 
 
-def _sizes(spec: KernelSpec) -> tuple[Type, Type]:
+# makes the launch of `y = a b`
+Multiply = Callable[[Tensor, Tensor, Tensor], Launch]
+
+
+def _by_torch(a: Tensor, b: Tensor, y: Tensor) -> Launch:
+    return partial(torch.mm, a, b, out=y)
+
+
+def head_sizes(spec: KernelSpec) -> tuple[Type, Type]:
     x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
     return x, w
 
 
-def _scratch(spec: KernelSpec) -> list[Type]:
+def scratch(spec: KernelSpec) -> list[Type]:
     """The scratch of a call: `z`, a panel's `dw`, each row's `loss`, `label` and whether it is
     `ignored`, and three sums."""
-    x, w = _sizes(spec)
+    x, w = head_sizes(spec)
     n, classes, features = x.shape[0], w.shape[0], w.shape[1]
     assert isinstance(n, int) and isinstance(classes, int) and isinstance(features, int)
     panel = min(classes, PANEL) if spec.op != "LinearCrossEntropy" else 1
@@ -57,8 +65,8 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     ]
 
 
-def _unsupported(spec: KernelSpec) -> str | None:
-    x, w = _sizes(spec)
+def unsupported(spec: KernelSpec) -> str | None:
+    x, w = head_sizes(spec)
     if not x.is_low or x.dtype != w.dtype:
         return "x and w are not both of one low type"
     others = (t for t in spec.inputs if t is not x and t is not w)
@@ -68,21 +76,22 @@ def _unsupported(spec: KernelSpec) -> str | None:
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
 
-def _workspace(spec: KernelSpec) -> int:
+def workspace(spec: KernelSpec) -> int:
     """Bytes of small temporaries with one number per row."""
-    n = _sizes(spec)[0].shape[0]
+    n = head_sizes(spec)[0].shape[0]
     assert isinstance(n, int)
     return 64 * n + 4096
 
 
-def _bind(op: str, args: KernelArguments) -> Launch:
+def bind(op: str, args: KernelArguments, multiply: Multiply = _by_torch) -> Launch:
+    """The launch of a head, with its products by `multiply`."""
     inputs, outputs = [*args.inputs, None, None], list(args.outputs)
     dloss = None if op == "LinearCrossEntropy" else inputs.pop(0)
     loss = outputs.pop(0) if op != "LinearCrossEntropyGrad" else None
     x, w, bias, labels, weight = inputs[:5]
     dx, dw, dbias = [*outputs, None, None, None][:3]
     assert x is not None and w is not None and labels is not None
-    z, panel, losses, label, ignored, sums = args.scratch
+    z, panel, losses, label, ignored, sums = args.scratch[:6]
     divisor, unit, weights = sums[0:1], sums[1:2], sums[2:3]
     ignore, classes = int(args.attrs["ignore_index"]), w.shape[0]
     ends = (args.flag[0], args.flag[1])
@@ -92,7 +101,7 @@ def _bind(op: str, args: KernelArguments) -> Launch:
         for step in _block(
             x, w, bias, labels, weight, dx, dw, dbias, z, panel, losses, weights,
             None if dloss is None else unit, rows, ignore,
-            float(args.attrs.get("label_smoothing", 0.0)), args.spare,
+            float(args.attrs.get("label_smoothing", 0.0)), args.spare, multiply,
         )
     ]  # fmt: skip
     mean = args.attrs["reduction"] == "mean"
@@ -123,7 +132,7 @@ def _block(
     x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None,
     dx: Tensor | None, dw: Tensor | None, dbias: Tensor | None, z: Tensor, panel: Tensor,
     losses: Tensor, weights: Tensor, unit: Tensor | None, rows: slice, ignore: int,
-    smoothing: float, spare: Callable[[Tensor], int],
+    smoothing: float, spare: Callable[[Tensor], int], multiply: Multiply,
 ) -> Iterator[Launch]:  # fmt: skip
     """Yields the calls for a block's rows, in order. The first block writes dw, later ones add to
     it."""
@@ -139,7 +148,7 @@ def _block(
     zs = z[:count]  # without spare rows
     if more:
         yield behind(x[rows], more).zero_  # zeros, so that their products are zeros too
-    yield partial(torch.mm, xs, w.t(), out=wide)
+    yield multiply(xs, w.t(), wide)
     yield native.launch(
         "onward_cross_entropy", z=zs, bias=bias, labels=labels[rows], weight=weight,
         all_weights=weights, unit=unit, loss=losses[rows], rows=zs.shape[0],
@@ -147,10 +156,10 @@ def _block(
     )  # fmt: skip
     if dx is None or dw is None:
         return
-    yield partial(torch.mm, wide, w, out=lengthened(dx[rows], more))
+    yield multiply(wide, w, lengthened(dx[rows], more))
     for start in range(0, w.shape[0], max(1, panel.shape[0])):
         part = panel[: min(panel.shape[0], w.shape[0] - start)]  # f[C,D]
-        yield partial(torch.mm, wide[:, start : start + part.shape[0]].t(), xs, out=part)
+        yield multiply(wide[:, start : start + part.shape[0]].t(), xs, part)
         yield native.launch(
             "onward_accumulate", x=part, y=dw[start : start + part.shape[0]], n=part.numel(),
             adds=int(not first),
@@ -164,8 +173,8 @@ def _block(
 
 KERNELS: dict[str, Kernel] = {
     op: Kernel(
-        "native.linear_cross_entropy", partial(_bind, op), unsupported=_unsupported, where=where,
-        contiguous=None, scratch=_scratch, workspace=_workspace,
+        "native.linear_cross_entropy", partial(bind, op), unsupported=unsupported, where=where,
+        contiguous=None, scratch=scratch, workspace=workspace,
         input_error=partial(no_such_class, op),
     )
     for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")

@@ -1,11 +1,39 @@
 """Kernels in Triton, for CUDA devices, where PyTorch's operators would take many passes."""
 
 from onward.kernels.kernel import Kernel
-from onward.kernels.triton import attention, finite, linear_cross_entropy, norm, random, update
+from onward.kernels.triton import (
+    attention,
+    bias_activation,
+    cross_entropy,
+    finite,
+    gated,
+    group_norm,
+    linear_cross_entropy,
+    norm,
+    random,
+    rms_norm,
+    rotary,
+    rows,
+    update,
+)
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
-    for module in (attention, finite, linear_cross_entropy, norm, random, update)
+    for module in (
+        attention,
+        bias_activation,
+        cross_entropy,
+        finite,
+        gated,
+        group_norm,
+        linear_cross_entropy,
+        norm,
+        random,
+        rms_norm,
+        rotary,
+        rows,
+        update,
+    )
     for op, kernel in module.KERNELS.items()
 }
 

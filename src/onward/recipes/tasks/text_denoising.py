@@ -61,11 +61,10 @@ class TextDenoising(EncoderDecoder, BlockTask):
                 "give less, a smaller --mlm_probability or a larger --mean_span_length",
             )
         data = super().encode(sources, tokenizer, model_config, config)
-        # marks and visible tokens cost nothing where a hidden one costs what it does by frequencies
-        share = hidden / (hidden + spans + 1) if marks else hidden / config.block_size
-        value = math.exp(share * math.log(data.baseline.value))
-        told = dataclasses.replace(data.baseline, of="unigram model of hidden tokens", value=value)
-        return dataclasses.replace(data, baseline=told)
+        if not marks:  # BART's target is the text
+            return data
+        value = _target_perplexity(data.baseline.value, hidden, spans)
+        return dataclasses.replace(data, baseline=dataclasses.replace(data.baseline, value=value))
 
     def draw(
         self, samples: Samples, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig
@@ -144,6 +143,15 @@ def _sizes(config: FinetuneConfig) -> tuple[int, int]:
     hidden = max(1, round(config.block_size * config.mlm_probability))
     spans = max(1, round(hidden / config.mean_span_length))
     return hidden, min(spans, hidden, max(config.block_size - hidden, 1))
+
+
+def _target_perplexity(of_text: float, hidden: int, spans: int) -> float:
+    """The perplexity of T5's targets by the frequencies of their tokens: of `hidden` tokens as in
+    the text, and of `spans` marks and an end, each of which every target has once."""
+    length = hidden + spans + 1
+    share = hidden / length
+    of_hidden = math.log(of_text) - math.log(share)
+    return math.exp(share * of_hidden + (1 - share) * math.log(length))
 
 
 def _marks(tokenizer: PreTrainedTokenizerBase) -> list[int]:
