@@ -287,6 +287,7 @@ def test_options_of_the_trainer_are_those_of_the_command_line() -> None:
         "gradient_accumulation_steps", "max_grad_norm", "seed", "memory_budget", "mesh", "zero",
         "pipeline_schedule", "pipeline_microbatches", "sequence_parallel",
         "context_parallel_method", "optimizer_state", "offload_optimizer", "offload_dir",
+        "skip_nonfinite",
     }  # fmt: skip
     assert shared == options.keys() & FinetuneConfig.__dataclass_fields__.keys()
     config = parse(["--memory_budget", "1.5 GiB"], "finetune", FinetuneConfig)

@@ -197,6 +197,10 @@ class TrainerOptions:
         "updates also where a gradient is infinite or NaN, as eager PyTorch does; otherwise such "
         "an update is left out and the step says `skipped`",
         "False",
+        {
+            "skip_nonfinite": "leave out updates with infinite or NaN gradients; false, with "
+            "--max_grad_norm 0, updates each weight as soon as its gradient is known"
+        },
     )
     """Skips an update with an infinite or NaN gradient: weights, optimizer state and counts stay as
     they are, and the step's result has `skipped` set. False updates even so, as eager PyTorch

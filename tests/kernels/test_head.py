@@ -16,7 +16,7 @@ from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, TRITON, Kernel, KernelArguments, KernelSpec
 
 OPS = ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
-# of bf16 and fp16 alone: test_low_cross_entropy.py
+# test_low_cross_entropy.py has kernels of bf16 and fp16 alone
 LOW = (
     "native.linear_cross_entropy", "blas.bf16_linear_cross_entropy",
     "blas.fp16_linear_cross_entropy",

@@ -44,7 +44,7 @@ def check(
     assert launch is not None
     launch()
     want = a.double() @ b.double() + (0 if c is None else c.double())
-    # of the f32 sums as well, whose terms are larger than their sum
+    # f32 sums have an error of their terms, which are larger than their sum
     terms = a.double().abs() @ b.double().abs()
     allowed = EPS[dtype] * want.abs() + 1e-6 * terms + 1e-7
     assert ((y.double() - want).abs() <= allowed).all()

@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "mlm_probability": 0.5, "mean_span_length": 2.0, "predict_with_generate": True,
     "generation_num_beams": 2, "load_best_model_at_end": True, "metric_for_best_model": "f1",
     "greater_is_better": True, "early_stopping_patience": 2, "towers": "separate", "pooling": "cls",
-    "crossing": "residual", "teacher_model": "t",
+    "crossing": "residual", "teacher_model": "t", "packing": False, "skip_nonfinite": False,
 }  # fmt: skip
 
 

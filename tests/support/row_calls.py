@@ -47,8 +47,8 @@ def _norm(
         attrs |= {"ratio": ratio, "site": 2**20 + 5, "sample_dim": 0 if len(shape) > 1 else -1}
         draw = [torch.tensor([2**32 - 1, 2**31 + 12345]), torch.tensor(2**33 + 7)]
         if coordinates:
-            at = torch.arange(2 * shape[0]).reshape(-1, 2) * (2**31 + 11) % 2**34
-            draw.append(at)
+            places = torch.arange(2 * next(iter(shape)))
+            draw.append(places.reshape(-1, 2) * (2**31 + 11) % 2**34)
     scale = _drawn(shape[-1:], of_r) + 1
     if not op.startswith("Add"):
         x = _drawn(shape, of_r)
@@ -71,7 +71,7 @@ def _norm(
 
 def _norms(low: DType) -> Calls:
     for op in ("RMSNorm", "RMSNormGrad", "AddRMSNorm", "AddRMSNormGrad"):
-        # of one number a row, a gradient is what cancellation leaves
+        # a gradient of one number a row is what cancellation leaves
         narrow = (37, 2) if op.endswith("Grad") else (37, 1)
         for shape in (narrow, (7, 5), (3, 61, 70), (150, 1000), (2, 8192), (9,), (0, 24),
                       (2, 0, 24), (2, 3, 2, 2, 20)):  # fmt: skip

@@ -203,6 +203,7 @@ class FinetuneConfig:
     adam_epsilon: float = option(1e-8, "AdamW's term beside the root of that mean")
     weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
     max_grad_norm: float | None = of_trainer("max_grad_norm", 1.0)
+    skip_nonfinite: bool = of_trainer("skip_nonfinite", True)
     memory_budget: int | float | str | None = of_trainer("memory_budget", None)
     gradient_checkpointing: bool = option(
         False, "compute the activations of every layer again in the backward"
@@ -422,6 +423,12 @@ def _check_together(config: FinetuneConfig) -> None:
         raise InputError("task text-retrieval has no adapters", "in --lora_r", "leave it out")
     if config.bf16 and config.fp16:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
+    if config.fp16 and not config.skip_nonfinite:
+        raise InputError(
+            "fp16 finds its loss scale by the updates that are left out",
+            "in --skip_nonfinite false",
+            "leave it out, or give --bf16",
+        )
     if config.warmup_ratio and config.warmup_steps:
         raise InputError(
             "warmup_ratio and warmup_steps together", "on the command line", "give one of them"

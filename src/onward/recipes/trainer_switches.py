@@ -23,6 +23,7 @@ def trainer_options(config: FinetuneConfig) -> TrainerOptions:
     return TrainerOptions(
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         max_grad_norm=config.max_grad_norm,
+        skip_nonfinite=config.skip_nonfinite,
         seed=config.seed,
         memory_budget=config.memory_budget,
         recompute="layers" if config.gradient_checkpointing else "auto",
