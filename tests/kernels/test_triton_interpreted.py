@@ -6,22 +6,17 @@ interpreter computes it wrongly. test_gpu_kernels.py runs the kernels on a devic
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import triton_checks
+from answers import asked
 from triton_checks import CHECKS
 
 from onward.graph.types import DType
 from onward.kernels import TRITON
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 Answer = Callable[[str], str | None]
 
@@ -29,24 +24,8 @@ Answer = Callable[[str], str | None]
 @pytest.fixture(scope="module")
 def answer() -> Iterator[Answer]:
     """Asks the process of the interpreter for one check: what it raised, or None."""
-    process = subprocess.Popen(
-        [sys.executable, SUPPORT / "triton_checks.py"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    questions, answers = process.stdin, process.stdout
-
-    def ask(name: str) -> str | None:
-        print(name, file=questions, flush=True)
-        line = answers.readline()
-        assert line, "the process ended"
-        return json.loads(line)
-
-    yield ask
-    questions.close()
-    answers.close()
-    process.wait(60)
+    with asked("triton_checks.py", TRITON_INTERPRET="1") as ask:
+        yield ask
 
 
 @NEEDS_TRITON

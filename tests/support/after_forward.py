@@ -8,6 +8,8 @@ from op_cases import Given, OpCase, Real
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType
 
+_OF_ROWS = (8, 9, 13)  # inputs of FlashAttentionGrad: highest scores, totals, sums of dy * y
+
 
 def after_forward(case: OpCase) -> OpCase:
     """A call of FlashAttentionGrad whose y, highest scores and totals are those of the forward, and
@@ -27,10 +29,12 @@ def after_forward(case: OpCase) -> OpCase:
     drawn = [
         *(None if x is None else case.drawn(i, DType.FLOAT) for i, x in enumerate(case.inputs))
     ]
-    given = tuple(None if x is None else Given(x) for x in drawn)
+    given = tuple(
+        None if x is None else Given(x, accumulated=i in _OF_ROWS) for i, x in enumerate(drawn)
+    )
     at = (*given, *[None] * 13)[10:13]
     forward = OpCase("FlashAttention", (*given[1:7], *at), case.attrs, case.label)
     found = evaluate(forward.graph(), forward.feeds())
-    y, *rows = (Given(np.asarray(y)) for y in found.values())
-    saved = (None if given[7] is None else y, *rows)
+    y, *rows = (np.asarray(y) for y in found.values())
+    saved = (None if given[7] is None else Given(y), *(Given(x, accumulated=True) for x in rows))
     return OpCase(case.op, (*given[:7], *saved, *given[10:]), case.attrs, case.label)

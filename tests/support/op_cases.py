@@ -51,6 +51,7 @@ class Given:
     """A run-time input of this very content."""
 
     array: np.ndarray
+    accumulated: bool = False  # f32 where the others are of less
 
 
 @dataclass(frozen=True)
@@ -117,22 +118,22 @@ class OpCase:
         rng = np.random.default_rng([zlib.crc32(self.label.encode()), i])
         match self.inputs[i]:
             case Real(shape, low, high, accumulated):
-                own = Type(dtype, ()).accumulated.dtype if accumulated else dtype
-                return np.asarray(rng.uniform(low, high, shape)).astype(own.numpy())
+                return _typed(np.asarray(rng.uniform(low, high, shape)), dtype, accumulated)
             case Whole(shape, low, high):
                 return np.asarray(rng.integers(low, high, shape))
             case Bits(shape):
                 return np.asarray(rng.integers(0, 2, shape) > 0)
-            case Given(array):
-                return _typed(array, dtype)
+            case Given(array, accumulated):
+                return _typed(array, dtype, accumulated)
             case Double(number):
                 return np.array(number)
             case other:
                 raise TypeError(f"nothing to draw for {other}")
 
 
-def _typed(array: np.ndarray, dtype: DType) -> np.ndarray:
-    return array.astype(dtype.numpy()) if array.dtype.kind == "f" else array
+def _typed(array: np.ndarray, dtype: DType, accumulated: bool = False) -> np.ndarray:
+    own = Type(dtype, ()).accumulated.dtype if accumulated else dtype
+    return array.astype(own.numpy()) if array.dtype.kind == "f" else array
 
 
 def r(*shape: int, low: float = -2.0, high: float = 2.0) -> Real:
@@ -575,15 +576,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
 
 
 CASES = _labelled(
-    _unary()
-    + _binary()
-    + _shapes()
-    + _indexing()
-    + _reductions()
-    + _products()
-    + _convolutions()
+    _unary() + _binary() + _shapes() + _indexing() + _reductions() + _products() + _convolutions()
     + _composites()
-)
+)  # fmt: skip
 ONWARD_CASES = _labelled(_onward())
 
 

@@ -7,10 +7,6 @@ its own, since Triton reads TRITON_INTERPRET when it is first imported.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from after_forward import after_forward
+from answers import serve
 from attention_calls import PATTERNS, SEED, Call
 from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
@@ -368,20 +365,11 @@ for _dtype in DTYPES:
         CHECKS[f"rows {_name} {_dtype.name.lower()}"] = partial(run_rows, _make)
 
 
-def main() -> None:
-    """Answers each line of the input, the name of a check, with a line of JSON."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what kernels print goes elsewhere
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        found = None
-        try:
-            with torch.no_grad() if "loss" not in line else torch.enable_grad():
-                CHECKS[line.strip()]()
-        except Exception:
-            found = traceback.format_exc()
-        print(json.dumps(found), file=answers, flush=True)
+def checked(name: str) -> None:
+    with torch.no_grad() if "loss" not in name else torch.enable_grad():
+        CHECKS[name]()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(checked)

@@ -282,9 +282,9 @@ def query_gradient(
         )
     asked = rows(q, qi[:, None], q_row, queries, w[None, :], q_col, WIDTH, W, True)  # [M,W]
     given = rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
-    peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0)
-    total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0)
-    sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0)
+    peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0).to(tl.float32)
+    total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0).to(tl.float32)
+    sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0).to(tl.float32)
     acc = tl.zeros([ROWS, W], tl.float32)
     if PACKED:
         low = tl.load(ranges + 2 * block) // KEYS * KEYS
@@ -334,9 +334,9 @@ def _key_blocks(
         q_sequence, q_place = places(q_at, qi, queries, PACKED, -2)
         turned = rows(q, qi[None, :], q_row, queries, w[:, None], q_col, WIDTH, W, True)  # [W,M]
         given = rows(dy, qi[:, None], dy_row, queries, e[None, :], dy_col, VALUES, E, True)  # [M,E]
-        peak = tl.load(peaks + qi, mask=qi < queries, other=0.0)
-        total = tl.load(totals + qi, mask=qi < queries, other=1.0)
-        sums = tl.load(delta + qi, mask=qi < queries, other=0.0)
+        peak = tl.load(peaks + qi, mask=qi < queries, other=0.0).to(tl.float32)
+        total = tl.load(totals + qi, mask=qi < queries, other=1.0).to(tl.float32)
+        sums = tl.load(delta + qi, mask=qi < queries, other=0.0).to(tl.float32)
         first, second = q_place.to(tl.uint32), q_place.to(tl.uint32)
         if DROPS:
             counted = q_sequence if PACKED else sample + q_place * 0
@@ -469,9 +469,9 @@ def bias_gradient(
                        w[:, None], k_col, WIDTH, W, True)  # fmt: skip
         values = rows(v + sample * v_sample + head // shared * v_head, ki[None, :], v_row, keys,
                        e[:, None], v_col, VALUES, E, True)  # fmt: skip
-        peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0)
-        total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0)
-        sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0)
+        peak = tl.load(peaks + numbers + qi, mask=qi < queries, other=0.0).to(tl.float32)
+        total = tl.load(totals + numbers + qi, mask=qi < queries, other=1.0).to(tl.float32)
+        sums = tl.load(delta + numbers + qi, mask=qi < queries, other=0.0).to(tl.float32)
         first, second = qi.to(tl.uint32), qi.to(tl.uint32)
         if DROPS:
             first, second = row_keys(

@@ -113,7 +113,7 @@ def joined_sums(
         part = start + tl.arange(0, PARTS)
         inside = (part < parts)[:, None] & (feature < features)[None, :]
         place = part[:, None].to(tl.int64) * features + feature[None, :]
-        total += tl.load(partial + place, mask=inside, other=0.0)
+        total += tl.load(partial + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(
         sums + feature, tl.sum(total, 0).to(sums.dtype.element_ty), mask=feature < features
     )  # fmt: skip

@@ -31,8 +31,8 @@ def cross_entropy(
         start_of_row = row[:, None] * classes
         if ONCE:
             inside = is_row[:, None] & (column < classes)[None, :]
-            x = tl.load(z + start_of_row + column[None, :], mask=inside, other=float("-inf"))
-            x = x.to(tl.float32)
+            place = start_of_row + column[None, :]
+            x = tl.load(z + place, mask=inside, other=float("-inf")).to(tl.float32)
             peak = tl.max(x, 1)
             finite = tl.where(peak == float("-inf"), 0.0, peak)
             total = tl.sum(tl.exp(x - finite[:, None]), 1)
@@ -42,8 +42,8 @@ def cross_entropy(
             for start in range(0, classes, COLUMNS):
                 at = start + column
                 inside = is_row[:, None] & (at < classes)[None, :]
-                x = tl.load(z + start_of_row + at[None, :], mask=inside, other=float("-inf"))
-                x = x.to(tl.float32)
+                place = start_of_row + at[None, :]
+                x = tl.load(z + place, mask=inside, other=float("-inf")).to(tl.float32)
                 higher = tl.maximum(peaks, x)
                 level = tl.where(higher == float("-inf"), 0.0, higher)
                 totals = totals * tl.exp(peaks - level) + tl.exp(x - level)
@@ -66,7 +66,7 @@ def cross_entropy(
         if ONCE:
             logs = (x - peak[:, None]) - log_total[:, None]
             result = logs.to(log_prob.dtype.element_ty)
-            tl.store(log_prob + start_of_row + column[None, :], result, mask=inside)
+            tl.store(log_prob + place, result, mask=inside)
             if SMOOTHS:
                 every = logs
                 if HAS_WEIGHT:
@@ -110,9 +110,10 @@ def cross_entropy(
 def joined_loss(partial, loss, parts, MEAN: tl.constexpr, PARTS: tl.constexpr):
     """Adds up partial f32[parts,2] in one order: the loss f[], with MEAN by the labels' weights."""
     part = tl.arange(0, PARTS)
-    sums = tl.sum(tl.load(partial + 2 * part, mask=part < parts, other=0.0), 0)
+    at, inside = partial + 2 * part, part < parts
+    sums = tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
     if MEAN:
-        sums = sums / tl.sum(tl.load(partial + 2 * part + 1, mask=part < parts, other=0.0), 0)
+        sums = sums / tl.sum(tl.load(at + 1, mask=inside, other=0.0).to(tl.float32), 0)
     tl.store(loss, sums.to(loss.dtype.element_ty))
 
 
@@ -157,7 +158,7 @@ def cross_entropy_gradient(
     total = 1.0
     if MEAN:
         part = tl.arange(0, PARTS)
-        total = tl.sum(tl.load(partial + part, mask=part < parts, other=0.0), 0)
+        total = tl.sum(tl.load(partial + part, mask=part < parts, other=0.0).to(tl.float32), 0)
     share = tl.where(known, 1.0, 0.0)
     if HAS_WEIGHT:
         share = tl.load(weight + label, mask=known, other=0.0).to(tl.float32)
@@ -170,7 +171,7 @@ def cross_entropy_gradient(
     d = (p - tl.where(is_label, 1.0, 0.0)) * own[:, None]
     if SMOOTHS:
         others = even * (step / total)
-        spread = p * tl.load(mass)
+        spread = p * tl.load(mass).to(tl.float32)
         if HAS_WEIGHT:
             c = tl.load(weight + column, mask=column < classes, other=0.0).to(tl.float32)
             spread = spread - c[None, :]

@@ -70,8 +70,8 @@ def group_norm_of_parts(
     part = tl.arange(0, PARTS)
     count = tl.minimum(width - part * size, size).to(tl.float32)
     kept = moments + (row * parts + part) * 2
-    means = tl.load(kept, mask=part < parts, other=0.0)
-    squares = tl.load(kept + 1, mask=part < parts, other=0.0)
+    means = tl.load(kept, mask=part < parts, other=0.0).to(tl.float32)
+    squares = tl.load(kept + 1, mask=part < parts, other=0.0).to(tl.float32)
     centre = tl.sum(tl.where(part < parts, means * (count / width), 0.0), 0)
     off = tl.where(part < parts, means - centre, 0.0)
     variance = tl.sum(squares + tl.where(part < parts, off * off * count, 0.0), 0) / width
@@ -106,8 +106,8 @@ def channel_sums(
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     sample, channel = row // channels, row % channels
     group = sample * groups + channel // share
-    centre = tl.load(mean + group, mask=row < rows, other=0.0)[:, None]
-    inverse = tl.load(invstd + group, mask=row < rows, other=0.0)[:, None]
+    centre = tl.load(mean + group, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    inverse = tl.load(invstd + group, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     slope = tl.zeros([ROWS, COLUMNS], tl.float32)
     level = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(tiles):
@@ -135,8 +135,8 @@ def channel_totals(
         row = first + tl.arange(0, TOGETHER)
         inside = (row < count)[:, None] & (channel < channels)[None, :]
         place = sums + (row.to(tl.int64) * 2 * channels)[:, None] + channel[None, :]
-        slope += tl.load(place, mask=inside, other=0.0)
-        level += tl.load(place + channels, mask=inside, other=0.0)
+        slope += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        level += tl.load(place + channels, mask=inside, other=0.0).to(tl.float32)
     within = channel < channels
     tl.store(dscale + channel, tl.sum(slope, 0).to(dscale.dtype.element_ty), mask=within)
     tl.store(dbias + channel, tl.sum(level, 0).to(dbias.dtype.element_ty), mask=within)
@@ -161,15 +161,16 @@ def group_norm_gradient(
         channel = group * share + own
         inside = (part < parts)[:, None] & (own < share)[None, :]
         kept = sums + ((part * samples + sample) * 2 * channels)[:, None] + channel[None, :]
-        slope = tl.sum(tl.load(kept, mask=inside, other=0.0), 0)
-        level = tl.sum(tl.load(kept + channels, mask=inside, other=0.0), 0)
+        slope = tl.sum(tl.load(kept, mask=inside, other=0.0).to(tl.float32), 0)
+        level = tl.sum(tl.load(kept + channels, mask=inside, other=0.0).to(tl.float32), 0)
         if HAS_SCALE:
             weight = tl.load(scale + channel, mask=own < share, other=0.0).to(tl.float32)
             slope, level = slope * weight, level * weight
         slopes += slope
         levels += level
     slope, level = tl.sum(slopes, 0) / width, tl.sum(levels, 0) / width
-    centre, inverse = tl.load(mean + row), tl.load(invstd + row)
+    centre = tl.load(mean + row).to(tl.float32)
+    inverse = tl.load(invstd + row).to(tl.float32)
     first = (tl.program_id(0) % pieces) * tiles * TILE
     for tile in range(tiles):
         at = first + tile * TILE + tl.arange(0, TILE)

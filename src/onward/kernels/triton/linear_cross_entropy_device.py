@@ -28,11 +28,13 @@ def cross_entropy(
     total, even_sum = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     for start in range(0, classes, COLUMNS):
         at = start + column
-        x = tl.load(z + at, mask=at < classes, other=float("-inf"))
+        x = tl.load(z + at, mask=at < classes, other=float("-inf")).to(tl.float32)
         if HAS_BIAS:
-            x += tl.load(bias + at, mask=at < classes, other=0.0)
+            x += tl.load(bias + at, mask=at < classes, other=0.0).to(tl.float32)
         if SMOOTHS:
-            c = tl.load(weight + at, mask=at < classes, other=0.0) if HAS_WEIGHT else 1.0
+            c = 1.0
+            if HAS_WEIGHT:
+                c = tl.load(weight + at, mask=at < classes, other=0.0).to(tl.float32)
             even_sum += tl.where(at < classes, x * c, 0.0)
         higher = tl.maximum(peak, x)
         finite = tl.where(higher == float("-inf"), 0.0, higher)
@@ -42,30 +44,32 @@ def cross_entropy(
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     log_sum = highest + tl.log(tl.sum(total * tl.exp(peak - finite), 0))
     label = tl.load(labels + row)
-    own = tl.load(share + row) * kept
+    own = tl.load(share + row).to(tl.float32) * kept
     counts = tl.load(ignored + row) == 0
-    everything = tl.load(mass)
+    everything = tl.load(mass).to(tl.float32)
     if LOSS:
-        score = tl.load(z + label)
+        score = tl.load(z + label).to(tl.float32)
         if HAS_BIAS:
-            score += tl.load(bias + label)
+            score += tl.load(bias + label).to(tl.float32)
         loss = own * (log_sum - score)
         if SMOOTHS:
             loss += even * (log_sum * everything - tl.sum(even_sum, 0))
         tl.store(nll + row, tl.where(counts, loss, 0.0))
     if GRADIENT:
-        step = tl.load(unit)
+        step = tl.load(unit).to(tl.float32)
         off = step - step  # 0; NaN for a gradient that is not finite, as PyTorch's inf - inf
         target = own + even * everything if SMOOTHS else own
         tl.debug_barrier()  # all have read the label's logit before it is overwritten
         for start in range(0, classes, COLUMNS):
             at = start + column
-            x = tl.load(z + at, mask=at < classes, other=float("-inf"))
+            x = tl.load(z + at, mask=at < classes, other=float("-inf")).to(tl.float32)
             if HAS_BIAS:
-                x += tl.load(bias + at, mask=at < classes, other=0.0)
+                x += tl.load(bias + at, mask=at < classes, other=0.0).to(tl.float32)
             d = tl.exp(x - log_sum) * target - tl.where(at == label, own, 0.0)
             if SMOOTHS:
-                c = tl.load(weight + at, mask=at < classes, other=0.0) if HAS_WEIGHT else 1.0
+                c = 1.0
+                if HAS_WEIGHT:
+                    c = tl.load(weight + at, mask=at < classes, other=0.0).to(tl.float32)
                 d = (d - even * c) * step + off
             else:
                 d = d * step + tl.where(at == label, off, 0.0)

@@ -29,12 +29,12 @@ def _at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr)
 @triton.jit
 def _read(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, i, n,
           WHOLE: tl.constexpr):  # fmt: skip
-    """Loads elements i of the tensor in this column. WHOLE: all of them are within its n."""
+    """Loads elements i of the tensor in this column as f32. WHOLE: all of them are within its n."""
     at = _at(table, column, DTYPE, ALIGNED) + i
     if WHOLE:
-        return tl.load(at)
+        return tl.load(at).to(tl.float32)
     else:
-        return tl.load(at, mask=i < n, other=0.0)
+        return tl.load(at, mask=i < n, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -53,11 +53,11 @@ def _adam_block(
     GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     p = _read(table, 0, tl.float32, ALIGNED, i, n, WHOLE)
-    g = _read(table, 1, GRADIENT, ALIGNED, i, n, WHOLE).to(tl.float32)
+    g = _read(table, 1, GRADIENT, ALIGNED, i, n, WHOLE)
     m = _read(table, 2, tl.float32, ALIGNED, i, n, WHOLE)
     v = _read(table, 3, tl.float32, ALIGNED, i, n, WHOLE)
     if HAS_SCALE:
-        g *= tl.load(scale)
+        g *= tl.load(scale).to(tl.float32)
     if DECOUPLED:
         p *= decay
     else:
@@ -105,7 +105,6 @@ def adam(
 
 @triton.jit
 def _odd(x):
-    x = x.to(tl.float32)
     return tl.max(((tl.abs(x) == float("inf")) | (x != x)).to(tl.int32), 0) > 0
 
 

@@ -67,8 +67,8 @@ def layer_norm_gradient(
         row = (tl.program_id(0).to(tl.int64) * blocks + block) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         place = row[:, None] * FEATURES + feature[None, :]
-        centre = tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
-        inverse = tl.load(invstd + row, mask=row < rows, other=0.0)[:, None]
+        centre = tl.load(mean + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+        inverse = tl.load(invstd + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
         given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
         content = tl.load(r + place, mask=inside, other=0.0).to(tl.float32)
         unit = tl.where(inside, (content - centre) * inverse, 0.0)

@@ -119,6 +119,6 @@ def dropout(
     dropped = drops(first[:, None], second[:, None], counted, BOUND)
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]
-    content = tl.load(x + place, mask=inside)
-    kept = tl.where(dropped, 0.0, content.to(tl.float32) * scale)
-    tl.store(y + place, kept.to(content.dtype), mask=inside)
+    content = tl.load(x + place, mask=inside).to(tl.float32)
+    kept = tl.where(dropped, 0.0, content * scale)
+    tl.store(y + place, kept.to(y.dtype.element_ty), mask=inside)

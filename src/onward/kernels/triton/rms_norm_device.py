@@ -98,6 +98,6 @@ def join_sums(partial, dscale, programs, FEATURES: tl.constexpr):
         part = start + tl.arange(0, _AT_ONCE)
         inside = (part < programs)[:, None] & (feature < FEATURES)[None, :]
         place = part[:, None] * FEATURES + feature[None, :]
-        total += tl.load(partial + place, mask=inside, other=0.0)
+        total += tl.load(partial + place, mask=inside, other=0.0).to(tl.float32)
     result = tl.sum(total, 0).to(dscale.dtype.element_ty)
     tl.store(dscale + feature, result, mask=feature < FEATURES)

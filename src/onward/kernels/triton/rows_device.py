@@ -222,7 +222,8 @@ def join_segments(
             high = tl.where(later, middle, high)
             low = tl.where(later, low, middle + 1)
         last = (low - 1) // ROWS
-        total = tl.load(sums + (segment.to(tl.int64) * 2 + 1) * width + column, mask=within)
+        begun = sums + (segment.to(tl.int64) * 2 + 1) * width + column
+        total = tl.load(begun, mask=within).to(tl.float32)
         for first in range(segment + 1, last + 1, TOGETHER):
             at = first + tl.arange(0, TOGETHER)
             kept = (at.to(tl.int64) * 2 + (at < last).to(tl.int64)) * width
@@ -230,7 +231,7 @@ def join_segments(
                 tl.load(
                     sums + kept[:, None] + column[None, :],
                     mask=(at <= last)[:, None] & within[None, :], other=0.0,
-                ),
+                ).to(tl.float32),
                 0,
             )  # fmt: skip
         place = number.to(tl.int64)

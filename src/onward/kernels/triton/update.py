@@ -1,4 +1,7 @@
-"""Adam and AdamW of all parameters in one launch, with gradients of f32 or less precision."""
+"""Adam and AdamW of all parameters in one launch, with gradients of f32 or less precision.
+
+Bytes per parameter with a gradient of bf16: 26, the least there is with p, m and v of f32.
+"""
 
 from __future__ import annotations
 
