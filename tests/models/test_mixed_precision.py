@@ -40,7 +40,7 @@ def test_families_are_as_near_as_autocast(family: str) -> None:
     make, data = CASES[family]
     torch.manual_seed(0)
     model = make().train()
-    batches = [shuffled(data(), seed) for seed in range(4)]
+    batches = [shuffled(data(), seed) for seed in range(64)]  # of 4 the mean is a draw
     assert_near(model, batches, gradients_of(model, batches, policy=BF16))
 
 

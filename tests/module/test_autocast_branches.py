@@ -222,7 +222,7 @@ class Asks(nn.Module):
 
 FORMS = [n for n, f in vars(Asks).items() if callable(f) and n != "forward" and n[0] != "_"]
 # why a form is refused under autocast, and without it
-REFUSED = {"data_of_a_low_one": "past autograd"}
+REFUSED = {"data_of_a_low_one": "written through"}
 REFUSED_WITHOUT = {"set_by_hand": "weights and batches have"}
 
 
