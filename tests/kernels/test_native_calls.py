@@ -68,7 +68,7 @@ def calls() -> dict[str, Arguments]:
         low_head.launch("LinearCrossEntropyStep", attrs, [torch.tensor(1.0), *given])
         low = [torch.ones(3, 3, dtype=torch.bfloat16) for _ in range(4)]
         scratch = [rubbish(t) for t in low_product.low_scratch(3, 3, 3)]
-        low_product.low_product(*low[:3], scratch, low[3])
+        low_product.low_product(low[0], low[1], low[2], scratch, low[3])
         patched.undo()
     x = torch.ones(3)
     return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}
