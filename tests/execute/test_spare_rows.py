@@ -4,6 +4,7 @@ whatever lies there, and touch no others."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from onward.plan import MemoryRegion, make_plan
 from onward.rewrite import specialize
 
 MOST = 200
+TARGET = replace(host(), multiplies_bf16=True)  # else blocks are widened, which spare no rows
 Made = dict[str, Value]
 
 
@@ -64,10 +66,11 @@ def turned(b: Builder, x: Value, w: Value) -> Made:
     return {"dw": b.Cast(b.MatMul(t, h), to=DType.FLOAT), "t": b.Cast(t, to=DType.FLOAT)}
 
 
+@pytest.mark.parametrize("multiplies", [True, False], ids=["products", "widened products"])
 @pytest.mark.parametrize("n", [2, 31, 40, 97, 129, 199, MOST])
 @pytest.mark.parametrize("make", [chain, parts, halves, turned])
 def test_results_are_those_of_a_plan_for_these_rows(
-    make: Callable[[Builder, Value, Value], Made], n: int
+    make: Callable[[Builder, Value, Value], Made], n: int, multiplies: bool
 ) -> None:
     def run(most: int) -> dict[str, torch.Tensor]:
         graph = Graph()
@@ -78,7 +81,7 @@ def test_results_are_those_of_a_plan_for_these_rows(
         bound = specialize(graph, {"R": most}, ["R"], list(graph.outputs))
         memory = Memory(torch.device("cpu"))
         weights = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
-        plan = make_plan(bound, {"R": most}, target=host("cpu"))
+        plan = make_plan(bound, {"R": most}, target=replace(host(), multiplies_bf16=multiplies))
         executable = Executable(plan, memory, {"w": weights})
         executable.bind()
         for region in (MemoryRegion.SCRATCH, MemoryRegion.RESIDUAL):
@@ -111,7 +114,8 @@ def test_products_have_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = graph.input("x", parse_type("f32[R,16]"), Role.BATCH)
     w = graph.input("w", parse_type("bf16[16,16]"), Role.PARAM)
     graph.outputs = chain(b, x, w)
-    plan = make_plan(specialize(graph, {"R": MOST}, ["R"], list(graph.outputs)), {"R": MOST})
+    opened = specialize(graph, {"R": MOST}, ["R"], list(graph.outputs))
+    plan = make_plan(opened, {"R": MOST}, target=TARGET)
     executable = Executable(
         plan, Memory(torch.device("cpu")), {"w": torch.zeros(16, 16, dtype=torch.bfloat16)}
     )

@@ -71,6 +71,19 @@ def test_scratch_may_be_that_of_a_larger_product() -> None:
         check(size, False, False, torch.bfloat16, None, (20, 90, 90))
 
 
+def test_scratch_is_enough_for_all_smaller_sizes() -> None:
+    """Rows of a batch that is smaller than planned may be any of the three sizes."""
+    sizes = (0, 1, 17, 257, 512, 513, 2049, 3000, 9000)
+    for threads in (1, 2, 3, 16):
+        used: dict[tuple[int, int, int], int] = {}
+        for size in itertools.product(sizes, repeat=3):
+            used[size] = module._used(*size, threads)  # pyright: ignore[reportPrivateUsage]
+        for m, n, k in itertools.product(sizes, repeat=3):
+            room = module._room(m, n, k, threads)  # pyright: ignore[reportPrivateUsage]
+            most = max(u for (a, b, c), u in used.items() if a <= m and b <= n and c <= k)
+            assert most <= room, (m, n, k, threads)
+
+
 def test_y_may_be_c() -> None:
     a, b, c = (torch.randn(6, 6).bfloat16() for _ in range(3))
     want = (a.double() @ b.double() + c.double()).bfloat16()

@@ -39,9 +39,17 @@ def low_scratch(m: int, n: int, k: int) -> list[Type]:
 
 
 def _room(m: int, n: int, k: int, threads: int) -> int:
-    """The numbers of scratch: a block of rows of a, or of a and of y, and what each thread has."""
+    """The numbers of scratch that are enough for these sizes and for all smaller ones, whose blocks
+    may be wider: a block of rows of a, or of a and of y, and what each thread has."""
+    rows, _, depth = _blocks(m, n, k, threads)
+    columns = min(_COLUMNS, math.ceil(max(1, n) / 16) * 16)
+    return rows * (depth + min(n, k)) + threads * columns * (depth + rows)
+
+
+def _used(m: int, n: int, k: int, threads: int) -> int:
+    """The numbers of scratch that `onward_gemm_low` uses."""
     rows, columns, depth = _blocks(m, n, k, threads)
-    shared = k if k <= n else depth + n
+    shared = depth + n if k > n else k
     return rows * shared + threads * columns * (depth + rows)
 
 
@@ -64,6 +72,7 @@ def low_product(
         return None
     (m, n), k, threads = y.shape, a.shape[1], scratch[1].numel()
     rows, columns, depth = _blocks(m, n, k, threads)
+    assert _used(m, n, k, threads) <= scratch[0].numel(), "scratch of a smaller product"
     shape = Shape(rows, columns, depth, left[0], right[0])
     return native.launch(
         "onward_gemm_low", blas=engines()[choose_called(shape)].layout, ta=int(left[0]),

@@ -191,7 +191,7 @@ class MaskedLM(BlockTask):
         hide = DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.mlm_probability)
 
         def draw(row: Row) -> Row:
-            found = hide([{"input_ids": list(row["input_ids"])}])
+            found = hide([{"input_ids": np.asarray(row["input_ids"]).tolist()}])
             ids, labels = (found[name][0].numpy() for name in ("input_ids", "labels"))
             if (labels == IGNORED_LABEL).all():  # the mean over no label is 0 / 0
                 middle = len(labels) // 2
@@ -206,7 +206,7 @@ class MaskedLM(BlockTask):
         """A block; behind each token that has a label, the label: what was there before."""
         labels = enumerate(row["labels"].tolist())
         marks = {i: f"={tokenizer.decode([n])}" for i, n in labels if n != IGNORED_LABEL}
-        return [Passage("", list(row["input_ids"]), marks)]
+        return [Passage("", np.asarray(row["input_ids"]).tolist(), marks)]
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Stacks blocks and their labels."""
