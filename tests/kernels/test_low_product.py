@@ -76,8 +76,8 @@ def test_scratch_is_enough_for_all_smaller_sizes() -> None:
     sizes = (0, 1, 17, 257, 512, 513, 2049, 3000, 9000)
     for threads in (1, 2, 3, 16):
         used: dict[tuple[int, int, int], int] = {}
-        for size in itertools.product(sizes, repeat=3):
-            used[size] = module._used(*size, threads)  # pyright: ignore[reportPrivateUsage]
+        for m, n, k in itertools.product(sizes, repeat=3):
+            used[m, n, k] = module._used(m, n, k, threads)  # pyright: ignore[reportPrivateUsage]
         for m, n, k in itertools.product(sizes, repeat=3):
             room = module._room(m, n, k, threads)  # pyright: ignore[reportPrivateUsage]
             most = max(u for (a, b, c), u in used.items() if a <= m and b <= n and c <= k)
