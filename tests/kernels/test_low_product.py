@@ -84,6 +84,40 @@ def test_scratch_is_enough_for_all_smaller_sizes() -> None:
             assert most <= room, (m, n, k, threads)
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+ODD: dict[str, Any] = {  # operands in memory as views leave them
+    "a repeated row": lambda a, b, c: (a[:1].expand_as(a), b, c),
+    "a repeated column": lambda a, b, c: (a, b[:, :1].expand_as(b), c),
+    "every other column": lambda a, b, c: (a, b.repeat_interleave(2, 1)[:, ::2], c),
+    "c transposed": lambda a, b, c: (a, b, turned(c)),
+    "c one number": lambda a, b, c: (a, b, c[:1, :1].expand_as(c)),
+    "c a column": lambda a, b, c: (a, b, c[:, :1].expand_as(c)),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", ODD)
+def test_strides_that_no_blas_has_and_other_threads(form: str, threads: int) -> None:
+    """Planned for all threads, and run with fewer."""
+    kernel = next(k for k in KERNELS["Gemm"] if k.name == "blas.bf16_gemm")
+    a, b, c = ODD[form](*(torch.randn(s).bfloat16() for s in ((9, 20), (20, 33), (9, 33))))
+    types = [Type(DType.BFLOAT16, tuple(x.shape)) for x in (a, b, c)]
+    spec = KernelSpec("Gemm", {}, tuple(types), (types[2],))
+    y, scratch = torch.empty(9, 33).bfloat16(), [rubbish(t) for t in kernel.scratch(spec)]
+    launch = kernel.bind(KernelArguments({}, [a, b, c], [y], scratch))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        launch()
+    finally:
+        torch.set_num_threads(before)
+    want = (a.double() @ b.double() + c.double()).bfloat16()
+    torch.testing.assert_close(y, want, rtol=2**-7, atol=2e-2)
+
+
 def test_y_may_be_c() -> None:
     a, b, c = (torch.randn(6, 6).bfloat16() for _ in range(3))
     want = (a.double() @ b.double() + c.double()).bfloat16()

@@ -69,6 +69,16 @@ def test_paragraphs_of_a_text_stay_apart(tmp_path: Path) -> None:
     assert run.train_tokens == sum(map(len, joined(run)))
 
 
+def test_lines_that_end_as_on_windows(tmp_path: Path) -> None:
+    texts = paragraphs()
+    path = text_of(tmp_path, texts)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    run = described(path)
+    assert [run.tokenizer.decode(ids[:-1]) for ids in joined(run)] == [
+        text.replace("\n", "\r\n") for text in texts
+    ]
+
+
 def test_rows_of_a_table_stay_whole(tmp_path: Path) -> None:
     texts = ["first\n\nparagraph", *paragraphs(9)]
     path = tmp_path / "t.jsonl"

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ids = NDArray[np.int32]
+Blocks = TypeVar("Blocks", Ids, list[Ids])
 
 END_OF_TEXT = "<|endoftext|>"
 EVAL_ONE_IN = 20  # One in this many files, or of the last blocks, is held out for evaluation.
@@ -231,7 +232,7 @@ def blocks(ids: Ids, block_size: int) -> Ids:
     return ids[: count * block_size].reshape(count, block_size)
 
 
-def split_blocks(all_blocks: Ids) -> tuple[Ids, Ids]:
+def split_blocks(all_blocks: Blocks) -> tuple[Blocks, Blocks]:
     """Splits the blocks of one text into (train, eval): the last twentieth, at least one, is held
     out."""
     held_out = max(1, len(all_blocks) // EVAL_ONE_IN)

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from onward.recipes.corpus import Text
 from onward.recipes.lora import require_peft
-from onward.recipes.model_size import parameter_count
+from onward.recipes.model_size import check_block_size, check_positions, parameter_count
 from onward.recipes.options import FinetuneConfig, InputError, check_options
 from onward.recipes.presets import PRESETS
 from onward.recipes.processors import loaded_processor, made_processor
 from onward.recipes.samples import Samples
 from onward.recipes.sound_processor import tokenizer_of
 from onward.recipes.start_model import (
-    check_block_size,
     check_model_name,
-    check_positions,
     check_task,
     check_vocabulary,
     from_scratch,

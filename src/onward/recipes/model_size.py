@@ -116,4 +116,21 @@ def positions_of(model_config: PreTrainedConfig) -> int | None:
     return positions
 
 
-__all__ = ["parameter_count", "positions_of"]
+def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
+    """Raises InputError for a block longer than the model's positions."""
+    positions = positions_of(model_config)
+    if positions is not None:
+        check_positions(positions, block_size)
+
+
+def check_positions(positions: int, block_size: int) -> None:
+    """Raises InputError for a block longer than so many positions."""
+    if block_size > positions:
+        raise InputError(
+            f"block_size {block_size} is over the model's {positions} positions",
+            "in --block_size",
+            f"give at most {positions}",
+        )
+
+
+__all__ = ["check_block_size", "check_positions", "parameter_count", "positions_of"]

@@ -22,7 +22,7 @@ from onward.recipes.model_folder import (
     integer_tensors,
     shard_names,
 )
-from onward.recipes.model_size import positions_of
+from onward.recipes.model_size import check_block_size
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.presets import PRESETS, preset_config
 from onward.recipes.tasks import TASKS, task_of
@@ -212,23 +212,6 @@ def has_dropout(model_config: PreTrainedConfig) -> bool:
     text_config = model_config.get_text_config()
     values = (getattr(text_config, name, None) for name in DROPOUT_NAMES)
     return any(isinstance(value, int | float) and value > 0 for value in values)
-
-
-def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
-    """Raises InputError for a block longer than the model's positions."""
-    positions = positions_of(model_config)
-    if positions is not None:
-        check_positions(positions, block_size)
-
-
-def check_positions(positions: int, block_size: int) -> None:
-    """Raises InputError for a block longer than so many positions."""
-    if block_size > positions:
-        raise InputError(
-            f"block_size {block_size} is over the model's {positions} positions",
-            "in --block_size",
-            f"give at most {positions}",
-        )
 
 
 def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokenizer: Any) -> None:

@@ -8,6 +8,7 @@ GFLOP/s on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, OpenBLAS so called ag
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.target import Target
 
 
-def stored(x: torch.Tensor) -> tuple[bool, int] | None:
+def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
     """Whether `f32[rows,columns]` is stored transposed, and the stride between its lines.
 
     None where neither dim has stride 1, which no BLAS supports.
@@ -32,25 +33,35 @@ def stored(x: torch.Tensor) -> tuple[bool, int] | None:
     return None
 
 
+def product_arguments(
+    a: torch.Tensor, b: torch.Tensor, y: torch.Tensor, c: torch.Tensor | None
+) -> dict[str, Any] | None:
+    """The arguments of `y = a b (+ c)` for the native products, by name; None where no BLAS
+    supports the strides."""
+    left, right, out = _stored(a), _stored(b), _stored(y)
+    if left is None or right is None or out is None or out[0]:
+        return None
+    row = None if c is None else c.expand(y.shape)
+    if row is not None and row.stride(1) != 1 and y.shape[1] > 1:
+        return None
+    return {
+        "ta": int(left[0]), "tb": int(right[0]), "m": y.shape[0], "n": y.shape[1],
+        "k": a.shape[1], "a": a, "lda": left[1], "b": b, "ldb": right[1], "c": row,
+        "c_stride": 0 if row is None or y.shape[0] == 1 else row.stride(0), "y": y, "ldy": out[1],
+    }  # fmt: skip
+
+
 def bind(engine: str, args: KernelArguments) -> Launch:
     """The launch of `y = a b (+ c)` on an engine, or torch's own where no BLAS supports the
     strides."""
     a, b = gemm_operands(args)
-    y = args.y
     c = args.inputs[2] if len(args.inputs) > 2 else None
-    left, right, out = stored(a), stored(b), stored(y)
-    if left is None or right is None or out is None or out[0] or a.shape[1] == 0:
-        return bind_gemm(args)
-    row = None if c is None else c.expand(y.shape)
-    if row is not None and row.stride(1) != 1 and y.shape[1] > 1:
+    operands = product_arguments(a, b, args.y, c)
+    if operands is None or a.shape[1] == 0:
         return bind_gemm(args)
     native = library()
     assert native is not None
-    return native.launch(
-        "onward_gemm", blas=engines()[engine].layout, ta=int(left[0]), tb=int(right[0]),
-        m=y.shape[0], n=y.shape[1], k=a.shape[1], a=a, lda=left[1], b=b, ldb=right[1], c=row,
-        c_stride=0 if row is None or y.shape[0] == 1 else row.stride(0), y=y, ldy=out[1],
-    )  # fmt: skip
+    return native.launch("onward_gemm", blas=engines()[engine].layout, **operands)
 
 
 def shape_of(spec: KernelSpec) -> Shape:

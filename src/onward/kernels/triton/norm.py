@@ -15,10 +15,16 @@ import torch
 from onward.graph.ops.norm import has_dx
 from onward.graph.types import LOW, DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import mask_flags, outer_sizes, where
+from onward.kernels.triton.norm_blocks import (
+    WIDEST,
+    factor,
+    norm_mask,
+    programs_of,
+    tile,
+    warps,
+)
+from onward.kernels.triton.random import outer_sizes, where
 
-_WIDEST = 8192  # numbers of a row
-_TILE = 4096  # elements that a program holds
 _PROGRAMS = 512  # at most, that share the sums over rows
 
 
@@ -46,8 +52,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
     features = _features(spec)
     if not isinstance(features, int):
         return "an open width"
-    if not 0 < features <= _WIDEST:
-        return f"rows of more than {_WIDEST} numbers"
+    if not 0 < features <= WIDEST:
+        return f"rows of more than {WIDEST} numbers"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "ratio 1"
     inputs, outputs = list(spec.inputs), list(spec.outputs)
@@ -66,48 +72,13 @@ def _unsupported(spec: KernelSpec) -> str | None:
     return None
 
 
-def _tile(features: int) -> tuple[int, int]:
-    """The padded numbers of a row, and the rows of a block."""
-    width = max(16, 1 << (features - 1).bit_length())
-    return width, max(1, _TILE // width)
-
-
-def _programs(rows: int, features: int) -> tuple[int, int]:
-    """The programs of a gradient, and the blocks of rows of each."""
-    blocks = max(1, math.ceil(rows / _tile(features)[1]))
-    each = math.ceil(blocks / _PROGRAMS)
-    return math.ceil(blocks / each), each
-
-
 def _scratch(spec: KernelSpec) -> list[Type]:
     """Each program's sums for dscale and dbias, f32[programs, 2, D]."""
     rows, features = product(spec.outputs[0].shape[:-1]), _features(spec)
     assert isinstance(rows, int)
     # a batch of fewer rows may have as many programs, never more
-    programs = min(_PROGRAMS, max(1, math.ceil(rows / _tile(features)[1])))
+    programs = min(_PROGRAMS, max(1, math.ceil(rows / tile(features)[1])))
     return [Type(DType.FLOAT, (programs, 2, features))]
-
-
-def _warps(width: int) -> int:
-    return 4 if width <= 2048 else 8
-
-
-def _mask(args: KernelArguments, outer: list[int], at: int) -> tuple[list[Any], dict[str, Any]]:
-    """Seed, offset and coordinates, the inputs from `at` on, and the arguments of a mask."""
-    seed, offset, coordinates = [*args.inputs, None, None, None][at : at + 3]
-    ratio = float(args.attrs.get("ratio", 0.0))
-    if ratio == 0.0:
-        flags = {"BOUND": 0, "RANK": len(outer), "COLUMNS": 0, "SAMPLE_COLUMN": -1,
-                 "SAMPLE_DIM": -1, "HAS_OFFSET": False}  # fmt: skip
-    else:
-        flags = mask_flags(args, len(outer), offset, coordinates)
-    present = args.y if seed is None else seed  # in the place of absent tensors
-    tensors = [present if t is None else t for t in (seed, offset, coordinates)]
-    return tensors, {**flags, "DROPS": ratio > 0.0}
-
-
-def _factor(args: KernelArguments) -> float:
-    return 1.0 / (1.0 - float(args.attrs.get("ratio", 0.0)))
 
 
 def _forward(args: KernelArguments, adds: bool) -> Launch:
@@ -119,8 +90,8 @@ def _forward(args: KernelArguments, adds: bool) -> Launch:
     residual, r = (args.x(1), args.outputs[3]) if adds else (x, y)
     outer, features = list(x.shape[:-1]), x.shape[-1]
     rows = math.prod(outer)
-    width, block = _tile(features)
-    tensors, flags = _mask(args, outer, 4) if adds else _mask(args, outer, len(args.inputs))
+    width, block = tile(features)
+    tensors, flags = norm_mask(args, outer, 4) if adds else norm_mask(args, outer, len(args.inputs))
     kernel: Any = device.layer_norm
     epsilon = float(args.attrs.get("epsilon", 1e-5))
     grid = (math.ceil(rows / block),)
@@ -129,9 +100,9 @@ def _forward(args: KernelArguments, adds: bool) -> Launch:
         if rows:
             kernel[grid](
                 x, residual, scale, scale if bias is None else bias, y, mean, invstd, r, *tensors,
-                rows, *outer_sizes(outer), int(args.attrs.get("site", 0)), _factor(args), epsilon,
+                rows, *outer_sizes(outer), int(args.attrs.get("site", 0)), factor(args), epsilon,
                 FEATURES=features, WIDTH=width, ROWS=block, ADDS=adds, HAS_BIAS=bias is not None,
-                num_warps=_warps(width), **flags,
+                num_warps=warps(width), **flags,
             )  # fmt: skip
 
     return launch
@@ -154,18 +125,18 @@ def _gradient(args: KernelArguments, inputs: list[torch.Tensor | None], seed_at:
     dx = rest[0] if rest else None
     outer, features = list(r.shape[:-1]), r.shape[-1]
     rows = math.prod(outer)
-    width, block = _tile(features)
-    programs, blocks = _programs(rows, features)
+    width, block = tile(features)
+    programs, blocks = programs_of(rows, features, _PROGRAMS)
     partial = args.scratch[0][:programs]  # f32[programs,2,D]
-    tensors, flags = _mask(args, outer, seed_at)
+    tensors, flags = norm_mask(args, outer, seed_at)
     kernel: Any = device.layer_norm_gradient
 
     def launch() -> None:
         kernel[(programs,)](
             dy, dy if dr is None else dr, r, scale, mean, invstd, dresidual,
             dresidual if dx is None else dx, partial, *tensors, rows, blocks, *outer_sizes(outer),
-            int(args.attrs.get("site", 0)), _factor(args), FEATURES=features, WIDTH=width,
-            ROWS=block, HAS_DR=dr is not None, HAS_DX=dx is not None, num_warps=_warps(width),
+            int(args.attrs.get("site", 0)), factor(args), FEATURES=features, WIDTH=width,
+            ROWS=block, HAS_DR=dr is not None, HAS_DX=dx is not None, num_warps=warps(width),
             **flags,
         )  # fmt: skip
         torch.sum(partial[:, 0], 0, out=dscale)

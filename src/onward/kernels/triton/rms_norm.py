@@ -15,10 +15,16 @@ import torch
 
 from onward.graph.types import LOW, DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import mask_flags, outer_sizes, where
+from onward.kernels.triton.norm_blocks import (
+    WIDEST,
+    factor,
+    norm_mask,
+    programs_of,
+    tile,
+    warps,
+)
+from onward.kernels.triton.random import outer_sizes, where
 
-_WIDEST = 8192  # numbers of a row
-_TILE = 4096  # elements that a program holds
 _PROGRAMS = 512  # at most, that share the sums over rows
 _MOST_DIMS = 5
 
@@ -30,8 +36,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
     features = y.shape[-1]
     if not isinstance(features, int):
         return "an open width"
-    if features > _WIDEST:
-        return f"rows of more than {_WIDEST} numbers"
+    if features > WIDEST:
+        return f"rows of more than {WIDEST} numbers"
     if features == 0:
         return "rows of no numbers"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
@@ -42,46 +48,14 @@ def _unsupported(spec: KernelSpec) -> str | None:
     return None
 
 
-def _tile(features: int) -> tuple[int, int]:
-    """The padded numbers of a row, and the rows of a block."""
-    width = max(16, 1 << (features - 1).bit_length())
-    return width, max(1, _TILE // width)
-
-
-def _programs(rows: int, features: int) -> tuple[int, int]:
-    """The programs of a gradient, and the blocks of rows of each."""
-    blocks = max(1, math.ceil(rows / _tile(features)[1]))
-    each = math.ceil(blocks / _PROGRAMS)
-    return math.ceil(blocks / each), each
-
-
 def _scratch(spec: KernelSpec) -> list[Type]:
     """Each program's sums for dscale, f32[programs, D]."""
     *outer, features = spec.outputs[0].shape
     rows = product(tuple(outer))
     assert isinstance(rows, int) and isinstance(features, int)
     # a batch of fewer rows may have as many programs, never more
-    programs = min(_PROGRAMS, max(1, math.ceil(rows / _tile(features)[1])))
+    programs = min(_PROGRAMS, max(1, math.ceil(rows / tile(features)[1])))
     return [Type(DType.FLOAT, (programs, features))]
-
-
-def _warps(width: int) -> int:
-    return 4 if width <= 2048 else 8
-
-
-def _mask(args: KernelArguments, outer: list[int], at: int) -> tuple[list[Any], dict[str, Any]]:
-    """Seed, offset and coordinates, the inputs from `at` on, and the arguments of a mask."""
-    if float(args.attrs.get("ratio", 0.0)) == 0.0:
-        flags = {"BOUND": 0, "RANK": len(outer), "COLUMNS": 0, "SAMPLE_COLUMN": -1,
-                 "SAMPLE_DIM": -1, "HAS_OFFSET": False, "DROPS": False}  # fmt: skip
-        return [args.y] * 3, flags  # none of them is read
-    seed, offset, coordinates = [*args.inputs, None, None][at : at + 3]
-    flags = mask_flags(args, len(outer), offset, coordinates)
-    return [seed if t is None else t for t in (seed, offset, coordinates)], {**flags, "DROPS": True}
-
-
-def _factor(args: KernelArguments) -> float:
-    return 1.0 / (1.0 - float(args.attrs.get("ratio", 0.0)))
 
 
 def _bind(args: KernelArguments) -> Launch:
@@ -98,8 +72,8 @@ def _forward(args: KernelArguments, scale: torch.Tensor, residual: torch.Tensor 
     x, y = args.x(0), args.y
     *outer, features = x.shape
     rows = math.prod(outer)
-    width, block = _tile(features)
-    tensors, flags = _mask(args, outer, 3)
+    width, block = tile(features)
+    tensors, flags = norm_mask(args, outer, 3)
     adds = residual is not None
     sums = [residual, args.outputs[1]] if adds else [x, y]
     kernel: Any = device.rms_norm
@@ -109,9 +83,9 @@ def _forward(args: KernelArguments, scale: torch.Tensor, residual: torch.Tensor 
     def launch() -> None:
         if rows:
             kernel[grid](
-                x, scale, y, *sums, *tensors, rows, *outer_sizes(outer), site, _factor(args),
+                x, scale, y, *sums, *tensors, rows, *outer_sizes(outer), site, factor(args),
                 epsilon, FEATURES=features, WIDTH=width, ROWS=block, ADDS=adds,
-                num_warps=_warps(width), **flags,
+                num_warps=warps(width), **flags,
             )  # fmt: skip
 
     return launch
@@ -136,10 +110,10 @@ def _gradient(
     dx = rest[0] if rest else None
     *outer, features = r.shape
     rows = math.prod(outer)
-    width, block = _tile(features)
-    programs, blocks = _programs(rows, features)
+    width, block = tile(features)
+    programs, blocks = programs_of(rows, features, _PROGRAMS)
     (partial,) = args.scratch  # f32[programs,D] or more
-    tensors, flags = _mask(args, outer, seed_at)
+    tensors, flags = norm_mask(args, outer, seed_at)
     gradient: Any = device.rms_norm_gradient
     joined: Any = device.join_sums
     epsilon, site = float(args.attrs["epsilon"]), int(args.attrs.get("site", 0))
@@ -147,9 +121,9 @@ def _gradient(
     def launch() -> None:
         gradient[(programs,)](
             dy, dy if dr is None else dr, r, scale, dresidual, dresidual if dx is None else dx,
-            partial, *tensors, rows, blocks, *outer_sizes(outer), site, _factor(args), epsilon,
+            partial, *tensors, rows, blocks, *outer_sizes(outer), site, factor(args), epsilon,
             FEATURES=features, WIDTH=width, ROWS=block, HAS_DR=dr is not None,
-            HAS_DX=dx is not None, num_warps=_warps(width), **flags,
+            HAS_DX=dx is not None, num_warps=warps(width), **flags,
         )  # fmt: skip
         joined[(math.ceil(features / device.JOINED),)](partial, dscale, programs, FEATURES=features)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onward.recipes.corpus import EVAL_ONE_IN, Ids, Text, encode_each, log_frequencies
-from onward.recipes.model_size import positions_of
+from onward.recipes.corpus import Ids, Text, encode_each, log_frequencies, split_blocks
+from onward.recipes.model_size import check_block_size
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import is_table
@@ -51,13 +51,7 @@ class SeparateDocuments(BlockTask):
     ) -> TaskData:
         """Cuts each document into sequences. Raises InputError for texts that are too short, and a
         length over the model's positions."""
-        positions = positions_of(model_config)
-        if positions is not None and config.block_size > positions:
-            raise InputError(
-                f"block_size {config.block_size} is over the model's {positions} positions",
-                "in --block_size",
-                f"give at most {positions}",
-            )
+        check_block_size(model_config, config.block_size)
         framed = self.framed(tokenizer)
         size = self.text_size(tokenizer, config)
         parts = [_sequences(encode_each(tokenizer, s.documents), size, s.source) for s in sources]
@@ -130,8 +124,7 @@ def _hold_out(sequences: list[Ids], source: str) -> tuple[list[Ids], list[Ids]]:
             f"in {source}",
             "give more text, or a --validation_file",
         )
-    count = max(1, len(sequences) // EVAL_ONE_IN)
-    return sequences[:-count], sequences[-count:]
+    return split_blocks(sequences)
 
 
 __all__ = ["CausalDocuments", "MaskedDocuments"]
