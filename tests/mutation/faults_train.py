@@ -198,8 +198,9 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "step: launches that an interrupt has left half bound are run", "execute/binder.py",
-        "        self._bound_at = None\n        self.bindings += 1\n",
-        "        self.bindings += 1\n", ("train/test_interrupts.py",),
+        "        kept = self._kept.take(self.dims)\n",
+        "        self.binding, self._bound_at, self._bound_dims = made, pointers, self.dims\n"
+        "        kept = self._kept.take(self.dims)\n", ("train/test_interrupts.py",),
     ),
     Fault(
         "step: counters are not of the update that is interrupted", "execute/executable.py",

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from onward.execute.binding import Binding, Bindings
 from onward.execute.memory import Memory
 from onward.execute.offloaded import bound_away
 from onward.execute.owned import check_owned
+from onward.execute.recording import Recorder
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
 from onward.kernels import EagerPart, KernelArguments, RankGroups, RegionRuns
@@ -18,6 +20,7 @@ from onward.kernels.kernel import Launch
 from onward.plan import Layout, MemoryRegion, Plan, offloaded_operands
 from onward.plan.plan import PlannedLaunch as Planned
 
+KEPT = 64  # bindings that a plan keeps where they are recorded, one for each combination of sizes
 _address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
@@ -26,12 +29,11 @@ class Binder:
 
     owned: tensors of the user or the session (parameters, module buffers, optimizer state), by
     graph input. Everything else is placed in `memory`. dims: sizes of the batch that launches are
-    bound for. launches, inputs, outputs: set by `bind`, in the plan's order and by the plan's
-    names. flags: i64[n,2], set by `bind`, for launches that detect bad input; None if there are
-    none. bindings: the number of times that launches were bound; `binding` is a new object each
-    time. written: owned tensors that launches write. regions: runs the model's `parts` in PyTorch,
-    and keeps what their forwards leave for backward. ranks: the process groups of the plan's
-    collectives, and those that have started.
+    bound for. binding: the bound launches, set by `bind`; a new object whenever launches are bound
+    anew, of which `bindings` is the number. flags: i64[n,2], set by `bind`, for launches that
+    detect bad input; None if there are none. written: owned tensors that launches write. regions:
+    runs the model's `parts` in PyTorch, and keeps what their forwards leave for backward. ranks:
+    the process groups of the plan's collectives, and those that have started.
     """
 
     def __init__(
@@ -48,23 +50,36 @@ class Binder:
         self.regions = RegionRuns(parts, frozenset(late))
         self.dims = dict(plan.dims)
         self.bindings = 0
-        self.launches: list[Launch] = []
-        self.inputs: dict[str, torch.Tensor] = {}
-        self.outputs: dict[str, torch.Tensor] = {}
+        self.binding = Binding()
         self.flags: torch.Tensor | None = None
-        self._flagged: dict[int, KernelArguments] = {}  # by launch number, in order
         changed = {y.buffer for launch in plan.launches for y in launch.outputs}
         self.written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
         ]
         self._tensors = Tensors(plan, memory, owned)
-        self.binding = object()
         used = {x.buffer for launch in plan.launches for x in launch.operands}
         used |= {x.buffer for x in plan.outputs.values()}
         self._used = [owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in used]
         self._bound_at: tuple[Any, ...] | None = None
         self._bound_dims: dict[str, int] = {}
+        self._recorder = Recorder(plan, memory.runtime)
+        self._kept = Bindings(KEPT if memory.runtime.records else 1)
         memory.join(self)
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The bound launches, in the plan's order."""
+        return self.binding.launches
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The places of inputs, by the plan's names."""
+        return self.binding.inputs
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """The places of outputs, by the plan's names."""
+        return self.binding.outputs
 
     @property
     def lent(self) -> int | None:
@@ -88,9 +103,9 @@ class Binder:
         self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
     ) -> None:
         """Binds launches to memory: all of them if an arena or an owned tensor has moved, else
-        those that depend on open sizes that have changed. block: `u8[n]`, used in place of the
-        arenas. Raises OnwardError for owned tensors that have changed shape or dtype, or
-        overlap."""
+        those that depend on open sizes that have changed, unless a binding at these sizes is kept.
+        block: `u8[n]`, used in place of the arenas. Raises OnwardError for owned tensors that have
+        changed shape or dtype, or overlap."""
         torch.get_num_threads()  # which gives the number to OpenMP where this thread is a new one
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
@@ -103,31 +118,39 @@ class Binder:
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)
             self._bound_at = None
+            self._kept.clear()
             self._tensors.find(block)
             launches = range(len(self.plan.launches))
-            self.launches = [_unbound] * len(launches)
+            made = Binding([_unbound] * len(launches))
         elif self.dims != self._bound_dims:
-            launches = self._changing
+            launches, made = self._changing, self.binding.again()
         else:
             return
         # an exception from here on leaves launches of two bindings; the next bind makes all anew
         self._bound_at = None
-        self.bindings += 1
-        self.binding = object()
         self._tensors.resize(self.dims)
-        self.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
-        self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}
         self.flags = None if self.plan.flags is None else self.tensor(self.plan.flags)
+        kept = self._kept.take(self.dims)
+        if kept is None:
+            self.bindings += 1
+            self._fill(made, launches)
+            self._kept.keep(self.dims, made)
+        self.binding = made if kept is None else kept
+        self._bound_at, self._bound_dims = pointers, self.dims
+
+    def _fill(self, made: Binding, launches: Sequence[int]) -> None:
+        """Binds the launches with these numbers at the present sizes."""
+        made.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
+        made.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}
         for i in launches:
             if i not in self._joined:
-                self.launches[i] = self._bound(i)
-        for run in self._together if len(launches) == len(self.launches) else ():
+                made.launches[i] = self._bound(i, made)
+        for run in self._together if len(launches) == len(made.launches) else ():
             bind_together = self.plan.launches[run.start].kernel.together
             assert bind_together is not None
-            self.launches[run.start] = bind_together([self._arguments(i) for i in run])
+            made.launches[run.start] = bind_together([self._arguments(i, made) for i in run])
             for i in run[1:]:
-                self.launches[i] = _with_another
-        self._bound_at, self._bound_dims = pointers, self.dims
+                made.launches[i] = _with_another
 
     # ---- a run
 
@@ -152,8 +175,7 @@ class Binder:
         input. That error also replaces an exception of a later launch, which the bad input may have
         caused."""
         try:
-            for launch in self.launches[numbers.start : numbers.stop]:
-                launch()
+            self._recorder.run(self.binding, numbers)
         except Exception:
             self.raise_input_errors(numbers)
             raise
@@ -168,26 +190,27 @@ class Binder:
     def release(self) -> None:
         """Drops the arenas; the next `bind` binds all launches again."""
         self._tensors.release()
-        self.inputs, self.outputs, self.launches = {}, {}, []
-        self.flags, self._flagged = None, {}
+        self._kept.clear()
+        self.binding, self.flags = Binding(), None
         self._bound_at = None
 
     def raise_input_errors(self, launches: range) -> None:
         """Raises the error of the first of these launches that found bad input. Reads all flags at
         once, which waits for the device."""
-        flagged = [i for i in self._flagged if i in launches]
+        flagged = [i for i in self.binding.flagged if i in launches]
         if not flagged or self.flags is None:
             return
         content = self.flags.tolist()
-        for i, flag in zip(self._flagged, content, strict=True):
+        for i, flag in zip(self.binding.flagged, content, strict=True):
             tell = self.plan.launches[i].kernel.input_error
             if i in launches and any(flag) and tell is not None:
-                error = tell(self._flagged[i], flag)
+                error = tell(self.binding.flagged[i], flag)
                 if error is not None:
                     raise error
 
-    def _bound(self, i: int) -> Launch:
-        planned, arguments, store = self.plan.launches[i], self._arguments(i), self.memory.store
+    def _bound(self, i: int, made: Binding) -> Launch:
+        planned, store = self.plan.launches[i], self.memory.store
+        arguments = self._arguments(i, made)
         if i in self._away and store is not None:
             return bound_away(planned, arguments, self.plan.buffers, store)
         return planned.kernel.bind(arguments)
@@ -200,7 +223,7 @@ class Binder:
         launches, buffers = enumerate(self.plan.launches), self.plan.buffers
         return {i for i, launch in launches if offloaded_operands(launch, buffers)}
 
-    def _arguments(self, i: int) -> KernelArguments:
+    def _arguments(self, i: int, made: Binding) -> KernelArguments:
         launch, tensor = self.plan.launches[i], self.tensor
         inputs = [None if x is None else tensor(x) for x in launch.inputs]
         outputs = [tensor(y) for y in launch.outputs]
@@ -218,7 +241,7 @@ class Binder:
             )
         flag = tensor(launch.flag)
         arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag, spare=spare)
-        self._flagged[i] = arguments
+        made.flagged[i] = arguments
         return arguments
 
     def _spare(self, launch: Planned, x: torch.Tensor) -> int:

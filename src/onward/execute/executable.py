@@ -16,7 +16,6 @@ from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.process_mesh import ProcessMesh
-from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
 from onward.execute.shortage import naming_shortages
 from onward.graph.names import user_name
@@ -70,7 +69,6 @@ class Executable:
             ranks = RankGroups(self._mesh.groups, self._mesh.watch, exchanges, spare=memory.spare)
         self._binder = Binder(plan, memory, owned, parts, ranks)
         self._in_regions = read_in_regions(plan, owned) if parts else {}
-        self._recording = Recording(plan, self._binder, memory.device)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -115,10 +113,7 @@ class Executable:
             self._binder.regions.tapes = {}
             launches = self._binder.launches
             with self._binder.regions.undone(), naming_shortages(self.plan, self.memory.device):
-                if self._recording.run():
-                    self._binder.raise_input_errors(range(self.plan.commit))
-                else:
-                    self._binder.run(range(self.plan.commit))
+                self._binder.run(range(self.plan.commit))
                 signature = self.plan.signature
                 if self.plan.commit < len(launches) or signature.left_gradients:
                     self._require_reached()
@@ -220,8 +215,7 @@ class Executable:
                 for launch, described in zip(self.launches, self.plan.launches, strict=True):
                     start = time.perf_counter()
                     launch()
-                    if self.memory.device.type == "cuda":
-                        torch.cuda.synchronize()
+                    self.memory.runtime.wait()
                     seconds = time.perf_counter() - start
                     times.append(
                         KernelTime(described.kernel.name, described.op, described.module, seconds)

@@ -19,6 +19,7 @@ import torch
 
 from onward.errors import OutOfMemoryError
 from onward.execute.blocks import Blocks
+from onward.execute.runtime import runtime_of
 from onward.execute.shortage import free_bytes
 from onward.execute.state_store import StateStore
 from onward.graph.types import Type
@@ -39,10 +40,12 @@ class Tenant(Protocol):
 
 
 class Memory:
-    """The memory of one session on one device. version: changes when an arena moves."""
+    """The memory of one session on one device. runtime: the device's. version: changes when an
+    arena moves."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.runtime = runtime_of(device)
         self.version = 0
         self.torn = False  # whether an update was interrupted, so that weights are of two steps
         # whether arenas that the free memory cannot hold are refused, rather than asked for: most

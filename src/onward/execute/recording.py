@@ -1,70 +1,96 @@
-"""Recording: the launches of a step as one CUDA graph, which the host queues in one call.
+"""Recording: launches as recordings (CUDA graphs), each of which the host queues in one call.
 
 A step of a small model on a GPU is bound by the host, which needs about 10 us per operator. A
-recording holds addresses and sizes: it is valid while the launches stay bound as they are. Source:
-CUDA Graphs, https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+recording holds addresses and sizes, so it belongs to a binding, and each binding has its own. What
+the host must do itself, such as a part of the model that runs in PyTorch, divides a step into
+several recordings.
 """
 
 from __future__ import annotations
 
 import logging
 
-import torch
-
-from onward.execute.binder import Binder
-from onward.plan import Plan
+from onward.errors import one_line
+from onward.execute.binding import Binding
+from onward.execute.runtime import Runtime
+from onward.kernels.kernel import Launch
+from onward.plan import Plan, PlannedLaunch, offloaded_operands
 
 log = logging.getLogger("onward")
 
+LEAST = 4  # launches of a recording; fewer are queued as fast one by one
 
-class Recording:
-    """The launches before the commit, recorded in the second run of a binding.
 
-    The first run is not recorded: libraries initialize and kernels compile in it. If sizes change
-    with every batch, nothing is ever recorded.
+class Recorder:
+    """Runs ranges of a plan's launches, by recordings where it can.
+
+    A range is recorded in its second run in a binding: in the first, libraries initialize and
+    kernels compile. Where sizes change with every batch and never come again, nothing is recorded.
     """
 
-    def __init__(self, plan: Plan, binder: Binder, device: torch.device) -> None:
-        self._binder = binder
-        self._numbers = range(plan.commit)
-        kernels = [launch.kernel for launch in plan.launches[: plan.commit]]
-        on_host = any(kernel.host or not kernel.recordable for kernel in kernels)
-        self._possible = device.type == "cuda" and plan.commit > 0 and not on_host
-        self._ran_at = self._recorded_at = -1
-        self._graph: torch.cuda.CUDAGraph | None = None
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._possible = runtime.records
+        self._on_host = [_is_on_host(launch, plan) for launch in plan.launches]
+        self._parts: dict[range, list[range]] = {}
 
-    def run(self) -> bool:
-        """Queues the recorded launches and returns True; or returns False, with nothing queued, if
-        they have to run one by one."""
-        if not self._possible:
-            return False
-        now = self._binder.bindings
-        if now == self._recorded_at and self._graph is not None:
-            self._graph.replay()
-            return True
-        self._graph = None
-        if now != self._ran_at:
-            self._ran_at = now
-            return False
-        self._graph = self._recorded()
-        if self._graph is None:
-            self._possible = False
-            return False
-        self._recorded_at = now
-        self._graph.replay()
-        return True
+    def run(self, binding: Binding, numbers: range) -> None:
+        """Runs the launches with these numbers in order."""
+        for part in self._divided(numbers) if self._possible else (numbers,):
+            self._run(binding, part)
 
-    def _recorded(self) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
+    def _run(self, binding: Binding, part: range) -> None:
+        replay = binding.replays.get(part)
+        if replay is None and self._is_due(binding, part):
+            replay = self._recorded(binding, part)
+        if replay is not None:
+            replay()
+            return
+        for launch in binding.launches[part.start : part.stop]:
+            launch()
+
+    def _is_due(self, binding: Binding, part: range) -> bool:
+        """Whether to record a part now; counts its runs."""
+        if not self._possible or len(part) < LEAST or self._on_host[part.start]:
+            return False
+        binding.runs[part] = binding.runs.get(part, 0) + 1
+        return binding.runs[part] > 1
+
+    def _recorded(self, binding: Binding, part: range) -> Launch | None:
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                for i in self._numbers:
-                    self._binder.launches[i]()
+            replay = self._runtime.recorded(binding.launches[part.start : part.stop])
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            self._possible = False
+            self._tell(one_line(str(error), 200))
+            return None
+        binding.replays[part] = replay
+        return replay
+
+    def _tell(self, reason: str) -> None:
+        """Warns, once for each reason, that launches are not recorded."""
+        if reason not in self._runtime.refusals:
+            self._runtime.refusals.add(reason)
             log.warning(
                 "this step is not recorded as a CUDA graph and launches its kernels one by one: %s",
                 reason,
             )
-            return None
-        return graph
+
+    def _divided(self, numbers: range) -> list[range]:
+        """Divides a range where launches that can be recorded and others meet."""
+        found = self._parts.get(numbers)
+        if found is None:
+            edges = [i for i in numbers[1:] if self._on_host[i] != self._on_host[i - 1]]
+            starts, stops = [numbers.start, *edges], [*edges, numbers.stop]
+            pairs = zip(starts, stops, strict=True)
+            found = self._parts[numbers] = [range(a, b) for a, b in pairs if a < b]
+        return found
+
+
+def _is_on_host(launch: PlannedLaunch, plan: Plan) -> bool:
+    """Whether the host takes part in a launch each time that it runs."""
+    if launch.kernel.host or not launch.kernel.recordable:
+        return True
+    return bool(plan.signature.offloaded and offloaded_operands(launch, plan.buffers))
+
+
+__all__ = ["LEAST", "Recorder"]

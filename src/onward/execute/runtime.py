@@ -1,0 +1,63 @@
+"""Runtime: what the host asks of a device besides launches: to wait, and to record launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onward.kernels.kernel import Launch
+
+
+class Runtime:
+    """The runtime of a device that runs each launch at once, as a CPU does. records: whether
+    launches can be recorded, to be queued again in one call. refusals: why launches could not be,
+    as the user has been told."""
+
+    records = False
+
+    def __init__(self) -> None:
+        self.refusals: set[str] = set()
+
+    def wait(self) -> None:
+        """Waits until the device has run all that is queued."""
+
+    def recorded(self, launches: Sequence[Launch]) -> Launch:
+        """Records launches without running them, and returns the call that queues all of them. The
+        memory that they read and write must stay where it is. Raises RuntimeError where one of them
+        cannot be recorded."""
+        raise RuntimeError("this device does not record launches")
+
+
+class CudaRuntime(Runtime):
+    """The runtime of a CUDA device. Source: CUDA Graphs,
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs."""
+
+    records = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._pool: Any = None  # of what launches allocate themselves; shared by all recordings
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def recorded(self, launches: Sequence[Launch]) -> Launch:
+        graph = torch.cuda.CUDAGraph()
+        # Recordings may share a pool in any order of replays, since nothing that a launch allocates
+        # is read by a later replay.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            for launch in launches:
+                launch()
+        self._pool = graph.pool()
+        return graph.replay
+
+
+def runtime_of(device: torch.device) -> Runtime:
+    """The runtime of a device."""
+    return CudaRuntime(device) if device.type == "cuda" else Runtime()
+
+
+__all__ = ["CudaRuntime", "Runtime", "runtime_of"]

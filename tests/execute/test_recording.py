@@ -1,0 +1,211 @@
+"""Steps that a device records: replays compute what launches would; nothing stale is replayed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from device_double import DoubleRuntime, planned_for_cuda
+from loops import OPTIMIZERS
+from torch import nn
+
+import onward
+from onward.execute.binder import Binder
+from onward.execute.memory import Memory
+
+STEPS = 4
+
+
+def trained(
+    double: DoubleRuntime | None,
+    model: nn.Module,
+    batches: list[dict[str, torch.Tensor]],
+    options: dict[str, Any] | None = None,
+    optimizer: str = "adamw",
+) -> tuple[list[torch.Tensor], onward.Trainer]:
+    """Trains a copy of the model by the plans of a CUDA device; its losses and weights."""
+    model = copy.deepcopy(model)
+    with planned_for_cuda(double):
+        made = OPTIMIZERS[optimizer](model.parameters())
+        trainer = onward.Trainer(model, made, options={"seed": 1, **(options or {})})
+        losses = [trainer.train_step(data).loss.clone() for data in batches]
+    return [*losses, *[p.detach().clone() for p in model.parameters()]], trainer
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+def sized(count: int, padding: str = "right") -> list[dict[str, torch.Tensor]]:
+    """Batches of three sizes in turn, no two alike."""
+    sizes = [(4, 12), (2, 20), (4, 12), (3, 8)]
+    made: list[dict[str, torch.Tensor]] = []
+    for i in range(count):
+        torch.manual_seed(i)
+        made.append(tiny.batch(*sizes[i % len(sizes)], padding, ignored=True))
+    return made
+
+
+MODELS = {"gpt2": tiny.gpt2, "bert": tiny.bert}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("disable", [(), ("row_demand",)], ids=["packed", "padded"])
+def test_replays_compute_what_launches_compute(name: str, disable: tuple[str, ...]) -> None:
+    """Batches of three sizes in turn, with dropout, padding and labels left out: each size is
+    recorded once and replayed then, with each batch's own content."""
+    model, batches, options = MODELS[name](0.3), sized(12), {"disable": disable}
+    expected, _ = trained(None, model, batches, options)
+    double = DoubleRuntime()
+    found, _ = trained(double, model, batches, options)
+    assert_same(found, expected)
+    assert double.recordings and double.replays > double.recordings
+
+
+class Loudest(nn.Module):
+    """A part that no graph can hold: it reads its data on the host."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(np.abs(x.detach().numpy()).max())
+
+
+class Steered(nn.Module):
+    """Layers around a part that runs in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)
+        )
+        self.part, self.last = Loudest(), torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.part(self.first(x.tanh()).sin()).tanh()).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::onward.errors.EagerWarning")
+def test_the_host_works_between_recordings() -> None:
+    """A part of the model that runs in PyTorch is never recorded; what is around it is."""
+    torch.manual_seed(0)
+    model, batches = Steered(), [{"x": torch.randn(4, 8)} for _ in range(5)]
+    expected, _ = trained(None, model, batches, optimizer="sgd")
+    double = DoubleRuntime()
+    found, trainer = trained(double, model, batches, optimizer="sgd")
+    assert any(x.op == "Region" for x in trainer.plan.launches)
+    assert_same(found, expected)
+    assert double.recordings >= 2
+
+
+def test_a_batch_of_known_sizes_binds_nothing() -> None:
+    double, batches = DoubleRuntime(), sized(4)
+    with planned_for_cuda(double):
+        model = tiny.bert(0.3)
+        trainer = onward.Trainer(model, OPTIMIZERS["adamw"](model.parameters()))
+        for data in [*batches, *batches]:  # the arenas grow in the first round
+            trainer.train_step(data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Binder, "_fill", lambda *_: pytest.fail("launches are bound again"))
+            patch.setattr(Memory, "_block", lambda *_: pytest.fail("an arena is allocated"))
+            for data in batches:
+                trainer.train_step(data)
+
+
+def test_nothing_stale_is_replayed_when_memory_moves() -> None:
+    """A larger batch moves the arenas, and a parameter gets another tensor: what was recorded
+    before holds addresses of memory that is gone."""
+    model, batches = tiny.gpt2(0.3), [*sized(6), tiny.batch(16, 30, "right"), *sized(6)]
+
+    def moving(double: DoubleRuntime | None) -> list[torch.Tensor]:
+        twin = copy.deepcopy(model)
+        losses: list[torch.Tensor] = []
+        with planned_for_cuda(double):
+            trainer = onward.Trainer(
+                twin, OPTIMIZERS["sgd"](twin.parameters()), options={"seed": 1}
+            )
+            for number, data in enumerate(batches):
+                if number == 9:
+                    for p in twin.parameters():
+                        p.data = p.data.clone()
+                losses.append(trainer.train_step(data).loss.clone())
+        return [*losses, *[p.detach().clone() for p in twin.parameters()]]
+
+    double = DoubleRuntime()
+    assert_same(moving(double), moving(None))
+    assert double.replays > double.recordings
+
+
+def test_launches_run_one_by_one_where_they_cannot_be_recorded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, batches = tiny.gpt2(0.3), [tiny.batch(4, 12)] * STEPS
+    double = DoubleRuntime()
+    double.fails = True
+    expected, _ = trained(None, model, batches)
+    with caplog.at_level(logging.WARNING, logger="onward"):
+        found, _ = trained(double, model, batches)
+    assert_same(found, expected)
+    said = [r.getMessage() for r in caplog.records if r.name == "onward"]
+    assert len(said) == len(set(said)) == 1
+    assert "operation not permitted when stream is capturing" in said[0]
+
+
+def test_an_interrupted_step_is_replayed_whole() -> None:
+    """An interrupt while a step is recorded or replayed leaves nothing half done."""
+    model, batches = tiny.gpt2(0.3), [tiny.batch(4, 12)] * 3
+    expected, _ = trained(None, model, [*batches, batches[0]])
+
+    class Interrupted(DoubleRuntime):
+        def recorded(self, launches: Any) -> Any:
+            replay = super().recorded(launches)
+            self.recorded_once = True
+
+            def run() -> None:
+                replay()
+                if self.recorded_once:
+                    self.recorded_once = False
+                    raise KeyboardInterrupt
+
+            return run
+
+    double = Interrupted()
+    twin = copy.deepcopy(model)
+    with planned_for_cuda(double):
+        trainer = onward.Trainer(twin, OPTIMIZERS["adamw"](twin.parameters()), options={"seed": 1})
+        losses = []
+        while len(losses) < 4:
+            try:
+                losses.append(trainer.train_step(batches[0]).loss.clone())
+            except KeyboardInterrupt:
+                continue
+    assert_same([*losses, *[p.detach() for p in twin.parameters()]], expected)
+
+
+def test_an_accelerated_loop_is_recorded_in_halves() -> None:
+    """A loop of the user's: its forward and its backward are recorded each."""
+    batches = sized(9)
+
+    def looped(double: DoubleRuntime | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = tiny.gpt2(0.0)
+        with planned_for_cuda(double):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            # on a CPU this op's kernel reads a number on the host
+            fast = onward.accelerate(model, disable=("linear_cross_entropy",))
+            losses = []
+            for data in batches:
+                optimizer.zero_grad()
+                loss = fast(**data)["loss"]
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach().clone())
+        return [*losses, *[p.detach().clone() for p in model.parameters()]]
+
+    double = DoubleRuntime()
+    assert_same(looped(double), looped(None))
+    assert double.recordings >= 2
