@@ -104,6 +104,21 @@ GPU = (
     Case("GPT-2 medium, fp32", "gpt2_medium", batch=4, tokens=1024, precision="fp32"),
 )
 
+# Steps whose memory on a GPU is predicted: the seeds of what is measured above, and larger ones.
+MEMORY = tuple(
+    in_precision(case, precision)
+    for case in (
+        *(Case("GPT-2 medium", "gpt2_medium", batch=n, tokens=1024) for n in (1, 4, 8)),
+        Case("BERT-large 128", "bert_large", batch=64, tokens=128),
+        Case("BERT-large 512", "bert_large", batch=16, tokens=512),
+        Case("tutorial transformer", "tutorial", batch=20, tokens=35, dropout=0.2),
+        Case("two towers", "two_tower", batch=64, tokens=64),
+        Case("two towers, large", "two_tower", batch=4096, tokens=64),
+        Case("Llama, 1.2 B", "llama_1b", batch=1, tokens=1024, dropout=0.0),
+    )
+    for precision in ("fp32", "bf16")
+)
+
 # Timed steps per round, so that a round of any of these models takes about as long.
 STEPS: Mapping[str, int] = {
     "gpt2_small": 3,

@@ -25,6 +25,11 @@ _DECODER = {
     "vocab_size": 32000, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "max_position_embeddings": 1024, "use_cache": False, **_TOKENS,
 }  # fmt: skip
+_LLAMA_1B = {
+    "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "tie_word_embeddings": True, "use_cache": False, **_TOKENS,
+}  # fmt: skip
 _ENCODER = {
     "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4,
     "num_attention_heads": 8,
@@ -153,6 +158,10 @@ FAMILY_MODELS: dict[str, Workload] = {
         _of("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "intermediate_size": 1408}),
         _words(32000), causal_batch,
         "Llama, 4 layers, 512 wide, 8 heads over 4 of keys, V=32000",
+    ),
+    "llama_1b": Workload(
+        _of("LlamaConfig", "LlamaForCausalLM", _LLAMA_1B), _words(128256), causal_batch,
+        "Llama 3.2 of 1.2 B weights, 16 layers, 2048 wide, 32 heads over 8 of keys, V=128256",
     ),
     "qwen3": Workload(
         _of(

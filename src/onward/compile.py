@@ -76,6 +76,7 @@ class Compiler:
         self.target, self.disable = target, rewrite.switched_off(disable)
         self.policy, self.mesh = policy, Mesh() if mesh is None else mesh
         self._fusible = Fusible(target)
+        self._here: Compiler | None = None
         self.journal = Journal() if journal is None else journal
         self.cache = GraphCache(target, self.disable, policy, self.mesh, self.journal)
 
@@ -103,7 +104,20 @@ class Compiler:
     def noting(self, journal: Journal) -> Compiler:
         """A copy of this compiler that writes to another journal; its ranks exchange nothing."""
         mesh = self.mesh.on_paper()
-        return Compiler(self.target, self.disable, journal, self.policy, mesh)
+        made = Compiler(self.target, self.disable, journal, self.policy, mesh)
+        made._here = self._here
+        return made
+
+    def planning_for(self, target: Target) -> Compiler:
+        """A copy of this compiler that plans for another device, which may be absent."""
+        made = Compiler(target, self.disable, self.journal, self.policy, self.mesh)
+        made._here = self.here.quiet()
+        return made
+
+    @property
+    def here(self) -> Compiler:
+        """The compiler of plans that run in this process, such as those that inspect a batch."""
+        return self if self._here is None else self._here
 
     def forward(self, captured: Captured) -> Graph:
         """Rewrites the captured graph into canonical form; in mixed precision, also inserts the

@@ -328,6 +328,14 @@ def test_large_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gpu_memory(tmp_path: Path) -> None:
+    cases = run(tmp_path, "gpu_memory", "--quick").report("gpu_memory")["cases"]
+    assert {case["precision"] for case in cases} == {"fp32", "bf16"}
+    for case in cases:
+        assert 0 < case["onward"] < case["eager"] and case["largest"]["eager"] > case["batch"]
+
+
+@pytest.mark.slow
 def test_recompute(tmp_path: Path) -> None:
     report = run(tmp_path, "recompute", "0.8", "0.01", "--quick").report("recompute")
     whole, less, least = report["rows"]

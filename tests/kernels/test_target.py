@@ -32,7 +32,7 @@ from onward.kernels import (
     kernel_for,
 )
 from onward.kernels.fingerprint import fingerprint
-from onward.kernels.rates import rates_of_gpu
+from onward.kernels.gpus import rates_of_gpu
 from onward.plan import Fusible, make_plan
 from onward.plan.cost import seconds
 from onward.plan.select import open_spec, select, spec_of

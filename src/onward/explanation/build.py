@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onward.errors import CaptureError, OnwardError
@@ -15,6 +15,7 @@ from onward.explanation.sizes import Sizes
 from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
+from onward.kernels import Gpu, gpu_called
 from onward.memory_amounts import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
@@ -23,16 +24,40 @@ _REGIONS = ("Region", "RegionGrad")  # ops of regions
 _HEADLINE = "the model cannot be captured"
 
 
-def explained(
-    subject: Subject,
-    memory: int | None = None,
-    batch_sizes: Sequence[int] = (),
+@dataclass(frozen=True)
+class Asked:
+    """What an explanation is to say besides what every explanation says, as `onward.explain`
+    describes. memory: bytes. gpu: the device to plan for."""
+
+    memory: int | None = None
+    batch_sizes: tuple[int, ...] = ()
+    profile: bool = False
+    gpu: Gpu | None = None
+
+
+NOTHING_MORE = Asked()
+
+
+def asked_for(
+    memory: int | str | None = None,
+    batch_sizes: Iterable[int] = (),
     profile: bool = False,
-) -> StepExplanation:
-    """Explains a subject, as `onward.explain` describes. memory: in bytes."""
-    remade = Remade(subject)
+    gpu: str | None = None,
+) -> Asked:
+    """Checks and parses what a user asks for. Raises OnwardError for invalid values."""
+    device = None if gpu is None else gpu_called(gpu)
+    if device is not None and profile:
+        raise OnwardError(
+            f"profile=True times launches, and gpu={gpu!r} only plans them; fix: leave out one"
+        )
+    return Asked(bytes_of(memory), checked_sizes(batch_sizes), profile, device)
+
+
+def explained(subject: Subject, asked: Asked) -> StepExplanation:
+    """Explains a subject, as `onward.explain` describes."""
+    remade = Remade(subject, None if asked.gpu is None else asked.gpu.target)
     plan = remade.executable.plan
-    times = launch_times(remade) if profile else None
+    times = launch_times(remade) if asked.profile else None
     sizes = Sizes(remade)
     reports = remade.journal.reports
     regions = _regions(subject.captured, plan, times)
@@ -48,17 +73,18 @@ def explained(
         results=_results(plan),
         no_gradient=subject.still.unreached,
         frozen=subject.still.frozen,
-        dims=dict((subject.ran or remade.prepared).dims),
+        dims=dict((remade.subject.ran or remade.prepared).dims),
         batch_size=remade.batch_size,
         changes=remade.journal.changes(subject.captured.graph, bool(remade.prepared.counts)),
         near_misses=tuple(summary(m for r in reports for m in r.misses)),
         launches=_launches(plan, times),
         rows=remade.rows,
         memory=held,
-        sizes=tuple(sizes.predict(size) for size in batch_sizes),
-        largest=None if memory is None else sizes.largest(memory),
+        sizes=tuple(sizes.predict(size) for size in asked.batch_sizes),
+        largest=None if asked.memory is None else sizes.largest(asked.memory),
         seconds=dict(subject.compiler.journal.seconds),
         launch_seconds=tuple(item.seconds for item in times or ()),
+        gpu="" if asked.gpu is None else asked.gpu.name,
     )
 
 
@@ -144,4 +170,13 @@ def _regions(
     return tuple(made)
 
 
-__all__ = ["bytes_of", "checked_sizes", "explained", "reasons", "refused"]
+__all__ = [
+    "NOTHING_MORE",
+    "Asked",
+    "asked_for",
+    "bytes_of",
+    "checked_sizes",
+    "explained",
+    "reasons",
+    "refused",
+]

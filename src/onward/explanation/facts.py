@@ -139,7 +139,8 @@ class StepFacts:
     whether a graph runs; if not, `reasons` says why and the fields after it are empty. results:
     outputs computed. no_gradient: parameters that require a gradient but get none. frozen:
     parameters with `requires_grad=False`. dims: sizes of the batch. rows: the report of row demand.
-    seconds: by stage of the compilation.
+    seconds: by stage of the compilation. gpu: the GPU that the step is planned for, where one was
+    named; nothing has run there.
     """
 
     model: str
@@ -162,6 +163,7 @@ class StepFacts:
     largest: LargestBatch | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     launch_seconds: tuple[float, ...] = ()
+    gpu: str = ""
 
     @property
     def launch_count(self) -> int:

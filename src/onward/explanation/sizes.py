@@ -72,7 +72,7 @@ class Sizes:
         if captured not in self._others:
             subject = remade.subject
             again = subject.again(*resized(subject, captured))
-            self._others[captured] = Remade(again)
+            self._others[captured] = Remade(again, remade.target)
         return self._others[captured]
 
 

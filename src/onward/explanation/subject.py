@@ -22,6 +22,7 @@ from onward.explanation.facts import StepMemory
 from onward.explanation.memory import model_bytes, step_memory
 from onward.explanation.row_attribution import row_report
 from onward.explanation.row_report import RowReport
+from onward.kernels import Target
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
@@ -61,14 +62,18 @@ class Subject:
 
 
 class Remade:
-    """A subject's step, compiled again."""
+    """A subject's step, compiled again. target: another device to plan it for."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, target: Target | None = None) -> None:
+        self.target = target
+        compiler = subject.compiler
+        if target is not None:
+            subject, compiler = replace(subject, ran=None), compiler.planning_for(target)
         self.subject = subject
         self.journal = CountingJournal()
         self.memory = Memory(_device(subject.model))
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
-        self._graphs = subject.graphs(subject.compiler.noting(self.journal))
+        self._graphs = subject.graphs(compiler.noting(self.journal))
         kind = subject.batch.kind
         # a step's type depends on the kind of executable
         self._step = PreparedStep(kind, self._graphs, self._session, self.unbound)  # type: ignore

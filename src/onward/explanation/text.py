@@ -28,7 +28,8 @@ def text(found: StepFacts) -> str:
 
 def headline(found: StepFacts) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in found.dims.items())
-    return f"{found.model} in {LOOPS[found.loop]}" + (f": {sizes}" if sizes else "")
+    planned = f", planned for one {found.gpu}" if found.gpu else ""
+    return f"{found.model} in {LOOPS[found.loop]}{planned}" + (f": {sizes}" if sizes else "")
 
 
 def _parts(found: StepFacts) -> Iterator[Iterable[str]]:

@@ -13,6 +13,7 @@ from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.blas.choice import forced as forced_engine
 from onward.kernels.collective import TABLE as COLLECTIVE
 from onward.kernels.collective import RankGroups
+from onward.kernels.gpus import GPUS, Gpu, gpu_called
 from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
@@ -75,10 +76,12 @@ def kernel_for(spec: KernelSpec, target: Target) -> Kernel | Refusal:
 
 __all__ = [
     "ATEN",
+    "GPUS",
     "KERNELS",
     "NATIVE",
     "TRITON",
     "EagerPart",
+    "Gpu",
     "Kernel",
     "KernelArguments",
     "KernelSpec",
@@ -88,6 +91,7 @@ __all__ = [
     "RegionRuns",
     "Target",
     "forced_engine",
+    "gpu_called",
     "host",
     "kernel_for",
     "register",

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from onward.kernels.gpus import UNKNOWN_GPU, rates_of_gpu
 from onward.kernels.native.library import library
-from onward.kernels.rates import UNKNOWN_GPU, rates_of_gpu
 from onward.kernels.target import NO_LIBRARY, Rates, Target
 
 _BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}

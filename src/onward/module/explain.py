@@ -12,10 +12,10 @@ from onward.capture import unwrapped
 from onward.compile import Compiler
 from onward.errors import CaptureError, OnwardError
 from onward.explanation import (
+    Asked,
     StepExplanation,
     Subject,
-    bytes_of,
-    checked_sizes,
+    asked_for,
     explained,
     refused,
 )
@@ -44,6 +44,7 @@ def explain(
     batch_sizes: Sequence[int] = (),
     optimizer: torch.optim.Optimizer | None = None,
     profile: bool = False,
+    gpu: str | None = None,
 ) -> StepExplanation:
     """Explains the training step of a model or of an `onward.Trainer`. Changes nothing.
 
@@ -52,13 +53,14 @@ def explain(
     else the only one; `kwargs` are added. Without a batch, the step that ran last is explained.
     memory: bytes, or text such as "2GB"; the explanation then says how large a batch fits.
     batch_sizes: those to predict the memory of. optimizer: of the user's own loop, so that its
-    state is counted. profile: times the launches of one more run, on copies. Raises OnwardError for
-    any other model, and where no batch is given and nothing has run.
+    state is counted. profile: times the launches of one more run, on copies. gpu: plans the step
+    for a GPU that need not be here, such as "H100" (`onward.kernels.GPUS`). Raises OnwardError for
+    any other model or GPU, and where no batch is given and nothing has run.
     """
-    amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
+    more = asked_for(memory, batch_sizes, profile, gpu)
     given = _given(batch, kwargs)
     if isinstance(model, Trainer):
-        return model.explain_call(given, memory=amount, batch_sizes=sizes, profile=profile)
+        return model.explain_call(given, asked=more)
     held = _held(model)
     if optimizer is not None and not hasattr(optimizer, "state"):  # others wrap such a one
         raise OnwardError(
@@ -67,8 +69,8 @@ def explain(
         )
     state = None if optimizer is None else state_bytes(optimizer)
     if given is None:
-        return _explain_last(held, amount, sizes, state, profile)
-    return _explain_call(held, *given, amount, sizes, state, profile)
+        return _explain_last(held, state, more)
+    return _explain_call(held, *given, state, more)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -121,25 +123,21 @@ def _held(model: Any) -> Accelerated:
     return Accelerated(unwrapped(model), ModuleOptions()) if held is None else held
 
 
-def _explain_last(
-    held: Accelerated, memory: int | None, sizes: tuple[int, ...], state: int | None, profile: bool
-) -> StepExplanation:
+def _explain_last(held: Accelerated, state: int | None, asked: Asked) -> StepExplanation:
     with held.locked(), autocast_off():
         call = held.last_call()
         last = call.last
         assert last is not None, "a last call has run"
         subject = _subject(held, call, last.batch, last.results, last.ends, state)
-        return explained(replace(subject, ran=last.prepared), memory, sizes, profile)
+        return explained(replace(subject, ran=last.prepared), asked)
 
 
 def _explain_call(
     held: Accelerated,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    memory: int | None,
-    sizes: tuple[int, ...],
     state: int | None,
-    profile: bool,
+    asked: Asked,
 ) -> StepExplanation:
     model = held.model
     reason = surroundings()
@@ -155,7 +153,7 @@ def _explain_call(
     if isinstance(call, str):
         return refused(model, "module", call)
     with held.locked(), autocast_off():
-        return explained(_next(held, call, batch, state), memory, sizes, profile)
+        return explained(_next(held, call, batch, state), asked)
 
 
 def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int | None) -> Subject:

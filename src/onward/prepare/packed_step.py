@@ -38,7 +38,7 @@ class PackedStep(Generic[Bound]):
         self._work = FlopCount(forward), FlopCount(padded)
         self.running = False
         self._shares: dict[tuple[tuple[str, int], ...], float] = {}
-        self.rows = RowNumbers(forward, graphs.compiler, graphs, session)
+        self.rows = RowNumbers(forward, graphs.compiler.here, graphs, session)
         self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
         self._ids = Ids(padded, graphs, session)
         self._unread = Unread(graphs, forward, session)

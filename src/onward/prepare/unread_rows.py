@@ -40,7 +40,7 @@ class Ids:
         if found is None or not found.plan.serves(dims):
             before = {} if found is None else found.plan.dims
             most = {name: max(size, before.get(name, 0)) for name, size in dims.items()}
-            quiet = self._graphs.compiler.quiet()
+            quiet = self._graphs.compiler.here.quiet()
             plan = quiet.plan(self._graph, self._tables, most, open=most)
             found = self._executable = self._session.bind(quiet, self._graphs, plan)
         found.run(staged, dims)
@@ -58,7 +58,7 @@ class Unread:
         self._graphs, self._forward, self._session = graphs, forward, session
         # without fused ops, whose kernels may not propagate NaN
         fused = [p.name for p in STEP if isinstance(p, FusionPass)]
-        before = graphs.compiler
+        before = graphs.compiler.here
         self._compiler = Compiler(
             before.target,
             [*before.disable, *fused],

@@ -83,6 +83,7 @@ def explanation(
     """Makes the explanation of what `target` names."""
     options = {
         "memory": config.memory, "batch_sizes": config.sizes, "profile": config.profile,
+        "gpu": config.gpu,
     }  # fmt: skip
     if is_script(target):
         from onward.recipes.first_step import first_step

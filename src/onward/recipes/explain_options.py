@@ -41,6 +41,11 @@ class ExplainConfig:
     )
     disable: str | None = option(None, "names of passes to leave out, separated by commas")
     profile: bool = option(False, "run the step once and time its launches")
+    gpu: str | None = option(
+        None,
+        "plan the step for a GPU that need not be here: H200, H100, H100-PCIe, A100, L4, MI300X, "
+        "V100 or T4",
+    )
     mesh: str | None = option(
         None,
         "predict the step on a mesh of ranks in place of the explanation: dp_replicate=2,tp=2; "
@@ -80,7 +85,7 @@ OF_A_BATCH = ("batch_size", "sequence_length")
 OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
 # Options that go with --mesh alone, and those that it does not go with.
 OF_A_MESH = ("ranks", "zero", "cluster")
-NOT_OF_A_MESH = ("outputs", "memory", "batch_sizes", "html")
+NOT_OF_A_MESH = ("outputs", "memory", "batch_sizes", "html", "gpu")
 
 
 def check_explain(config: ExplainConfig) -> None:
@@ -93,6 +98,8 @@ def check_explain(config: ExplainConfig) -> None:
         raise InputError(
             "outputs are chosen only in a loop of your own", "in --outputs", "add --loop module"
         )
+    if config.gpu is not None and config.profile:
+        raise InputError("nothing runs on that GPU", "in --profile", "leave it or --gpu out")
     _check_mesh(config)
     if config.html is not None:
         check_new_file(Path(config.html), "html")

@@ -10,7 +10,7 @@ import torch
 
 from onward.capture import LossFunction
 from onward.errors import OnwardError
-from onward.explanation import StepExplanation, explained
+from onward.explanation import NOTHING_MORE, Asked, StepExplanation, explained
 from onward.explanation.nonfinite import NonfiniteOrigin
 from onward.forks import Lock
 from onward.graph.graph import OPSET
@@ -147,14 +147,10 @@ class TrainerViews:
         self,
         given: tuple[tuple[Any, ...], dict[str, Any]] | None,
         fetch: Sequence[str] = (),
-        *,
-        memory: int | None = None,
-        batch_sizes: Sequence[int] = (),
-        profile: bool = False,
+        asked: Asked = NOTHING_MORE,
     ) -> StepExplanation:
-        """Explains the step of these arguments, or the last one, as `explain` does. memory: bytes;
-        the explanation then says how large a batch fits. batch_sizes: those to predict the memory
-        of. profile: times the launches of one more run, on copies."""
+        """Explains the step of these arguments, or the last one, as `explain` does. asked: what
+        the explanation says in addition."""
         trainer = self.snapshot()
         self._cuts.require_one_graph()
         names = names_to_fetch(self.options, fetch)
@@ -168,7 +164,7 @@ class TrainerViews:
             found = last_subject(trainer, self._steps)
         if isinstance(found, StepExplanation):
             return found
-        return explained(found, memory, batch_sizes, profile)
+        return explained(found, asked)
 
     @exclusive
     def explain_mesh(
