@@ -49,7 +49,8 @@ def predicted(case: Case, limit: int | None) -> dict[str, Any]:
     also the largest batches within so many bytes."""
     eager = eager_memory(case)
     found: dict[str, Any] = {
-        "held": eager.held, "eager": eager.step, "largest": {"eager": None, "onward": None}
+        "held": eager.held, "eager": eager.step,
+        "largest": dict.fromkeys(("eager", "onward", "budget")),
     }  # fmt: skip
     plan = planned(case, limit)
     found["onward"] = plan.memory.total - plan.memory.kinds["weights"]
@@ -57,20 +58,25 @@ def predicted(case: Case, limit: int | None) -> dict[str, Any]:
     if limit is not None:
         assert plan.largest is not None
         found["largest"]["onward"] = plan.largest.batch_size
+        budget = limit - plan.memory.kinds["weights"]
+        again = planned(case, limit, budget)
+        found["largest"]["budget"] = again.largest.batch_size
         of_batch = cache(lambda n: eager_memory(replace(case, batch=n)).peak)
         found["largest"]["eager"] = largest_within(of_batch, limit, case.batch, eager.peak)
     gc.collect()
     return found
 
 
-def planned(case: Case, limit: int | None) -> Any:
-    """Onward's explanation of the case's step on the GPU."""
+def planned(case: Case, limit: int | None, budget: int | None = None) -> Any:
+    """Onward's explanation of the case's step on the GPU. budget: `memory_budget` of its Trainer,
+    within which values are computed again."""
     import torch
 
     import onward
 
     model, batch = make_model(case), make_batches(case, 1)[0]
-    options = {"mixed_precision": "bf16" if case.precision == "bf16" else "no"}
+    options: dict[str, Any] = {"memory_budget": budget}
+    options["mixed_precision"] = "bf16" if case.precision == "bf16" else "no"
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     trainer = onward.Trainer(model, optimizer, options=options)
     return onward.explain(trainer, batch, gpu=GPU, memory=limit)
@@ -126,14 +132,25 @@ def row(case: Mapping[str, Any]) -> str:
 
 def table(report: Mapping[str, Any]) -> str:
     """The report as Markdown."""
-    head = ["case", "eager", "measured", "Onward", "measured", "Onward's share",
-            f"batch in {report['limit'] / 1e9:.0f} GB: eager", "Onward", "times"]  # fmt: skip
+    head = [
+        "case",
+        "eager",
+        "measured",
+        "Onward",
+        "measured",
+        "Onward's share",
+        f"batch in {report['limit'] / 1e9:.0f} GB: eager",
+        "Onward",
+        "times",
+        "recomputing",
+    ]
     about = (
         "MiB of a step above the model and the batch: gradients, the optimizer's state, "
         "activations. Eager: torch's memory tracker under fake tensors, operators as CUDA's, fused "
         "AdamW. Onward: the plan for the GPU, which is not here. Measured: on an H100 or H200 "
         "(gpu-DATE.md), Onward's of before 2026-11-27 without its kernels of today. The largest "
-        "batches are of the whole step: model and batch too."
+        "batches are of the whole step: model and batch too. Recomputing: with memory_budget, by "
+        "which Onward computes values again that do not fit."
     )
     rows = [_cells(case) for case in report["cases"]]
     return "\n".join([*heading(report), "", about, "", *markdown(head, rows), ""])
@@ -151,4 +168,5 @@ def _cells(case: Mapping[str, Any]) -> list[str]:
         f"{case['eager'] / MIB:.0f}", seen("eager"), f"{case['onward'] / MIB:.0f}", seen("onward"),
         f"{case['onward'] / case['eager']:.2f}",
         str(eager or ""), str(onward or ""), f"{onward / eager:.1f}x" if eager and onward else "",
+        str(most["budget"] or ""),
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -415,13 +415,16 @@ def _check_placed(config: FinetuneConfig, given: dict[str, Given]) -> None:
 
 def run_doctor(argv: list[str]) -> int:
     """Runs `onward doctor`: versions, what is missing, and which kernels and libraries are used."""
-    about = "time the matrix products of every BLAS library again (about a second)"
-    measure = _switched(argv, "doctor", "measure", about)
-    if measure is None:
+    switches = {
+        "measure": "time the matrix products of every BLAS library again (about a second)",
+        "gpu": "time the GPUs too, and train a small layer on each",
+    }
+    given = _switched(argv, "doctor", switches)
+    if given is None:
         return 0
     from onward.recipes.doctor import facts
 
-    for line in facts(measure=measure):
+    for line in facts(measure="measure" in given, gpu="gpu" in given):
         print(line, flush=True)
     return 0
 
@@ -429,33 +432,38 @@ def run_doctor(argv: list[str]) -> int:
 def run_cache(argv: list[str]) -> int:
     """Runs `onward cache`: shows where graphs of steps and tokens of texts are stored, how many
     files there are and how large; deletes them on request."""
-    clear = _switched(argv, "cache", "clear", "delete all of them")
-    if clear is None:
+    given = _switched(argv, "cache", {"clear": "delete all of them"})
+    if given is None:
         return 0
     from onward import cache_files
 
+    clear = "clear" in given
     files, nbytes = cache_files.clear() if clear else cache_files.size()
     verb = "taken away" if clear else "kept"
     print(f"{cache_files.folder()}: {files} files, {mib(nbytes)}, {verb}")
     return 0
 
 
-def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
-    """Whether the only switch of a command is given; None after `--help`."""
+def _switched(argv: list[str], verb: str, switches: Mapping[str, str]) -> set[str] | None:
+    """The switches that are given to a command that has no other options; None after `--help`.
+    switches: what each does."""
     if "-h" in argv or "--help" in argv:
         print(
-            f"usage: onward {verb} [--{name}]\n\n{VERBS[verb][0]}.\n\noptions:\n"
-            f"  -h, --help  show this help\n  --{name:<9} {about}"
+            f"usage: onward {verb} {' '.join(f'[--{name}]' for name in switches)}\n\n"
+            f"{VERBS[verb][0]}.\n\noptions:\n  -h, --help  show this help"
         )
+        for name, about in switches.items():
+            print(f"  --{name:<9} {about}")
         return None
-    strange = next((word for word in argv if word != f"--{name}"), None)
-    if strange is not None:
+    strange = next((word for word in argv if word.removeprefix("--") not in switches), None)
+    if strange is not None or not all(word.startswith("--") for word in argv):
+        word = strange or next(word for word in argv if not word.startswith("--"))
         raise InputError(
-            f"unknown option {strange!r}",
+            f"unknown option {word!r}",
             "on the command line",
-            suggestion(strange.lstrip("-"), [name, "help"], "--"),
+            suggestion(word.lstrip("-"), [*switches, "help"], "--"),
         )
-    return bool(argv)
+    return {word.removeprefix("--") for word in argv}
 
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {

@@ -39,8 +39,9 @@ SIDE = 384  # size of the matrices whose product is timed: a hundredth of a seco
 COMPILERS = ("c++", "g++", "clang++")
 
 
-def facts(measure: bool = False) -> Iterator[str]:
-    """All facts, line by line. measure: times the matrix products of each engine again."""
+def facts(measure: bool = False, gpu: bool = False) -> Iterator[str]:
+    """All facts, line by line. measure: times the matrix products of each engine again. gpu: also
+    times GPUs and trains on them."""
     yield f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}"
     for extra, packages in EXTRAS.items():
         for package in packages:
@@ -51,8 +52,9 @@ def facts(measure: bool = False) -> Iterator[str]:
             yield f"  {extra:<9} {package:<14} {found}"
     if installed("torch") is None:
         return
-    for name, text in (*_machine(), *_low_products(), *_products(measure), *_environment()):
-        yield f"{name:<14}{text}"
+    for part in (_machine(), _low_products(), _products(measure), _gpus(gpu), _environment()):
+        for name, text in part:
+            yield f"{name:<14}{text}"
 
 
 def installed(package: str) -> str | None:
@@ -161,6 +163,14 @@ def _products(measure: bool) -> Iterator[tuple[str, str]]:
             f"{mean:.0f} GFLOP/s in the mean of {len(rates)} products, {max(rates):.0f} at most; "
             f"fastest on {first}",
         )
+
+
+def _gpus(asked: bool) -> Iterator[tuple[str, str]]:
+    """The facts about GPUs, where they are asked for."""
+    if asked:
+        from onward.recipes.doctor_gpu import gpu_facts
+
+        yield from gpu_facts()
 
 
 def _environment() -> Iterator[tuple[str, str]]:
