@@ -12,7 +12,7 @@ import sys
 
 from suite import cases
 from suite.cli import CommandLine, finished, writer
-from suite.gpu_memory import run, table
+from suite.gpu_memory import LIMIT, QUICK_LIMIT, run, table
 from suite.progress import Clock
 
 
@@ -23,7 +23,8 @@ def main() -> int:
     part = options.cases or ("tutorial" if options.quick else "")
     chosen = cases.chosen(cases.MEMORY, part, options.quick)
     clock = Clock(0.0)
-    report, path = run(chosen, writer(options, "gpu_memory"))
+    limit = QUICK_LIMIT if options.quick else LIMIT
+    report, path = run(chosen, writer(options, "gpu_memory"), limit)
     finished(table(report), path, clock)
     return 0
 

@@ -102,7 +102,14 @@ GPU = (
     Case("GPT-2 medium, tf32", "gpt2_medium", batch=4, tokens=1024, precision="tf32"),
     Case("BERT-large 512, bf16", "bert_large", batch=16, tokens=512, precision="bf16"),
     Case("GPT-2 medium, fp32", "gpt2_medium", batch=4, tokens=1024, precision="fp32"),
-)
+    Case("BERT-large 128, a quarter padding, bf16", "bert_large_padded", batch=64, tokens=128,
+         precision="bf16", real=0.75, labelled=0.15),
+    Case("BERT-large 512, half padding, bf16", "bert_large_padded", batch=16, tokens=512,
+         precision="bf16", real=0.5, labelled=0.15),
+    Case("Llama 1.2 B, bf16", "llama_1b", batch=4, tokens=1024, precision="bf16", dropout=0.0),
+    Case("T5-base, bf16", "t5_base", batch=16, tokens=512, precision="bf16", causal=False),
+    Case("two towers, bf16", "two_tower", batch=64, tokens=64, precision="bf16"),
+)  # fmt: skip
 
 # Steps whose memory on a GPU is predicted: the seeds of what is measured above, and larger ones.
 MEMORY = tuple(

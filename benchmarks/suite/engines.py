@@ -17,6 +17,7 @@ class Engine:
     """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW. onward: a
     Trainer; module: a model that `onward.accelerate` was given, in the loop of the others.
 
+    mode: of torch.compile; "": its default. liger: with the kernels of the package liger-kernel.
     precision: another than the case's. disable, seed: Onward's options of these names; a seed makes
     dropout the same in every run.
     change: the model that is trained instead, made of the case's own; a function of a module.
@@ -25,6 +26,8 @@ class Engine:
     name: str
     about: str
     compiled: bool = False
+    mode: str = ""
+    liger: bool = False
     fused: bool = False
     onward: bool = False
     module: bool = False
@@ -66,7 +69,13 @@ GPU_ENGINES = {
     "eager": replace(ENGINES["eager"], fused=True, about="PyTorch, fused AdamW"),
     "compile": replace(ENGINES["compile"], fused=True, about="torch.compile(model), fused AdamW"),
     "onward": ENGINES["onward"],
-}
+    "compile-graphs": Engine(
+        "compile-graphs", "torch.compile(model, mode='reduce-overhead'), fused AdamW",
+        compiled=True, mode="reduce-overhead", fused=True,
+    ),
+    "liger": Engine("liger", "PyTorch with liger-kernel, fused AdamW", fused=True, liger=True),
+}  # fmt: skip
+GPU_DEFAULT = "eager,compile,onward"
 
 # Onward with the same dropout in every run, so that its losses can be compared one by one.
 SEEDED = replace(ENGINES["onward"], seed=0)

@@ -230,6 +230,17 @@ FAMILY_MODELS: dict[str, Workload] = {
         ),
         _words(32000), _translated_batch, "T5, 3 + 3 layers, 512 wide, 8 heads, V=32000",
     ),
+    "t5_base": Workload(
+        _of(
+            "T5Config", "T5ForConditionalGeneration",
+            {
+                "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12,
+                "num_heads": 12, "use_cache": False, "decoder_start_token_id": 0,
+            },
+            ("dropout_rate",),
+        ),
+        _words(32128), _translated_batch, "T5-base, 12 + 12 layers, 768 wide, V=32128",
+    ),
     "roberta": Workload(
         _of(
             "RobertaConfig", "RobertaForSequenceClassification",

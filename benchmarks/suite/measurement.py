@@ -32,6 +32,7 @@ class Effort:
     warmup: int
     tolerance: Tolerance
     exact_steps: int = 0  # without dropout, compared step by step; 0 leaves the check out
+    slowest: int = 0  # launches of Onward's step to name, with their times
     alternate: bool = False
     keep: bool = False
 
@@ -83,6 +84,11 @@ def measure(
         with _recorded(results[name]):
             answer = remotes[name].ask("exact", case, effort.exact_steps, timeout=seconds_left())
             exact[name] = answer["losses"]
+    for name in running if effort.slowest else []:
+        if remotes[name].engine.onward:
+            with _recorded(results[name]):
+                answer = remotes[name].ask("slowest", effort.slowest, timeout=seconds_left())
+                results[name] |= answer
     for remote in remotes.values():
         if remote.alive and not effort.keep:
             with contextlib.suppress(EngineError):

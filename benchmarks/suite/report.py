@@ -54,11 +54,19 @@ class Writer:
     name: str
     quick: bool = False
 
+    def known(self, report: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What stands where this report would be written; None where nothing does."""
+        path = self._target(report).with_suffix(".json")
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def _target(self, report: Mapping[str, Any]) -> Path:
+        name = f"{self.name}-quick" if self.quick else self.name
+        return self.folder / f"{name}-{report['machine']['date'][:10]}"
+
     def __call__(self, report: Mapping[str, Any], text: str) -> Path:
         """Writes both; returns the path of the text."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"{self.name}-quick" if self.quick else self.name
-        target = self.folder / f"{name}-{report['machine']['date'][:10]}"
+        target = self._target(report)
         json_text = json.dumps(report, indent=1) + "\n"
         target.with_suffix(".json").write_text(json_text, encoding="utf-8")
         target.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -59,9 +59,13 @@ class Session:
             import onward
 
             onward.accelerate(self.model, disable=self.engine.disable)
+        if self.engine.liger:
+            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+            _apply_liger_kernel_to_instance(model=self.model)
         if self.engine.compiled:
             torch._dynamo.reset()
-            self.forward = torch.compile(self.model)
+            self.forward = torch.compile(self.model, mode=self.engine.mode or None)
 
     def step(self, batch: Batch) -> Any:
         """One training step; returns the loss, still on its device."""
@@ -69,6 +73,8 @@ class Session:
 
         if self.trainer is not None:
             return self.trainer.train_step(**batch).loss
+        if self.engine.mode:
+            torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
             output = self.forward(**batch)
@@ -76,6 +82,24 @@ class Session:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+    def slowest(self, most: int) -> list[dict[str, Any]]:
+        """The slowest launches of one more step of Onward's, each with its FLOPs and bytes."""
+        import onward
+        from suite.arithmetic import op_bytes, op_flops
+
+        found = onward.explain(self.trainer, profile=True).launch_seconds
+        pairs = zip(self.trainer.plan.launches, found, strict=True)
+        slow = sorted(pairs, key=lambda pair: -pair[1])[:most]
+        return [
+            {
+                "op": x.op, "kernel": x.kernel.name, "module": x.module, "backward": x.backward,
+                "seconds": seconds,
+                "flops": op_flops(x.op, x.spec.inputs, x.spec.outputs, x.spec.attrs),
+                "bytes": op_bytes(x.op, x.spec.inputs, x.spec.outputs, x.spec.attrs),
+            }
+            for x, seconds in slow
+        ]  # fmt: skip
 
     def sync(self) -> None:
         """Wait for the device."""

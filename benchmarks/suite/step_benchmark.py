@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onward.kernels import GPUS
 from suite.cases import STEPS, Case
 from suite.cli import finished, writer
 from suite.engines import Engine
@@ -15,6 +16,7 @@ from suite.largest import search
 from suite.limit import arithmetic_limit, limit_line
 from suite.losses import Tolerance, exact_in, failed
 from suite.measurement import Effort, measure
+from suite.model_flops import step_flops
 from suite.progress import Clock, say
 from suite.remote import Remote, processes
 from suite.report import Writer, started
@@ -119,16 +121,20 @@ def run_gpu(
     clock: Clock,
     write: Writer,
 ) -> tuple[dict[str, Any], Path]:
-    """The report, written after every case. Processes go on from case to case, as time is short."""
+    """The report, written after every case. Processes go on from case to case, as time is short. A
+    case that the same machine has measured today, by the same versions, is not measured again."""
     report = started("Training steps on one GPU", device) | {
         "settings": {"steps": effort.steps, "rounds": effort.rounds, "warmup": effort.warmup},
         "cases": [], "skipped": [],
     }  # fmt: skip
+    before = _known(write.known(report), report, engines)
     remotes: dict[str, Remote] = {}
     path = write.folder
     try:
         for case in cases:
-            if clock.over():
+            if case.name in before:
+                report["cases"].append(before[case.name])
+            elif clock.over():
                 report["skipped"].append(case.name)
             else:
                 for name, engine in engines.items():  # also again after a crash or a timeout
@@ -136,9 +142,42 @@ def run_gpu(
                         remotes[name] = Remote(engine, device)
                 # What has started may take this much longer.
                 found = measure(case, remotes, effort, lambda: clock.left() + 30.0)
+                _add_mfu(found, case, report["machine"].get("gpu") or "")
                 report["cases"].append(found)
             path = write(report, table(report))
     finally:
         for remote in remotes.values():
             remote.close()
     return report, path
+
+
+def _known(
+    before: Mapping[str, Any] | None, report: Mapping[str, Any], engines: Mapping[str, Engine]
+) -> dict[str, dict[str, Any]]:
+    """The cases of an earlier report of the same machine, commit and settings that have a time of
+    each engine, by name."""
+    if before is None or before["settings"] != report["settings"]:
+        return {}
+    names = ("gpu", "cpu", "commit", "versions")
+    if any(before["machine"].get(n) != report["machine"].get(n) for n in names):
+        return {}
+    return {
+        found["case"]["name"]: found
+        for found in before["cases"]
+        if found["engines"].keys() == engines.keys()
+        and all("step_s" in entry for entry in found["engines"].values())
+    }
+
+
+def _add_mfu(found: dict[str, Any], case: Case, gpu: str) -> None:
+    """Adds each engine's share of the GPU's peak: the model's FLOPs over seconds and peak. TF32 has
+    none, since the table of GPUs has no peak of it."""
+    known = next((one for one in GPUS if one.part in gpu), None)
+    if known is None or case.precision == "tf32":
+        return
+    rates = known.rates
+    peak = rates.low_flops_per_second if case.precision == "bf16" else rates.flops_per_second
+    found["flops"] = step_flops(case)
+    for entry in found["engines"].values():
+        if "step_s" in entry:
+            entry["mfu"] = found["flops"] / entry["step_s"] / peak

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suite.limit import limit_line
@@ -37,6 +37,7 @@ def case_lines(found: Mapping[str, Any]) -> list[str]:
     head = ["engine", "ms/step", "of rounds", "tokens/s", "to eager", "to compile"]
     head += ["of limit"] if limit else []
     head += ["first step s", "peak step MiB", "of eager's"]
+    head += ["of the GPU's peak"] if "flops" in found else []
     lines = [*about_case(found["case"]), "", *markdown(head, _rows(engines, bool(limit))), ""]
     if limit:
         lines.append(f"- {limit_line(limit)}")
@@ -55,6 +56,9 @@ def case_lines(found: Mapping[str, Any]) -> list[str]:
             )
         if "error" in entry and "step_s" in entry:
             lines.append(f"- {name} failed after its timed steps: {one_line(entry['error'])}.")
+    slowest = engines.get("onward", {}).get("slowest")
+    if slowest:
+        lines += ["", *_slowest_lines(slowest, engines["onward"]["step_s"]), ""]
     lines += [f"- {note}" for note in found.get("notes", ())]
     lines.append(f"- {checks_line(found['checks'])}")
     return lines
@@ -83,9 +87,25 @@ def _rows(engines: Mapping[str, Mapping[str, Any]], limit: bool) -> list[list[st
                 f"{entry['first_step_s']:.2f}",
                 f"{entry['peak_step_bytes'] / MIB:.0f}",
                 "" if memory is None else f"{memory:.2f}",
+                *([f"{entry['mfu']:.1%}"] if "mfu" in entry else []),
             ]
         )
     return rows
+
+
+def _slowest_lines(slowest: Sequence[Mapping[str, Any]], step: float) -> list[str]:
+    """The slowest launches as a table. step: seconds of the whole step."""
+    head = ["op", "kernel", "place", "us", "of the step", "TFLOP/s", "GB/s"]
+    rows = [
+        [
+            one["op"], one["kernel"], one["module"] + (", backward" if one["backward"] else ""),
+            f"{one['seconds'] * 1e6:.0f}", f"{one['seconds'] / step:.1%}",
+            f"{one['flops'] / one['seconds'] / 1e12:.1f}",
+            f"{one['bytes'] / one['seconds'] / 1e9:.0f}",
+        ]
+        for one in slowest
+    ]  # fmt: skip
+    return markdown(head, rows, left=3)
 
 
 def _largest_line(largest: Mapping[str, Mapping[str, Any]]) -> str:

@@ -97,6 +97,11 @@ class Worker:
         assert self.session is not None
         return {"resident_bytes": self.memory.resident() - self.base, **self.session.report()}
 
+    def slowest(self, most: int) -> dict[str, Any]:
+        """The slowest launches of a step; of Onward's engine alone."""
+        assert self.session is not None
+        return {"slowest": self.session.slowest(most)}
+
     def exact(self, case: Case, steps: int) -> dict[str, Any]:
         """The losses of a fresh model without dropout."""
         self.release()

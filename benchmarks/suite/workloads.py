@@ -46,6 +46,9 @@ MODELS: dict[str, Workload] = {
     "bert_large": Workload(
         bert_large, bert_vocabulary, masked_batch, "BERT-large MLM, 15 % labelled, no padding"
     ),
+    "bert_large_padded": Workload(
+        bert_large, bert_vocabulary, padded_masked_batch, "BERT-large MLM, padded"
+    ),
     "tutorial": Workload(
         TutorialTransformer,
         tutorial_vocabulary,

@@ -13,6 +13,8 @@ from torch import nn
 from suite.cases import MEMORY
 from suite.eager_memory import step_memory
 from suite.gpu_memory import largest_within
+from suite.model_flops import step_flops
+from suite.workloads import make_model
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 D, H = 256, 1024  # features in and out, and within
@@ -58,6 +60,19 @@ def test_the_largest_batch_is_exact() -> None:
         found = largest_within(peak, limit, 4, 1000 + 28)
         assert peak(found) <= limit < peak(found + 1)
     assert largest_within(peak, 900, 4, 1028) == 0
+
+
+def test_flops_of_a_step_are_six_per_weight_and_token() -> None:
+    """Beside attention's scores, and without the tables of positions and, tied as it is, words."""
+    case = next(c for c in MEMORY if c.name == "GPT-2 medium").tiny()
+    model = make_model(case)
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    weights -= model.get_parameter("transformer.wpe.weight").numel()
+    config = model.config
+    # its backward computes the scores again
+    attention = 3.5 * 4 * case.batch * case.tokens**2 * config.n_embd * config.n_layer
+    expected = 6 * weights * case.tokens_per_step + attention
+    assert step_flops(case) == pytest.approx(expected, rel=0.01)
 
 
 def test_predictions_are_near_what_was_measured() -> None:

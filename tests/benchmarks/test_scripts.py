@@ -177,12 +177,23 @@ def test_families_of_every_kind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gpu_on_the_cpu(tmp_path: Path) -> None:
-    arguments = ["--device", "cpu", "--engines", "eager,onward"]
-    done = run(tmp_path, "gpu", "--quick", "--rounds", "2", "--steps", "4", *arguments)
-    report = done.report("gpu-script-on-cpu")
+    """A second run measures no case again; one with other settings does."""
+    arguments = ["--quick", "--device", "cpu", "--engines", "eager,onward", "--profile"]
+    sizes = ["--rounds", "2", "--steps", "4"]
+    report = run(tmp_path, "gpu", *arguments, *sizes).report("gpu-script-on-cpu")
     (found,) = report["cases"]
+    slowest = found["engines"]["onward"].pop("slowest")
     check_case(found, {"eager", "onward"}, steps=2 * 4)
     assert set(found["checks"]["level_difference"]) == {"eager", "onward"}
+    assert len(slowest) == 10 and slowest[0]["seconds"] >= slowest[-1]["seconds"] > 0
+    assert sum(one["flops"] for one in slowest) > 0 < sum(one["bytes"] for one in slowest)
+    again = run(tmp_path, "gpu", *arguments, *sizes).report("gpu-script-on-cpu")
+    seconds = [r["cases"][0]["engines"]["eager"]["seconds"] for r in (report, again)]
+    assert seconds[0] == seconds[1]
+    other = run(tmp_path, "gpu", *arguments, "--rounds", "2", "--steps", "3")
+    assert (
+        other.report("gpu-script-on-cpu")["cases"][0]["engines"]["eager"]["seconds"] != seconds[0]
+    )
 
 
 @pytest.mark.slow
@@ -487,7 +498,7 @@ def test_gpu_without_one(tmp_path: Path) -> None:
         ("cpu", ["--engines", "eager,warp"], "no such engine: warp; there are eager, eager-tuned,"),
         ("families", ["--cases", "Gemma 9"], "no such case: Gemma 9; there are Llama, Qwen3, ViT"),
         ("row_demand", ["--cases", "nobody"], "no such case: nobody; there are "),
-        ("gpu", ["--engines", "warp"], "no such engine: warp; there are eager, compile, onward"),
+        ("gpu", ["--engines", "warp"], "no such engine: warp; there are eager, compile, onward, "),
         pytest.param(
             "ablation", ["--parts", "luck"], "no such part: luck; there are constant_folding,",
             marks=pytest.mark.slow,
