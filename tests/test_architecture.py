@@ -39,9 +39,9 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"options"}),
     frozenset({"environment"}),
     frozenset({"graph", "reporting"}),
-    frozenset({"captured", "model_state"}),
+    frozenset({"captured", "loss", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
-    frozenset({"plan"}),
+    frozenset({"onnx_models", "plan"}),
     frozenset({"execute", "simulate"}),
     frozenset({"journal"}),
     frozenset({"extend"}),
@@ -54,6 +54,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"meshes"}),
     frozenset({"train"}),
     frozenset({"fitting", "module"}),
+    frozenset({"training_session"}),
     frozenset({"onward"}),
     frozenset({"integrations", "recipes"}),
     frozenset({"cli"}),
@@ -66,7 +67,7 @@ TORCH_ALLOWED = frozenset(
     {
         "checkpoint", "data", "fitting", "model_state", "capture", "kernels", "execute",
         "capture_cache", "compile", "prepare", "train", "explanation", "module", "integrations",
-        "recipes", "cli", "reporting",
+        "onnx_models", "recipes", "cli", "reporting", "training_session",
     }
 )  # fmt: skip
 
@@ -75,7 +76,7 @@ CAPTURE = (
     "weighted_losses", "request", "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions",
     "aten", "huggingface", "masked_rows", "expert_loops", "output_tree", "trace", "translate",
     "batch_guards", "side_effects", "captured_module", "batch_leaves", "graph_inputs",
-    "buffer_updates", "evaluation", "archive", "traced", "stages", "export",
+    "buffer_updates", "evaluation", "archive", "traced", "stages", "graph_module", "export",
 )  # fmt: skip
 
 PUBLIC_NAMES = [
@@ -94,6 +95,7 @@ PUBLIC_NAMES = [
     "StepResult",
     "Trainer",
     "TrainerOptions",
+    "TrainingSession",
     "WeightedLosses",
     "__version__",
     "accelerate",
@@ -102,6 +104,7 @@ PUBLIC_NAMES = [
     "evaluate",
     "explain",
     "fit",
+    "loss",
     "optim",
 ]
 

@@ -17,12 +17,13 @@ from onward.errors import (
 from onward.options import LossScale, ModuleOptions, TrainerOptions
 
 if TYPE_CHECKING:
-    from onward import data
+    from onward import data, loss
     from onward.capture import WeightedLosses
     from onward.fitting import FitOptions, evaluate, fit
     from onward.module import Module, accelerate, eager, explain
     from onward.reporting import Reporter
     from onward.train import StepResult, Trainer, optim
+    from onward.training_session import TrainingSession
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "StepResult",
     "Trainer",
     "TrainerOptions",
+    "TrainingSession",
     "WeightedLosses",
     "__version__",
     "accelerate",
@@ -50,6 +52,7 @@ __all__ = [
     "evaluate",
     "explain",
     "fit",
+    "loss",
     "optim",
 ]
 
@@ -59,6 +62,7 @@ _LATER = {
     "Reporter": "onward.reporting",
     "StepResult": "onward.train",
     "Trainer": "onward.train",
+    "TrainingSession": "onward.training_session",
     "WeightedLosses": "onward.capture",
     "accelerate": "onward.module",
     "data": "onward.data",
@@ -66,6 +70,7 @@ _LATER = {
     "evaluate": "onward.fitting",
     "explain": "onward.module",
     "fit": "onward.fitting",
+    "loss": "onward.loss",
     "optim": "onward.train.optim",
 }
 
@@ -75,4 +80,4 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'onward' has no attribute '{name}'")
     module = importlib.import_module(_LATER[name])
-    return module if name in ("data", "optim") else getattr(module, name)
+    return module if name in ("data", "loss", "optim") else getattr(module, name)

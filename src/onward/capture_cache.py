@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from onward import cache_files, graph_cache
-from onward.capture import CapturedModule, CaptureRequest
+from onward.capture import CapturedModule, CaptureRequest, GraphModule
 from onward.capture import capture as own_capture
 from onward.capture.archive.captured import read, written
 from onward.capture.archive.surroundings import NotKept, surroundings
@@ -66,7 +66,8 @@ def kept(
 ) -> CapturedModule:
     """Returns `capture(request)`, loaded from disk where an earlier run has stored it. Only what
     `onward.capture.capture` returns is stored: another function in its place may do anything."""
-    if not environment().graph_cache or journal.looks_at_passes:
+    whole = isinstance(request.model, GraphModule)
+    if whole or not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
             return capture(request)
     with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches modules that the key reads

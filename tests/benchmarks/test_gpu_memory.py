@@ -69,7 +69,7 @@ def test_flops_of_a_step_are_six_per_weight_and_token() -> None:
     weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
     weights -= model.get_parameter("transformer.wpe.weight").numel()
     config = model.config
-    # its backward computes the scores again
+    # the backward of attention computes the scores again
     attention = 3.5 * 4 * case.batch * case.tokens**2 * config.n_embd * config.n_layer
     expected = 6 * weights * case.tokens_per_step + attention
     assert step_flops(case) == pytest.approx(expected, rel=0.01)

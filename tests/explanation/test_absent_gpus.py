@@ -15,7 +15,7 @@ from torch import nn
 import onward
 from onward.cli import main
 from onward.errors import OnwardError
-from onward.explanation import Asked, StepExplanation
+from onward.explanation import ExplanationRequest, StepExplanation
 from onward.kernels import GPUS, Gpu, Target
 from onward.recipes.explain_options import ExplainConfig
 
@@ -64,7 +64,7 @@ def test_rows_are_counted_here_and_rounded_as_there(name: str) -> None:
     with planned_for_cuda(None, bare.target):
         expected = trainer_of(copy.deepcopy(model)).explain(**data)
     trainer = trainer_of(model)
-    found = trainer.explain_call(((), data), asked=Asked(gpu=bare))
+    found = trainer.explain_call(((), data), asked=ExplanationRequest(gpu=bare))
     exact = trainer.explain(**data)
     assert found.packed
     assert found.dims == expected.dims

@@ -66,6 +66,35 @@ def test_named_sizes_stay_names_or_become_numbers() -> None:
     assert str(type_of(fixed.outputs["y"])) == "f32[7,4]"
 
 
+SHAPES = {
+    "what is left": "s = Shape (x) z = Constant <value_ints: ints = [-1]> () "
+    "n = Gather <axis = 0> (s, two) m = Unsqueeze (n, zero) t = Concat <axis = 0> (z, m) "
+    "y = Reshape (x, t)",
+    "a copied dim": "t = Constant <value_ints: ints = [0, -1]> () y = Reshape (x, t)",
+    "expand, as exporters write it": "s = Shape (x) r = Shape (s) "
+    "ones = ConstantOfShape <value = int64[1] {1}> (r) minus = Mul (ones, less) "
+    "is = Equal (s, minus) t = Where (is, ones, s) y = Expand (one, t)",
+    "a split along a fixed dim": "y, z = Split <axis = 2, num_outputs = 2> (x)",
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_are_computed_of_open_sizes(name: str, execute: Execute) -> None:
+    """Each is of several sizes, since a graph of one may be right by chance."""
+    text = '<ir_version: 10, opset_import: ["" : 21]>\n'
+    text += "model (float[B, T, 4] x) => (float[P, Q, R] y) <int64 two = {1}, "
+    text += "int64[1] zero = {0}, int64[1] less = {-1}, float[1] one = {1.5}> "
+    text += f"{{ {SHAPES[name]} }}"
+    model = parser.parse_model(text.replace("[P, Q, R]", ""))
+    graph = from_onnx(model)
+    assert all(not isinstance(n, int) or n > 0 for n in type_of(graph.outputs["y"]).shape)
+    rng = np.random.default_rng(0)
+    for sizes in ((2, 3, 4), (5, 2, 4)):
+        x = rng.standard_normal(sizes).astype(np.float32)
+        want: Any = ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], want[0])
+
+
 @pytest.mark.parametrize("go", [True, False])
 def test_a_branch_that_is_known_is_taken(go: bool) -> None:
     model, x = read(BRANCH), np.array([0.5, -1.0, 2.0], np.float32)

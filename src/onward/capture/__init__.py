@@ -7,6 +7,7 @@ In: a `CaptureRequest` (module, arguments, loss). Out: a `CapturedModule` (graph
 from onward.capture.captured_module import CapturedModule
 from onward.capture.evaluation import evaluation
 from onward.capture.export import capture
+from onward.capture.graph_module import GraphModule
 from onward.capture.huggingface import CACHE, CacheSetting, without_flash_lengths
 from onward.capture.request import CaptureRequest, LossFunction
 from onward.capture.trace.as_eager import called_in_inference_mode
@@ -31,6 +32,7 @@ __all__ = [
     "CaptureRequest",
     "Captured",
     "CapturedModule",
+    "GraphModule",
     "LossFunction",
     "WeightedLosses",
     "apart_from_hooks",

@@ -15,6 +15,7 @@ import torch
 
 from onward.capture.batch_leaves import BatchLeaves
 from onward.capture.captured_module import CapturedModule
+from onward.capture.graph_module import GraphModule
 from onward.capture.held_sizes import Held
 from onward.capture.huggingface import forward_defaults
 from onward.capture.regions import RegionSearch
@@ -38,6 +39,8 @@ def capture(request: CaptureRequest) -> CapturedModule:
     Signals wait until its end, or until they come a second time. Raises CaptureError with
     everything that is known to prevent it.
     """
+    if isinstance(request.model, GraphModule):
+        return request.model.captured(request)
     # a try may switch the model's mode for a while
     request = replace(request, gradients=request.differentiated)
     draws = RandomState()

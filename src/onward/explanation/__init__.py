@@ -6,12 +6,12 @@ facts, separate from how they are shown.
 Imports: prepare and all that stands before it, nothing of train or module.
 """
 
-from onward.explanation.build import NOTHING_MORE, Asked, asked_for, explained, refused
+from onward.explanation.build import NOTHING_MORE, ExplanationRequest, asked_for, explained, refused
 from onward.explanation.row_report import RowReport
 from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Subject
 
 __all__ = [
-    "NOTHING_MORE", "Asked", "RowReport", "StepExplanation", "Subject", "asked_for", "explained",
-    "refused",
+    "NOTHING_MORE", "ExplanationRequest", "RowReport", "StepExplanation", "Subject", "asked_for",
+    "explained", "refused",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ _HEADLINE = "the model cannot be captured"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExplanationRequest:
     """What an explanation is to say besides what every explanation says, as `onward.explain`
     describes. memory: bytes. gpu: the device to plan for."""
 
@@ -35,7 +35,7 @@ class Asked:
     gpu: Gpu | None = None
 
 
-NOTHING_MORE = Asked()
+NOTHING_MORE = ExplanationRequest()
 
 
 def asked_for(
@@ -43,17 +43,17 @@ def asked_for(
     batch_sizes: Iterable[int] = (),
     profile: bool = False,
     gpu: str | None = None,
-) -> Asked:
+) -> ExplanationRequest:
     """Checks and parses what a user asks for. Raises OnwardError for invalid values."""
     device = None if gpu is None else gpu_called(gpu)
     if device is not None and profile:
         raise OnwardError(
             f"profile=True times launches, and gpu={gpu!r} only plans them; fix: leave out one"
         )
-    return Asked(bytes_of(memory), checked_sizes(batch_sizes), profile, device)
+    return ExplanationRequest(bytes_of(memory), checked_sizes(batch_sizes), profile, device)
 
 
-def explained(subject: Subject, asked: Asked) -> StepExplanation:
+def explained(subject: Subject, asked: ExplanationRequest) -> StepExplanation:
     """Explains a subject, as `onward.explain` describes."""
     remade = Remade(subject, None if asked.gpu is None else asked.gpu.target)
     plan = remade.executable.plan
@@ -172,7 +172,7 @@ def _regions(
 
 __all__ = [
     "NOTHING_MORE",
-    "Asked",
+    "ExplanationRequest",
     "asked_for",
     "bytes_of",
     "checked_sizes",

@@ -12,7 +12,7 @@ from onward.capture import unwrapped
 from onward.compile import Compiler
 from onward.errors import CaptureError, OnwardError
 from onward.explanation import (
-    Asked,
+    ExplanationRequest,
     StepExplanation,
     Subject,
     asked_for,
@@ -123,7 +123,9 @@ def _held(model: Any) -> Accelerated:
     return Accelerated(unwrapped(model), ModuleOptions()) if held is None else held
 
 
-def _explain_last(held: Accelerated, state: int | None, asked: Asked) -> StepExplanation:
+def _explain_last(
+    held: Accelerated, state: int | None, asked: ExplanationRequest
+) -> StepExplanation:
     with held.locked(), autocast_off():
         call = held.last_call()
         last = call.last
@@ -137,7 +139,7 @@ def _explain_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     state: int | None,
-    asked: Asked,
+    asked: ExplanationRequest,
 ) -> StepExplanation:
     model = held.model
     reason = surroundings()

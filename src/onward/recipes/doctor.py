@@ -170,6 +170,7 @@ def _gpus(asked: bool) -> Iterator[tuple[str, str]]:
     if asked:
         from onward.recipes.doctor_gpu import gpu_facts
 
+        yield "Triton", installed("triton") or "not installed; fix: pip install 'onward[gpu]'"
         yield from gpu_facts()
 
 

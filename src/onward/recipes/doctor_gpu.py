@@ -13,7 +13,6 @@ from torch import nn
 import onward
 from onward.errors import one_line
 from onward.kernels.gpus import rates_of_gpu
-from onward.recipes.doctor import installed
 
 Fact = tuple[str, str]
 
@@ -42,7 +41,6 @@ class _Tried(nn.Module):
 
 def gpu_facts() -> Iterator[Fact]:
     """All facts about GPUs, each with the word before it. Times the devices, and trains on each."""
-    yield "Triton", installed("triton") or "not installed; fix: pip install 'onward[gpu]'"
     number = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not number:
         yield "GPU", f"none that PyTorch sees; {_why()}"

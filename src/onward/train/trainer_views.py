@@ -10,7 +10,7 @@ import torch
 
 from onward.capture import LossFunction
 from onward.errors import OnwardError
-from onward.explanation import NOTHING_MORE, Asked, StepExplanation, explained
+from onward.explanation import NOTHING_MORE, ExplanationRequest, StepExplanation, explained
 from onward.explanation.nonfinite import NonfiniteOrigin
 from onward.forks import Lock
 from onward.graph.graph import OPSET
@@ -147,7 +147,7 @@ class TrainerViews:
         self,
         given: tuple[tuple[Any, ...], dict[str, Any]] | None,
         fetch: Sequence[str] = (),
-        asked: Asked = NOTHING_MORE,
+        asked: ExplanationRequest = NOTHING_MORE,
     ) -> StepExplanation:
         """Explains the step of these arguments, or the last one, as `explain` does. asked: what
         the explanation says in addition."""

@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from onward.errors import one_line
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, content_of, type_of
-from onward.graph.importer import decompositions
+from onward.graph.importer import decompositions, size_folding
 from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain, tensor_array
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
@@ -45,21 +45,26 @@ def from_onnx(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
     known: Mapping[str, np.ndarray] | None = None,
+    parameters: Mapping[str, str] | None = None,
 ) -> Graph:
     """Reads an ONNX model as a graph. Its inputs have `Role.BATCH`, its initializers are constants.
 
     dims: sizes for named dims; others stay symbolic. known: inputs that become constants, such as
-    shapes. Raises ValueError naming the first node that cannot be read, with the reason.
+    shapes. parameters: initializers that become inputs of `Role.PARAM`, each with the input's name.
+    Raises ValueError naming the first node that cannot be read, with the reason.
     """
     try:
-        return _read(model, dims or {}, known or {})
+        return _read(model, dims or {}, known or {}, parameters or {})
     except Exception as error:  # any, for a model that onnx's checker would refuse
         said = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(one_line(said, 400)) from error
 
 
 def _read(
-    model: onnx.ModelProto, dims: Mapping[str, int], known: Mapping[str, np.ndarray]
+    model: onnx.ModelProto,
+    dims: Mapping[str, int],
+    known: Mapping[str, np.ndarray],
+    parameters: Mapping[str, str],
 ) -> Graph:
     if model.functions:
         _require_no_ring(model.functions)
@@ -68,11 +73,15 @@ def _read(
     graph = Graph(model.graph.name or "model")
     reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
     env: Environment = {}
-    constants = {t.name: tensor_array(t) for t in model.graph.initializer}
+    tensors = {t.name: t for t in model.graph.initializer}
+    constants = {n: tensor_array(t) for n, t in tensors.items() if n not in parameters}
     constants |= dict(known)
     for info in model.graph.input:
-        if info.name not in constants:
+        if info.name not in constants and info.name not in tensors:
             env[info.name] = graph.input(info.name, _type(info, dims), Role.BATCH)
+    for name, path in parameters.items():
+        type = Type(DType(tensors[name].data_type), tuple(tensors[name].dims))
+        env[name] = graph.input(path, type, Role.PARAM)
     for name, array in constants.items():
         env[name] = graph.constant(np.asarray(array))
     reader.read(model.graph.node, env)
@@ -168,6 +177,9 @@ class _Reader:
         folded = self._folded(node, call)
         if folded is not None:
             return folded
+        of_sizes = size_folding.folded(call)
+        if of_sizes is not None:
+            return [of_sizes]
         made = self._made(node, call)
         return [made] if isinstance(made, ir.Value) else made
 

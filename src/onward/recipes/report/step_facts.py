@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import OnwardError, one_line
-from onward.explanation import Asked
+from onward.explanation import ExplanationRequest
 from onward.explanation.facts import ARENA
 from onward.graph.ops import OPS
 from onward.graph.types import value
@@ -44,7 +44,7 @@ def step_facts(trainer: Trainer) -> dict[str, Any]:
     """
     last = trainer.snapshot().last_run
     weights = sum(p.numel() * p.itemsize for p in trainer.model.parameters())
-    found = trainer.explain_call(None, asked=Asked(profile=weights <= MOST_TIMED))
+    found = trainer.explain_call(None, asked=ExplanationRequest(profile=weights <= MOST_TIMED))
     memory = found.memory
     assert memory is not None, "a step that ran has a plan"
     rates = last.step.graphs.compiler.target.rates

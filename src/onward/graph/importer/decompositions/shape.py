@@ -6,7 +6,7 @@ import numpy as np
 
 from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
-from onward.graph.types import DType, Size, product
+from onward.graph.types import DType, Shape, Size, divide, product
 
 
 @decomposition("Reshape")
@@ -14,7 +14,28 @@ def _reshape(c: NodeCall) -> Results:
     target = c.contents(1)
     if all(isinstance(n, int) for n in target):
         return c.b.node("Reshape", [c.x(), c.b.ints([int(n) for n in target])], c.given)  # type: ignore[arg-type]
-    return c.b.reshape(c.x(), target)
+    return c.b.reshape(c.x(), _resolved(c.shape(), target, bool(c.attr("allowzero", 0))))
+
+
+def _resolved(have: Shape, target: Shape, allowzero: bool) -> Shape:
+    """A Reshape's target without its 0 (copy a dim) and -1 (what is left). Raises ValueError where
+    that depends on the batch."""
+    sizes = [
+        have[i] if n == 0 and not allowzero and i < len(have) else n for i, n in enumerate(target)
+    ]
+    if -1 in sizes:
+        left, under = list(have), [n for n in sizes if n != -1]
+        for n in list(under):  # only single terms can be divided by
+            if n in left:
+                left.remove(n)
+                under.remove(n)
+        rest = divide(product(left), product(under))
+        if rest is None:
+            raise ValueError(f"sizes {list(have)} do not divide into {list(target)}")
+        sizes[sizes.index(-1)] = rest
+    if product(have) != product(sizes):
+        raise ValueError(f"element counts of {list(have)} and {list(target)} differ")
+    return tuple(sizes)
 
 
 @decomposition("Flatten")
@@ -56,7 +77,9 @@ def _split(c: NodeCall) -> Results:
     if c.present(1):
         sizes = c.ints(1)
     else:
-        whole, parts = c.sizes()[axis], int(c.attr("num_outputs") or c.outputs)
+        whole, parts = c.shape()[axis], int(c.attr("num_outputs") or c.outputs)
+        if not isinstance(whole, int):
+            raise ValueError(f"Split along the open size {whole} needs its sizes as an input")
         if parts != c.outputs:
             raise ValueError(f"num_outputs is {parts}, and the node has {c.outputs} outputs")
         each = -(-whole // parts)

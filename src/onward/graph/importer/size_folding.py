@@ -1,0 +1,103 @@
+"""Folds what exporters compute of sizes: comparisons and selections of shapes with open sizes.
+
+Exporters write `x.expand(shape)` as `Expand(x, Where(shape == -1, 1, shape))`. A size is above 0,
+so that it equals no number below 1; what follows is a shape again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onward.graph.graph import Value, array_of, content_of, type_of
+from onward.graph.importer.decomposition import NodeCall
+from onward.graph.types import DType, Size
+
+Known = list[Size] | list[bool]
+FEW = 64  # numbers of a shape
+
+
+def folded(call: NodeCall) -> Value | None:
+    """The result of a node that computes integers or booleans of known sizes; None for others."""
+    if call.op_type not in ("Equal", "Where", "ConstantOfShape", "Expand"):
+        return None
+    if call.op_type == "ConstantOfShape":
+        return _filled(call)
+    found = [_known(x) for x in call.inputs]
+    if call.op_type == "Expand":
+        return _expanded(call, found)
+    shapes = [type_of(x).shape for x in call.inputs if x is not None]
+    if any(k is None for k in found) or any(len(s) > 1 for s in shapes):
+        return None
+    length = max(len(k) for k in found if k is not None)
+    lists = [k * length if len(k) == 1 else k for k in found if k is not None]
+    if any(len(k) != length for k in lists):
+        return None
+    if call.op_type == "Equal":
+        equal = [_equal(a, b) for a, b in zip(*lists, strict=True)]
+        if None in equal:
+            return None
+        return call.b.const(np.array(equal, bool).reshape(_shape(shapes, length)))
+    chosen: list[Size] = []
+    for condition, a, b in zip(*lists, strict=True):
+        if not isinstance(condition, bool) or isinstance(a, bool):
+            return None
+        chosen.append(a if condition else b)
+    whole = call.b.sizes(chosen)
+    return whole if max(map(len, shapes)) else call.b.squeeze(whole, [0])
+
+
+def _filled(call: NodeCall) -> Value | None:
+    """A short vector of one number."""
+    shape = content_of(call.x())
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] > FEW:
+        return None
+    number = np.asarray(call.given.get("value", np.zeros(1, np.float32))).reshape(())
+    return call.b.const(np.full(shape[0], number))
+
+
+def _expanded(call: NodeCall, found: Sequence[Known | None]) -> Value | None:
+    """A size that is repeated along a short vector."""
+    have, shape = found
+    if have is None or shape is None or len(have) != 1 or len(shape) != 1:
+        return None
+    length = shape[0]
+    if type_of(call.x()).dtype != DType.INT64 or not isinstance(length, int) or length > FEW:
+        return None
+    return call.b.sizes([have[0]] * max(length, 1))  # type: ignore[list-item]
+
+
+def _known(value: Value | None) -> Known | None:
+    """The integers or booleans that a value holds, some of which may be open sizes."""
+    if value is None:
+        return None
+    array = array_of(value)
+    if array is not None and array.size <= FEW:
+        if array.dtype == bool:
+            return [bool(x) for x in array.reshape(-1)]
+        if array.dtype == np.int64:
+            return [int(x) for x in array.reshape(-1)]
+        return None
+    content = content_of(value)
+    return None if content is None else list(content)
+
+
+def _equal(a: Size | bool, b: Size | bool) -> bool | None:
+    """Whether two numbers are equal; None where that depends on the batch."""
+    if a == b:
+        return True
+    numbers = [n for n in (a, b) if isinstance(n, int)]
+    if len(numbers) == 2:
+        return False
+    # a single term with a positive factor is above 0
+    others = [n for n in (a, b) if not isinstance(n, int)]
+    above = all(len(n.terms) == 1 and n.terms[0][1] > 0 for n in others)
+    return False if numbers and numbers[0] <= 0 and above else None
+
+
+def _shape(shapes: Sequence[tuple[Size, ...]], length: int) -> tuple[int, ...]:
+    return (length,) if max(map(len, shapes)) else ()
+
+
+__all__ = ["folded"]

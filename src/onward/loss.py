@@ -1,0 +1,195 @@
+"""Losses of models that are graphs already: of their outputs, and of labels that a step is given.
+
+A loss is data: `onward.loss.cross_entropy("logits")`. It names outputs of the model and says which
+labels it needs; `write` adds it to a graph. Labels come in as inputs of these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from onward.errors import OnwardError
+from onward.graph.build import Builder
+from onward.graph.graph import type_of
+from onward.graph.types import DType, Type
+
+Value = ir.Value
+Values = Mapping[str, Value]
+
+
+class Loss(Protocol):
+    """A loss by the outputs of a model."""
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        """The inputs that the loss needs beside the model's, with their types. Raises OnwardError
+        for an output that the model lacks, or that has no such loss."""
+        ...
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        """Writes the loss, `f32[]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy of logits `f32[..., C]` and labels `i64[...]`, the mean over those that are not
+    `ignore_index` (`torch.nn.functional.cross_entropy`). shift: position t of dim 1 predicts the
+    label at t + 1, as in a causal language model."""
+
+    output: str = "logits"
+    target: str = "labels"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    shift: bool = False
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        logits = type_of(_output(outputs, self.output, least=2))
+        if self.shift and logits.rank != 3:
+            raise OnwardError(
+                f"the output '{self.output}' is {logits}, and shift=True needs f32[B,T,C]; fix: "
+                "leave shift out"
+            )
+        return {self.target: Type(DType.INT64, logits.shape[:-1])}
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        logits, target = outputs[self.output], labels[self.target]
+        if self.shift:
+            length = type_of(logits).shape[1]
+            logits = b.slice(logits, 1, 0, length - 1)
+            target = b.slice(target, 1, 1, length)
+        shape = type_of(logits).shape
+        rows = _product(shape[:-1])
+        logits, target = b.reshape(logits, (rows, shape[-1])), b.reshape(target, (rows,))
+        attrs: dict[str, Any] = {"ignore_index": self.ignore_index, "reduction": "mean"}
+        if self.label_smoothing:
+            found = b.CrossEntropyLoss(
+                logits, target, label_smoothing=self.label_smoothing, **attrs
+            )
+        else:
+            found = b.SoftmaxCrossEntropyLoss(logits, target, **attrs)
+        return found[0] if isinstance(found, tuple) else found
+
+
+@dataclass(frozen=True)
+class MeanOfError:
+    """The mean of a function of `output - target`: its square or its magnitude
+    (`torch.nn.functional.mse_loss`, `l1_loss`)."""
+
+    output: str
+    target: str = "labels"
+    power: int = 2
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        return {self.target: type_of(_output(outputs, self.output))}
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        error = b.Sub(outputs[self.output], labels[self.target])
+        return b.ReduceMean(b.Mul(error, error) if self.power == 2 else b.Abs(error), keepdims=0)
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Binary cross-entropy of logits and labels from 0 to 1, the mean over all
+    (`torch.nn.functional.binary_cross_entropy_with_logits`)."""
+
+    output: str = "logits"
+    target: str = "labels"
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        return {self.target: type_of(_output(outputs, self.output))}
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        x, y = outputs[self.output], labels[self.target]
+        # max(x, 0) - x y + log(1 + exp(-|x|)), which does not overflow
+        rest = b.Log(b.Add(b.scalar(1.0, DType.FLOAT), b.Exp(b.Neg(b.Abs(x)))))
+        return b.ReduceMean(b.Add(b.Sub(b.Relu(x), b.Mul(x, y)), rest), keepdims=0)
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Cross-entropy of each row of one output among all rows of another, by their cosine over a
+    temperature: in-batch negatives (arXiv 1807.03748). Both are `f32[B,D]`."""
+
+    first: str
+    second: str
+    temperature: float = 0.05
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        for name in (self.first, self.second):
+            if type_of(_output(outputs, name, least=2)).rank != 2:
+                raise OnwardError(f"the output '{name}' is no f32[B,D]; fix: name a pooled output")
+        return {}
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        a, c = (_normalized(b, outputs[n]) for n in (self.first, self.second))
+        scores = b.Div(b.MatMul(a, b.transpose(c, [1, 0])), b.scalar(self.temperature, DType.FLOAT))
+        target = b.arange(type_of(scores).shape[0])
+        found = b.SoftmaxCrossEntropyLoss(scores, target, reduction="mean")
+        return found[0] if isinstance(found, tuple) else found
+
+
+def cross_entropy(
+    output: str = "logits",
+    target: str = "labels",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    shift: bool = False,
+) -> CrossEntropy:
+    """Cross-entropy of logits `f32[..., C]` and labels `i64[...]`: see `CrossEntropy`."""
+    return CrossEntropy(output, target, ignore_index, label_smoothing, shift)
+
+
+def mse(output: str, target: str = "labels") -> MeanOfError:
+    """The mean squared error of an output and labels of its shape."""
+    return MeanOfError(output, target, 2)
+
+
+def l1(output: str, target: str = "labels") -> MeanOfError:
+    """The mean absolute error of an output and labels of its shape."""
+    return MeanOfError(output, target, 1)
+
+
+def bce_with_logits(output: str = "logits", target: str = "labels") -> BinaryCrossEntropy:
+    """Binary cross-entropy of logits and labels from 0 to 1, of one shape."""
+    return BinaryCrossEntropy(output, target)
+
+
+def contrastive(first: str, second: str, temperature: float = 0.05) -> Contrastive:
+    """In-batch negatives over two outputs `f32[B,D]`: see `Contrastive`."""
+    return Contrastive(first, second, temperature)
+
+
+def _output(outputs: Values, name: str, least: int = 0) -> Value:
+    if name not in outputs:
+        raise OnwardError(
+            f"the loss names the output '{name}', which the model does not have; fix: one of "
+            f"{', '.join(outputs)}"
+        )
+    found = type_of(outputs[name])
+    if not found.is_floating or found.rank < least:
+        raise OnwardError(
+            f"the output '{name}' is {found}, of which there is no such loss; fix: name another"
+        )
+    return outputs[name]
+
+
+def _normalized(b: Builder, x: Value) -> Value:
+    length = b.Sqrt(b.reduce_sum(b.Mul(x, x), [1], keepdims=True))
+    return b.Div(x, b.Max(length, b.scalar(1e-12, DType.FLOAT)))
+
+
+def _product(shape: tuple[Any, ...]) -> Any:
+    total: Any = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+__all__ = [
+    "BinaryCrossEntropy", "Contrastive", "CrossEntropy", "Loss", "MeanOfError", "bce_with_logits",
+    "contrastive", "cross_entropy", "l1", "mse",
+]  # fmt: skip

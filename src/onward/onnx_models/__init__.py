@@ -1,0 +1,11 @@
+"""Models that are ONNX already: read from a file, trained as any module is, written back.
+
+In: a path, an `onnx.ModelProto` or an `onnx_ir.Model`. Out: an `OnnxModule`, whose capture is its
+graph. Imports: capture, graph and losses; nothing that plans or trains.
+"""
+
+from onward.onnx_models.module import OnnxModule
+from onward.onnx_models.source import OnnxSource
+from onward.onnx_models.written import with_weights
+
+__all__ = ["OnnxModule", "OnnxSource", "with_weights"]

@@ -1,0 +1,277 @@
+"""OnnxModule: an ONNX model as a torch module, whose parameters are the model's weights.
+
+A Trainer takes it as any module, so that optimizers, schedules, precision, checkpoints and
+explanations are the Trainer's. Its capture is its own graph: nothing is traced, and it has no
+forward in eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.capture import CapturedModule, CaptureRequest, GraphModule
+from onward.errors import CaptureError, OnwardError
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.names import output_name, parameter_name
+from onward.graph.types import DType, Type
+from onward.loss import Loss
+from onward.onnx_models.source import OnnxSource
+
+_DTYPES = {
+    DType.FLOAT: torch.float32, DType.DOUBLE: torch.float64, DType.INT64: torch.int64,
+    DType.INT32: torch.int32, DType.UINT8: torch.uint8, DType.INT8: torch.int8,
+    DType.BOOL: torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """What a module is made of, kept apart from its attributes, which guards would walk through.
+    paths: of the parameters, by initializer."""
+
+    source: OnnxSource
+    loss: Loss | str | None
+    paths: Mapping[str, str]
+
+
+_PROGRAMS: weakref.WeakKeyDictionary[torch.nn.Module, _Program] = weakref.WeakKeyDictionary()
+
+
+class OnnxModule(GraphModule):
+    """An ONNX model with a loss.
+
+    loss: the name of an output that is the loss, or a loss of `onward.loss`; None: the model has
+    none, and is evaluated only. trainable: names of initializers, or patterns such as
+    "encoder.*"; None: all. Single numbers and masks are never trained unless named. Raises
+    OnwardError for a model that no graph can hold, and for names that it lacks.
+    """
+
+    def __init__(
+        self,
+        source: OnnxSource,
+        loss: Loss | str | None = None,
+        trainable: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        weights = source.weights()
+        chosen = _chosen(trainable, weights)
+        paths: dict[str, str] = {}
+        for name, array in weights.items():
+            paths[name] = self._place(name, array, trained=name in chosen)
+        _PROGRAMS[self] = _Program(source, loss, paths)
+        _check_loss(loss, self.graph({}))
+
+    @property
+    def program(self) -> _Program:
+        return _PROGRAMS[self]
+
+    @property
+    def initializers(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters by the names of their initializers."""
+        return {name: self.get_parameter(path) for name, path in self.program.paths.items()}
+
+    @property
+    def labels(self) -> dict[str, Type]:
+        """The inputs of the loss that are not the model's, with their types."""
+        loss = self.program.loss
+        if loss is None or isinstance(loss, str):
+            return {}
+        graph = self.graph({})
+        return loss.labels(graph.outputs)
+
+    def graph(self, dims: Mapping[str, int]) -> Graph:
+        """The model's graph, with its weights as inputs and without a loss. dims: sizes that are
+        numbers, by name."""
+        program = self.program
+        names = {name: parameter_name(path) for name, path in program.paths.items()}
+        return program.source.graph(names, dict(dims))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises OnwardError: an ONNX model has no forward in PyTorch."""
+        raise OnwardError(
+            "an ONNX model has no forward in PyTorch; fix: TrainingSession's step, evaluate or "
+            "predict, or a Trainer's train_step and eval_step"
+        )
+
+    def captured(self, request: CaptureRequest) -> CapturedModule:
+        """Returns the graph of this call, with the loss where it is asked for."""
+        leaves = self._leaves(request)
+        first = self.graph({})
+        alone = self._alone(first, leaves)
+        graph = self.graph(alone) if alone else first
+        outputs = dict(graph.outputs)
+        inputs = {v.name or "": v for v in graph.inputs_with(Role.BATCH)}
+        if request.want_loss:
+            inputs |= self._write_loss(graph, outputs, inputs)
+        graph.outputs = {output_name(name): value for name, value in outputs.items()}
+        results = {name: output_name(name) for name in outputs}
+        graph.signature = graph.signature.but(results=results)
+        if request.want_loss:
+            graph.outputs["loss"] = inputs.pop("\0loss")
+            graph.signature = graph.signature.but(loss="loss")
+        return self._bound(graph, inputs, leaves)
+
+    # ---- parts
+
+    def _write_loss(
+        self, graph: Graph, outputs: Mapping[str, Value], inputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Adds the loss to the graph. Returns the inputs of its labels, and the loss under a name
+        that no input has."""
+        loss = self.program.loss
+        if loss is None:
+            raise CaptureError("the ONNX model has no loss; fix: TrainingSession(..., loss=)")
+        if isinstance(loss, str):
+            return {"\0loss": outputs[loss]}
+        found = dict[str, Value]()
+        for name, type in loss.labels(outputs).items():
+            found[name] = inputs[name] if name in inputs else graph.input(name, type, Role.BATCH)
+        return {**found, "\0loss": loss.write(Builder(graph), outputs, found)}
+
+    def _leaves(self, request: CaptureRequest) -> dict[str, torch.Tensor]:
+        """The tensors of a call by the input that each is for, in the order of the batch's leaves.
+        Raises CaptureError for a call that the model does not take."""
+        asked = [*self.program.source.inputs, *(self.labels if request.want_loss else {})]
+        given = dict(zip(asked, request.args, strict=False)) | dict(request.kwargs)
+        surplus = len(request.args) - len(asked)
+        strange = [name for name in given if name not in asked]
+        if not request.want_loss:
+            strange = [name for name in strange if name not in self.labels]
+            given = {name: x for name, x in given.items() if name in asked}
+        if surplus > 0 or strange or request.target:
+            what = strange[0] if strange else "a further input"
+            raise CaptureError(
+                f"the model takes no {what}; fix: give {', '.join(asked) or 'nothing'}"
+            )
+        missing = [name for name in asked if name not in given]
+        if missing:
+            raise CaptureError(
+                f"the batch lacks {', '.join(missing)}; fix: give {', '.join(asked)} by name"
+            )
+        return given
+
+    def _alone(self, graph: Graph, leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Named sizes that are below 2 in this batch, which has a graph of its own. Raises
+        CaptureError for a tensor of another rank or dtype."""
+        found: dict[str, int] = {}
+        for value in graph.inputs_with(Role.BATCH):
+            tensor, type = leaves.get(value.name or ""), type_of(value)
+            if tensor is None:
+                continue
+            if tensor.dim() != type.rank or tensor.dtype != _DTYPES.get(type.dtype):
+                have = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+                raise CaptureError(f"the input {value.name} is {type}, and the batch has {have}")
+            for size, name in zip(tensor.shape, type.shape, strict=True):
+                if not isinstance(name, int) and size < 2:
+                    found[str(name)] = size
+        return found
+
+    def _bound(
+        self, graph: Graph, inputs: Mapping[str, Value], leaves: Mapping[str, torch.Tensor]
+    ) -> CapturedModule:
+        """The capture of a graph: its tensors, its leaves, and the sizes that it serves."""
+        parameters = {
+            parameter_name(path): self.get_parameter(path) for path in self.program.paths.values()
+        }
+        present = {v.name for v in graph.inputs}
+        parameters = {name: p for name, p in parameters.items() if name in present}
+        names = list(leaves)
+        result = CapturedModule(graph, parameters, {}, {})
+        for i, name in enumerate(names):
+            value = inputs[name]
+            result.leaves[i] = value.name or ""
+            result._sizes += [(i, dim, size) for dim, size in enumerate(type_of(value).shape)]
+        ends = [graph.outputs[n] for n in ("loss",) if n in graph.outputs]
+        result.reached = _sources(ends) & parameters.keys()
+        result.frozen = {name for name, p in parameters.items() if not p.requires_grad}
+        result.asks = ""
+        return result
+
+    def _place(self, name: str, array: np.ndarray, trained: bool) -> str:
+        """Registers a weight under its name, where PyTorch takes it as a path. Returns the path."""
+        parts = name.split(".")
+        parameter = torch.nn.Parameter(torch.from_numpy(np.array(array)), requires_grad=trained)
+        module: torch.nn.Module = self
+        if all(parts):
+            for part in parts[:-1]:
+                inner = module._modules.get(part)
+                if inner is None:
+                    if hasattr(module, part):
+                        break
+                    inner = torch.nn.Module()
+                    module.add_module(part, inner)
+                module = inner
+            else:
+                if not hasattr(module, parts[-1]):
+                    module.register_parameter(parts[-1], parameter)
+                    return name
+        plain = name.replace(".", "_") or "unnamed"
+        while hasattr(self, plain):
+            plain += "_"
+        self.register_parameter(plain, parameter)
+        return plain
+
+
+def _chosen(trainable: Sequence[str] | None, weights: Mapping[str, np.ndarray]) -> set[str]:
+    """The names of the weights to train. Raises OnwardError for a pattern without a weight."""
+    if trainable is None:
+        return set(weights)
+    if isinstance(trainable, str):
+        raise OnwardError(f"trainable={trainable!r} is one string; fix: a list of names")
+    found: set[str] = set()
+    for pattern in trainable:
+        names = {name for name in weights if fnmatchcase(name, pattern)}
+        if not names:
+            raise OnwardError(
+                f"no weight of the model is named {pattern!r}; fix: names or patterns such as "
+                f"{', '.join(list(weights)[:3])}"
+            )
+        found |= names
+    return found
+
+
+def _check_loss(loss: Loss | str | None, graph: Graph) -> None:
+    """Raises OnwardError for a loss that the model's outputs do not have."""
+    if loss is None:
+        return
+    if not isinstance(loss, str):
+        loss.labels(graph.outputs)
+        return
+    if loss not in graph.outputs:
+        raise OnwardError(
+            f"loss names the output {loss!r}, which the model does not have; fix: one of "
+            f"{', '.join(graph.outputs)}, or a loss of onward.loss"
+        )
+    found = type_of(graph.outputs[loss])
+    if found.rank or not found.is_floating:
+        raise OnwardError(
+            f"the output {loss!r} is {found}, and a loss is one number; fix: a loss of onward.loss"
+        )
+
+
+def _sources(ends: Sequence[Value]) -> set[str]:
+    """The names of the inputs that values depend on."""
+    found: set[str] = set()
+    seen, left = set[Value](), list(ends)
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if node is None:
+            found.add(value.name or "")
+        else:
+            left += [x for x in node.inputs if x is not None]
+    return found
+
+
+__all__ = ["OnnxModule"]

@@ -1,0 +1,134 @@
+"""OnnxSource: an ONNX model as it was given, in the form in which its graph can be read.
+
+The reader takes opset 20 and newer, and what is unchanged since opset 13; onnx's own converter
+brings other models to that form. Weights inside of Constant nodes count as initializers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper, version_converter
+
+from onward.errors import OnwardError, one_line
+from onward.graph.graph import Graph
+from onward.graph.importer import from_onnx
+
+READ_AS = 21  # the opset to which older models are converted
+OLDEST = 7  # the oldest opset that onnx's converter takes
+# numbers as large as this stand for minus infinity in a mask, not in a weight
+MASKED = 1e4
+
+Given = "str | Path | onnx.ModelProto | ir.Model"
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxSource:
+    """An ONNX model. given: as it was given, for writing it back. model: the form that is read, of
+    equal weights by name. path: of its file, if it is one."""
+
+    given: onnx.ModelProto
+    model: onnx.ModelProto
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> OnnxSource:
+        """Reads a path, a ModelProto or an onnx_ir.Model. Raises OnwardError for anything else, and
+        for a file that cannot be read."""
+        path: Path | None = None
+        if isinstance(given, (str, Path)):
+            path = Path(given)
+            given = _loaded(path)
+        elif isinstance(given, ir.Model):
+            given = ir.serde.serialize_model(given)
+        if not isinstance(given, onnx.ModelProto):
+            raise OnwardError(
+                f"the model is a {type(given).__name__}; fix: a path to an .onnx file, an "
+                "onnx.ModelProto, or an onnx_ir.Model"
+            )
+        model = onnx.ModelProto()
+        model.CopyFrom(given)
+        _name_constants(model.graph)
+        return cls(given, _readable(model), path)
+
+    def graph(self, parameters: dict[str, str], dims: dict[str, int]) -> Graph:
+        """The model as a graph. parameters: the graph input of each weight that is one, by
+        initializer. dims: sizes that are numbers, by name. Raises OnwardError for a model that no
+        graph can hold."""
+        try:
+            return from_onnx(self.model, dims, parameters=parameters)
+        except ValueError as error:
+            raise OnwardError(f"this ONNX model {error}") from error
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The initializers of f32 with more than one number, by name; not masks."""
+        found: dict[str, np.ndarray] = {}
+        for tensor in self.model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
+                array = numpy_helper.to_array(tensor)
+                if not _is_mask(array):
+                    found[tensor.name] = array
+        return found
+
+    @property
+    def inputs(self) -> dict[str, onnx.TypeProto]:
+        """The types of the inputs that a caller gives, by name."""
+        own = {t.name for t in self.model.graph.initializer}
+        return {x.name: x.type for x in self.model.graph.input if x.name not in own}
+
+
+def _loaded(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise OnwardError(f"no such file {str(path)!r}; fix: name an .onnx file")
+    try:
+        return onnx.load(path)
+    except Exception as error:  # whatever protobuf, numpy and the file system raise
+        said = one_line(str(error) or type(error).__name__, 200)
+        raise OnwardError(f"cannot read {str(path)!r} as ONNX: {said}") from error
+
+
+def _name_constants(graph: onnx.GraphProto) -> None:
+    """Makes initializers of the f32 tensors of Constant nodes that may be weights."""
+    for node in list(graph.node):
+        values = [a.t for a in node.attribute if a.name == "value"]
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(values) != 1:
+            continue
+        [tensor] = values
+        if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
+            named = onnx.TensorProto()
+            named.CopyFrom(tensor)
+            named.name = node.output[0]
+            graph.initializer.append(named)
+            graph.node.remove(node)
+
+
+def _readable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, converted to another opset where it can only be read so. Raises OnwardError for
+    one that cannot be read at all."""
+    try:
+        from_onnx(model)
+        return model
+    except ValueError as error:
+        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        if opset >= READ_AS or opset < OLDEST:
+            raise OnwardError(f"this ONNX model {error}") from error
+        first = error
+    try:
+        converted = version_converter.convert_version(model, READ_AS)
+        from_onnx(converted)
+    except Exception as error:  # whatever onnx's converter raises
+        raise OnwardError(f"this ONNX model {first}") from error
+    return converted
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether an array hides something by numbers that no weight has."""
+    return bool(array.size) and not bool(np.abs(array).max() < MASKED)
+
+
+__all__ = ["OnnxSource"]

@@ -1,0 +1,261 @@
+"""TrainingSession: trains a model that is ONNX already, with arrays in and out.
+
+The engine is the Trainer's, so that a session has its options, its checkpoints and its
+explanations. Arrays are numpy's, or anything with `__dlpack__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from onward.capture import CaptureRequest
+from onward.compile import Compiler
+from onward.errors import OnwardError
+from onward.explanation import StepExplanation
+from onward.graph.graph import Role, type_of
+from onward.graph.types import DType
+from onward.kernels import host, torch_dtype
+from onward.loss import Loss
+from onward.module.explain import explain
+from onward.onnx_models import OnnxModule, OnnxSource, with_weights
+from onward.options import TrainerOptions
+from onward.prepare.batch import Batch, bind_batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest, scalars
+from onward.prepare.prepared_step import PreparedStep
+from onward.prepare.session import Session
+from onward.train import StepResult, Trainer
+
+Array = Any  # numpy's, or anything with __dlpack__
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """The result of one step.
+
+    loss: of this batch. grad_norm: before clipping; None where gradients are not clipped or no
+    update was due. lr: of the first group. skipped: whether the update was left out because a
+    gradient was not finite. updated: whether the weights changed. outputs: those asked for, by
+    name.
+    """
+
+    loss: float
+    grad_norm: float | None
+    lr: float
+    skipped: bool
+    updated: bool
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: StepResult) -> SessionResult:
+        """Makes one of a Trainer's result: numbers and arrays in place of tensors."""
+        norm = result.grad_norm
+        return cls(
+            float(result.loss), None if norm is None else float(norm), result.lr, result.skipped,
+            result.updated, {name: _array(x) for name, x in result.outputs.items()},
+        )  # fmt: skip
+
+
+class TrainingSession:
+    """Trains an ONNX model.
+
+    model: a path to an .onnx file, an `onnx.ModelProto`, or an `onnx_ir.Model`. optimizer: one of
+    `onward.optim`. loss: the name of an output that is the loss, or a loss of `onward.loss`; None:
+    the session only predicts. trainable: initializers to train, by name or pattern; None: every one
+    of f32 that the loss depends on, but for single numbers and masks. options: TrainerOptions, or a
+    dict of them. Raises OnwardError for a model that cannot be read, and for names that it lacks.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | onnx.ModelProto | Any,
+        optimizer: Any = None,
+        loss: Loss | str | None = None,
+        trainable: Sequence[str] | None = None,
+        options: TrainerOptions | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.source = OnnxSource.of(model)
+        self.module = OnnxModule(self.source, loss, trainable)
+        if loss is not None and optimizer is None:
+            raise OnwardError(
+                "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
+            )
+        if optimizer is None:
+            optimizer = torch.optim.SGD(list(self.module.parameters()), lr=0.0)
+        self.trainer = Trainer(self.module, optimizer, options=options)
+        self._predictions: dict[Any, PreparedStep[Any]] = {}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The types of what `step` takes, such as `i64[B,T]`, by name: the model's inputs, then the
+        loss's labels."""
+        graph = self.module.graph({})
+        own = {v.name or "": str(type_of(v)) for v in graph.inputs_with(Role.BATCH)}
+        return own | {name: str(type) for name, type in self.module.labels.items()}
+
+    # ---- running
+
+    def step(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
+        """Runs one batch: forward, backward and, at the end of an accumulation window, the update.
+        feeds: arrays by name, as `inputs` lists them. fetch: outputs to return. Raises OnwardError
+        for feeds that the model does not take."""
+        return SessionResult.of(self.trainer.train_step(self._tensors(feeds), fetch=fetch))
+
+    def evaluate(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
+        """Computes the loss, and the outputs named by `fetch`, without an update."""
+        return SessionResult.of(self.trainer.eval_step(self._tensors(feeds), fetch=fetch))
+
+    def predict(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Computes outputs of the model by name, without labels. outputs: None for all."""
+        batch = bind_batch((self._tensors(feeds, labels=False),), {}, has_loss=False)
+        step = self._prediction(batch)
+        known = step.captured.graph.signature.results
+        names = tuple(known if outputs is None else outputs)
+        for name in names:
+            if name not in known:
+                raise OnwardError(
+                    f"the model has no output {name!r}; fix: one of {', '.join(known)}"
+                )
+        prepared = step.prepare(batch, OutputRequest(names))
+        given = scalars(prepared.signature, torch.zeros(2, dtype=torch.int64), 0, 1.0)
+        prepared.executable.run({**prepared.inputs, **given}, prepared.dims)
+        return {name: _array(prepared.output(name)) for name in names}
+
+    def update(self) -> SessionResult | None:
+        """Ends an open accumulation window early; None where none is open."""
+        found = self.trainer.update()
+        return None if found is None else SessionResult.of(found)
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The weights by the names of their initializers, as copies."""
+        return {n: _array(p).copy() for n, p in self.module.initializers.items()}
+
+    def load_state_dict(self, weights: Mapping[str, Array]) -> None:
+        """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the
+        model lacks and for another shape."""
+        own = self.module.initializers
+        made: dict[str, torch.Tensor] = {}
+        for name, array in weights.items():
+            tensor = _tensor(array, name)
+            if name not in own or tensor.shape != own[name].shape:
+                have = f"f32{list(own[name].shape)}" if name in own else "no such weight"
+                raise OnwardError(f"{name} is {list(tensor.shape)}, and the model has {have}")
+            made[name] = tensor
+        with torch.no_grad():
+            for name, tensor in made.items():
+                own[name].copy_(tensor)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a checkpoint: weights, optimizer state, counters (`Trainer.save`)."""
+        self.trainer.save(folder)
+
+    def resume(self, folder: str | Path) -> None:
+        """Goes on from the newest valid checkpoint in the folder (`Trainer.resume`)."""
+        self.trainer.resume(folder)
+
+    def export_onnx(self, path: str | Path | None = None) -> onnx.ModelProto:
+        """The model as it was given, with the weights of now: names, opsets and metadata are kept.
+        path: also writes it there, as one file where it fits, else with its weights beside it.
+        Raises OnwardError for a file that exists."""
+        model = with_weights(self.source, self.state_dict())
+        if path is not None:
+            _write(model, Path(path))
+        return model
+
+    # ---- looking
+
+    def explain(self, feeds: Mapping[str, Array], **options: Any) -> StepExplanation:
+        """Explains the step of these arrays (`onward.explain`)."""
+        return explain(self.trainer, self._tensors(feeds), **options)
+
+    # ---- parts
+
+    def _prediction(self, batch: Batch) -> PreparedStep[Any]:
+        """The prepared forward for batches like this one."""
+        for step in self._predictions.values():
+            if step.fits(batch):
+                return step
+        compiler = Compiler(host(self.trainer.device.type), self.trainer.options.disable)
+        request = CaptureRequest(
+            self.module, batch.args, batch.kwargs, want_loss=False, gradients=False
+        )
+        captured = compiler.capture(request)
+        graphs, session = Graphs(compiler, captured), Session(self.trainer.memory)
+        bind = partial(session.bind, compiler, graphs)
+        found: PreparedStep[Any] = PreparedStep(batch.kind, graphs, session, bind)
+        self._predictions[batch.signature] = found
+        return found
+
+    def _tensors(self, feeds: Mapping[str, Array], labels: bool = True) -> dict[str, torch.Tensor]:
+        """Arrays as tensors of the inputs' dtypes. Raises OnwardError where that would change what
+        an array says."""
+        if not isinstance(feeds, Mapping):
+            raise OnwardError(
+                f"feeds is a {type(feeds).__name__}; fix: a mapping of arrays by name"
+            )
+        graph = self.module.graph({})
+        wanted = {v.name or "": type_of(v).dtype for v in graph.inputs_with(Role.BATCH)}
+        wanted |= {n: t.dtype for n, t in self.module.labels.items()} if labels else {}
+        found: dict[str, torch.Tensor] = {}
+        for name, array in feeds.items():
+            if name in wanted:
+                found[name] = _as(_tensor(array, name), wanted[name], name)
+            elif labels or name not in self.module.labels:
+                raise OnwardError(f"the model takes no {name!r}; fix: {', '.join(wanted)}")
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise OnwardError(f"feeds lacks {', '.join(missing)}; fix: give {', '.join(wanted)}")
+        return {name: found[name] for name in wanted}  # in one order, so that one graph serves
+
+
+def _tensor(array: Array, name: str) -> torch.Tensor:
+    """A tensor of an array, without a copy where that can be. Raises OnwardError for no array."""
+    if isinstance(array, torch.Tensor):
+        return array.detach()
+    try:
+        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+            return torch.from_dlpack(array)
+        made = np.asarray(array)
+        return torch.from_numpy(made if made.flags.writeable else made.copy())
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise OnwardError(
+            f"{name} is a {type(array).__name__} that is no array ({error}); fix: numpy arrays"
+        ) from error
+
+
+def _as(x: torch.Tensor, dtype: DType, name: str) -> torch.Tensor:
+    """The tensor in another dtype, where its numbers stay: whole ones whole, fp64 as fp32."""
+    want = torch_dtype(dtype)
+    if x.dtype == want:
+        return x
+    both = x.dtype.is_floating_point, want.is_floating_point
+    if both[0] != both[1] or torch.bool in (x.dtype, want):
+        said = str(x.dtype).removeprefix("torch.")
+        raise OnwardError(f"{name} is of {said}, and the model takes {dtype.name.lower()}")
+    return x.to(want)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy()
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a model that appears whole or not at all."""
+    if path.exists():
+        raise OnwardError(f"{str(path)!r} exists; fix: name a new file")
+    onnx.save(model, path)
+
+
+__all__ = ["SessionResult", "TrainingSession"]
