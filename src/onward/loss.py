@@ -57,10 +57,10 @@ class CrossEntropy:
 
     def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
         logits, target = outputs[self.output], labels[self.target]
-        if self.shift:
-            length = type_of(logits).shape[1]
-            logits = b.slice(logits, 1, 0, length - 1)
-            target = b.slice(target, 1, 1, length)
+        if self.shift:  # of the labels alone, so that the head and its loss stay next to each other
+            rows, length = type_of(target).shape
+            none = b.full(self.ignore_index, Type(DType.INT64, (rows, 1)))
+            target = b.Concat(b.slice(target, 1, 1, length), none, axis=1)
         shape = type_of(logits).shape
         rows = _product(shape[:-1])
         logits, target = b.reshape(logits, (rows, shape[-1])), b.reshape(target, (rows,))

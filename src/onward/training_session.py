@@ -140,7 +140,7 @@ class TrainingSession:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The weights by the names of their initializers, as copies."""
-        return {n: _array(p).copy() for n, p in self.module.initializers.items()}
+        return {n: _array(x).copy() for n, x in self.module.initializers.items()}
 
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:
         """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the

@@ -8,7 +8,7 @@ forward in eager PyTorch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -64,8 +64,15 @@ class OnnxModule(GraphModule):
         weights = source.weights()
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
-        for name, array in weights.items():
-            paths[name] = self._place(name, array, trained=name in chosen)
+        held = {n: array.T if n in source.turned else array for n, array in weights.items()}
+        tied = _tied(held, source.turned)
+        chosen |= {twin for name, twin in tied.items() if name in chosen}
+        for name in [*(n for n in held if n not in tied), *tied]:
+            twin = tied.get(name)
+            if twin is None:
+                paths[name] = self._place(name, held[name], trained=name in chosen)
+            else:
+                paths[name] = paths[twin]
         _PROGRAMS[self] = _Program(source, loss, paths)
         _check_loss(loss, self.graph({}))
 
@@ -74,9 +81,14 @@ class OnnxModule(GraphModule):
         return _PROGRAMS[self]
 
     @property
-    def initializers(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters by the names of their initializers."""
-        return {name: self.get_parameter(path) for name, path in self.program.paths.items()}
+    def initializers(self) -> dict[str, torch.Tensor]:
+        """The weights by the names of their initializers, as these have them: views of the
+        parameters."""
+        turned, found = self.program.source.turned, dict[str, torch.Tensor]()
+        for name, path in self.program.paths.items():
+            weight = self.get_parameter(path).detach()
+            found[name] = weight.t() if name in turned else weight
+        return found
 
     @property
     def labels(self) -> dict[str, Type]:
@@ -179,7 +191,8 @@ class OnnxModule(GraphModule):
     ) -> CapturedModule:
         """The capture of a graph: its tensors, its leaves, and the sizes that it serves."""
         parameters = {
-            parameter_name(path): self.get_parameter(path) for path in self.program.paths.values()
+            parameter_name(path): self.get_parameter(path)
+            for path in dict.fromkeys(self.program.paths.values())
         }
         present = {v.name for v in graph.inputs}
         parameters = {name: p for name, p in parameters.items() if name in present}
@@ -218,6 +231,22 @@ class OnnxModule(GraphModule):
             plain += "_"
         self.register_parameter(plain, parameter)
         return plain
+
+
+def _tied(held: Mapping[str, np.ndarray], turned: Set[str]) -> dict[str, str]:
+    """The turned weights that equal another one, by name, each with that other's name: a table of
+    words that is also the head, of which exporters write both forms."""
+    found: dict[str, str] = {}
+    for name in turned & held.keys():
+        array = held[name]
+        if (array == array[:1]).all():
+            continue  # all rows are alike, so that equality says nothing
+        for other, candidate in held.items():
+            alike = other not in turned and candidate.shape == array.shape
+            if alike and np.array_equal(candidate, array):
+                found[name] = other
+                break
+    return found
 
 
 def _chosen(trainable: Sequence[str] | None, weights: Mapping[str, np.ndarray]) -> set[str]:

@@ -6,7 +6,9 @@ brings other models to that form. Weights inside of Constant nodes count as init
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,12 @@ class OnnxSource:
         _name_constants(model.graph)
         return cls(given, _readable(model), path)
 
-    def graph(self, parameters: dict[str, str], dims: dict[str, int]) -> Graph:
+    def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
-        initializer. dims: sizes that are numbers, by name. Raises OnwardError for a model that no
-        graph can hold."""
+        initializer; that of a turned one is its transpose. dims: sizes that are numbers, by name.
+        Raises OnwardError for a model that no graph can hold."""
         try:
-            return from_onnx(self.model, dims, parameters=parameters)
+            return from_onnx(self.model, dims, parameters=parameters, turned=self.turned)
         except ValueError as error:
             raise OnwardError(f"this ONNX model {error}") from error
 
@@ -74,6 +76,21 @@ class OnnxSource:
                 if not _is_mask(array):
                     found[tensor.name] = array
         return found
+
+    @cached_property
+    def turned(self) -> frozenset[str]:
+        """The weights that are read as the right factor of a MatMul alone, `f32[K,N]`: the
+        transposes of what a linear layer of PyTorch holds."""
+        rank = {t.name: len(t.dims) for t in self.model.graph.initializer}
+        right = {n.input[1] for n in self.model.graph.node if n.op_type == "MatMul"}
+        others = {
+            x
+            for n in self.model.graph.node
+            for i, x in enumerate(n.input)
+            if (n.op_type, i) != ("MatMul", 1)
+        }
+        outputs = {x.name for x in self.model.graph.output}
+        return frozenset(n for n in right - others - outputs if rank.get(n) == 2)
 
     @property
     def inputs(self) -> dict[str, onnx.TypeProto]:

@@ -70,16 +70,22 @@ def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
     if attributes(softmax).get("axis", -1) % rank != rank - 1 or rank not in (3, 4):
         return ""
     scores = _scores(x)
-    dropout = _reader(probabilities, "Dropout")
-    dropped = probabilities if dropout is None else dropout.outputs[0]
+    filled = _without_nan(probabilities)
+    clean = probabilities if filled is None else filled.outputs[0]
+    dropout = _reader(clean, "Dropout")
+    dropped = clean if dropout is None else dropout.outputs[0]
     last, reshape = _reader(dropped, "MatMul"), None
     if last is None and (reshape := _reader(dropped, "Reshape")) is not None:
         last = _reader(reshape.outputs[0], "MatMul")
     if last is None or scores is None or isinstance(scores, str):
         return scores if last is not None and isinstance(scores, str) else ""
-    chain = [n for n in (softmax, dropout, reshape) if n is not None]
+    if filled is not None and (scores.added or not scores.filled):
+        return "rows without a key are zeros, and its mask is added"
+    chain = [n for n in (softmax, filled, dropout, reshape) if n is not None]
     for node, reader in zip(chain, [*chain[1:], last], strict=True):
-        others = [n for n in node.outputs[0].consumers() if n is not reader]
+        others = [
+            n for n in node.outputs[0].consumers() if n is not reader and n.op_type != "IsNaN"
+        ]
         if others:
             return f"its probabilities are read by {others[0].op_type} too"
     made = _attention(graph, x, scores, dropout, reshape, last)
@@ -96,13 +102,27 @@ def _reader(value: Value, op_type: str) -> Node | None:
     return next(found, None)
 
 
+def _without_nan(probabilities: Value) -> Node | None:
+    """The node `Where(IsNaN(p), 0, p)`, by which a row without a key is zeros, as PyTorch's
+    `scaled_dot_product_attention` has it; None where there is none."""
+    readers = list(probabilities.consumers())
+    for node in readers:
+        if node.op_type != "Where" or node.inputs[2] is not probabilities:
+            continue
+        asked = node.inputs[0].producer() if node.inputs[0] is not None else None
+        is_nan = asked is not None and asked.op_type == "IsNaN" and asked in readers
+        if is_nan and _number(_unexpanded(node.inputs[1])) == 0.0:
+            return node
+    return None
+
+
 def _attention(
     graph: Graph, x: Value, scores: _Scores, dropout: Node | None, reshape: Node | None, last: Node
 ) -> Value | str:
     """Writes the Attention node; returns its result in the shape of `last`'s, or a reason why
     not."""
     assert scores.matmul is not None
-    q, turned = scores.matmul.inputs
+    q, turned = (_unscaled(x, scores) for x in scores.matmul.inputs)
     v, y = last.inputs[1], type_of(last.outputs[0]).shape
     assert q is not None and turned is not None and v is not None
     shape = type_of(x).shape
@@ -289,6 +309,15 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
         return "a bias is added before its soft cap"
     y, is_sum = type_of(node.outputs[0]).shape, node.op_type == "Add"
     reason: str | None = None
+    if is_sum and walk.shape is None:
+        for scores, other in (node.inputs, node.inputs[::-1]):
+            hidden = _hidden(other)
+            if hidden is None or scores is None or type_of(scores).shape != y:
+                continue
+            if isinstance(_scores(scores), _Scores):
+                condition, hides, number = hidden
+                walk.filled.append((condition, hides, number * walk.factor))
+                return scores
     for scores, other in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs,):
         if scores is None or other is None or type_of(scores).shape != y:
             continue
@@ -304,6 +333,36 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
         walk.added.append(_Addend(other, walk.factor if is_sum else -walk.factor, leading))
         return scores
     return reason
+
+
+def _hidden(value: Value | None) -> tuple[Value, bool, float] | None:
+    """For a mask `where(condition, 0, number)` to be added, with a number beside which a score is
+    nothing: the condition, whether it hides (True) or shows, and the number. None for others."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Where" or node.inputs[0] is None:
+        return None
+    numbers = [_number(_unexpanded(x)) for x in node.inputs[1:]]
+    least = float(np.finfo(type_of(node.outputs[0]).dtype.numpy()).min)
+    for i, number in enumerate(numbers):
+        if numbers[1 - i] == 0.0 and number is not None and number <= least / 2:
+            return node.inputs[0], i == 0, number
+    return None
+
+
+def _unscaled(value: Value | None, scores: _Scores) -> Value | None:
+    """An operand of the product without the numbers that it is multiplied by, which become a part
+    of the scale."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return value
+    for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
+        number, inner = _number(node.inputs[j]), node.inputs[i]
+        if number is None or inner is None or not 0.0 < number < math.inf:
+            continue
+        if type_of(inner) == type_of(node.outputs[0]):
+            scores.factor *= number if node.op_type == "Mul" else 1.0 / number
+            return _unscaled(inner, scores)
+    return value
 
 
 # ---- constants, and what is left

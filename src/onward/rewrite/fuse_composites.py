@@ -14,6 +14,8 @@ def fuse_composites(graph: Graph) -> int:
     for node in list(graph):
         if node.op_type == "Tanh":
             found += _tanh_gelu(graph, node)
+        elif node.op_type == "Erf":
+            found += _erf_gelu(graph, node)
     return found
 
 
@@ -36,6 +38,49 @@ def _split(value: Value | None, op_type: str) -> tuple[Value, float] | None:
 
 def _near(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-6)
+
+
+def _erf_gelu(graph: Graph, erf: Node) -> int:
+    """`0.5 x (1 + erf(x / sqrt(2)))  =>  Gelu(x)`, with factors in any order."""
+    inner = _split(erf.inputs[0], "Div") or _split(erf.inputs[0], "Mul")
+    if inner is None:
+        return 0
+    x, number = inner
+    maker = erf.inputs[0].producer() if erf.inputs[0] is not None else None
+    assert maker is not None
+    divides = maker.op_type == "Div" and maker.inputs[0] is x
+    root = number if divides else 1.0 / number if maker.op_type == "Mul" and number else 0.0
+    if not _near(root, math.sqrt(2.0)):
+        return 0
+    for plus in list(erf.outputs[0].consumers()):
+        if plus.op_type != "Add" or _split(plus.outputs[0], "Add") != (erf.outputs[0], 1.0):
+            continue
+        for last in _products_of(plus.outputs[0], x):
+            gelu = Builder.at(graph, last).Gelu(x)
+            assert type_of(gelu) == type_of(last.outputs[0])
+            graph.replace(last.outputs[0], gelu)
+            return 1
+    return 0
+
+
+def _products_of(one: Value, x: Value) -> list[Node]:
+    """The nodes that compute `0.5 x one`, in any order of the factors."""
+    found: list[Node] = []
+    for last in one.consumers():
+        if last.op_type != "Mul":
+            continue
+        other = last.inputs[0] if last.inputs[1] is one else last.inputs[1]
+        if _split(other, "Mul") == (x, 0.5) or _split(other, "Div") == (x, 2.0):
+            found.append(last)
+        partial = last.outputs[0]  # x one, or 0.5 one
+        left = {"x": other is x, "half": _number(other) == 0.5}
+        for further in partial.consumers() if any(left.values()) else ():
+            rest = further.inputs[0] if further.inputs[1] is partial else further.inputs[1]
+            halves = further.op_type == "Mul" and _number(rest) == 0.5
+            halves |= further.op_type == "Div" and _number(further.inputs[1]) == 2.0
+            if (left["x"] and halves) or (left["half"] and further.op_type == "Mul" and rest is x):
+                found.append(further)
+    return found
 
 
 def _tanh_gelu(graph: Graph, tanh: Node) -> int:

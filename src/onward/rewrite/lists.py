@@ -23,6 +23,7 @@ from onward.rewrite.fuse_attention import fuse_attention
 from onward.rewrite.fuse_composites import fuse_composites
 from onward.rewrite.gated_activation import gated_activation
 from onward.rewrite.gemm_add import gemm_add
+from onward.rewrite.gemm_bias import gemm_bias
 from onward.rewrite.grouped_keys import grouped_keys
 from onward.rewrite.kept_biases import kept_biases
 from onward.rewrite.linear_cross_entropy import (
@@ -52,6 +53,7 @@ _FORWARD: Sequence[AnyPass] = (
     # spellings written out by hand, before anything moves their ops
     Pass(fuse_composites, exact=False),
     Pass(fuse_attention, exact=False),
+    Pass(gemm_bias, exact=False),
     Pass(constant_folding),  # first: later passes see literals
     Pass(noop),  # identities would hide equal expressions from the next pass
     # before differentiation, so that each gradient is derived once

@@ -8,7 +8,7 @@ names the node.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,15 +46,17 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     known: Mapping[str, np.ndarray] | None = None,
     parameters: Mapping[str, str] | None = None,
+    turned: Collection[str] = (),
 ) -> Graph:
     """Reads an ONNX model as a graph. Its inputs have `Role.BATCH`, its initializers are constants.
 
     dims: sizes for named dims; others stay symbolic. known: inputs that become constants, such as
-    shapes. parameters: initializers that become inputs of `Role.PARAM`, each with the input's name.
-    Raises ValueError naming the first node that cannot be read, with the reason.
+    shapes. parameters: initializers that become inputs of `Role.PARAM`, each with the input's name;
+    several may share one. turned: those of them whose input is the transpose. Raises ValueError
+    naming the first node that cannot be read, with the reason.
     """
     try:
-        return _read(model, dims or {}, known or {}, parameters or {})
+        return _read(model, dims or {}, known or {}, parameters or {}, turned)
     except Exception as error:  # any, for a model that onnx's checker would refuse
         said = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(one_line(said, 400)) from error
@@ -65,6 +67,7 @@ def _read(
     dims: Mapping[str, int],
     known: Mapping[str, np.ndarray],
     parameters: Mapping[str, str],
+    turned: Collection[str],
 ) -> Graph:
     if model.functions:
         _require_no_ring(model.functions)
@@ -79,9 +82,14 @@ def _read(
     for info in model.graph.input:
         if info.name not in constants and info.name not in tensors:
             env[info.name] = graph.input(info.name, _type(info, dims), Role.BATCH)
+    made: dict[str, Value] = {}
     for name, path in parameters.items():
-        type = Type(DType(tensors[name].data_type), tuple(tensors[name].dims))
-        env[name] = graph.input(path, type, Role.PARAM)
+        sizes = tuple(tensors[name].dims)
+        type = Type(DType(tensors[name].data_type), sizes[::-1] if name in turned else sizes)
+        if path not in made:
+            made[path] = graph.input(path, type, Role.PARAM)
+        given = made[path]
+        env[name] = Builder(graph).transpose(given, [1, 0]) if name in turned else given
     for name, array in constants.items():
         env[name] = graph.constant(np.asarray(array))
     reader.read(model.graph.node, env)

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from onward.graph.build import Builder
 from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.types import product
 
 
 @decomposition("MatMul")
 def _matmul(c: NodeCall) -> Results:
-    """MatMul; a vector is treated as a matrix of one row or one column."""
+    """MatMul; a vector is treated as a matrix of one row or one column. A product with one matrix
+    is a Gemm over flattened rows, as a linear layer is captured from PyTorch."""
     b, x, y = c.b, c.x(0), c.x(1)
     row, column = c.rank(0) == 1, c.rank(1) == 1
     x = b.unsqueeze(x, [0]) if row else x
     y = b.unsqueeze(y, [1]) if column else y
-    z = b.MatMul(x, y)
+    if type_of(x).is_floating and type_of(x).rank > 2 and type_of(y).rank == 2:
+        shape = type_of(x).shape
+        rows = b.reshape(x, (product(shape[:-1]), shape[-1]))
+        z = b.reshape(_times(b, rows, y), (*shape[:-1], type_of(y).shape[1]))
+    elif type_of(x).is_floating and type_of(x).rank == type_of(y).rank == 2:
+        z = _times(b, x, y)
+    else:
+        z = b.MatMul(x, y)
     dims = ([-2] if row else []) + ([-1] if column else [])
     return b.squeeze(z, [d % type_of(z).rank for d in dims]) if dims else z
+
+
+def _times(b: Builder, x: Value, y: Value) -> Value:
+    """The product of two matrices; a transposed one is read as it is."""
+    node = y.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        return b.Gemm(x, node.inputs[0], transB=1)
+    return b.Gemm(x, y)
 
 
 @decomposition("Gemm")

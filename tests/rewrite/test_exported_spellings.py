@@ -1,0 +1,137 @@
+"""What exporters write of a layer becomes the op that a layer is captured as; onnx's evaluator is
+the oracle of what it computes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+from onward.graph.evaluate import evaluate
+from onward.graph.importer import from_onnx
+from onward.kernels import Target
+from onward.plan import Fusible
+from onward.rewrite import FORWARD, run
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def rewritten(text: str, feeds: dict[str, np.ndarray]) -> list[str]:
+    """The ops after the passes of FORWARD; results must be those of onnx's evaluator."""
+    model = parser.parse_model(HEAD + text)
+    onnx.checker.check_model(model)
+    graph = from_onnx(model)
+    made, _ = run(graph, FORWARD, (), refuse=Fusible(Target(instructions="plain")))
+    want: Any = ReferenceEvaluator(model).run(None, feeds)
+    np.testing.assert_allclose(evaluate(made, feeds)["y"], want[0], rtol=1e-4, atol=1e-5)
+    return [node.op_type for node in made]
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+FACTORS = {
+    "x/2 one": "h = Mul (x, half) y = Mul (h, one)",
+    "one x/2": "h = Mul (half, x) y = Mul (one, h)",
+    "(x one)/2": "h = Mul (x, one) y = Mul (h, half)",
+    "(x one) over 2": "h = Mul (one, x) y = Div (h, two)",
+    "half one x": "h = Mul (half, one) y = Mul (h, x)",
+    "x over 2, one": "h = Div (x, two) y = Mul (h, one)",
+}
+INNER = {"over a root": "s = Div (x, root)", "times its inverse": "s = Mul (inverse, x)"}
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("order", ["Add (e, unit)", "Add (unit, e)"])
+def test_a_gelu_by_erf(inner: str, factors: str, order: str) -> None:
+    text = (
+        "model (float[B, 4] x) => (float[B, 4] y) <float half = {0.5}, float two = {2.0}, "
+        f"float unit = {{1.0}}, float root = {{{2**0.5}}}, float inverse = {{{0.5**0.5}}}> "
+        f"{{ {INNER[inner]} e = Erf (s) one = {order} {FACTORS[factors]} }}"
+    )
+    assert rewritten(text, {"x": numbers(3, 4)}) == ["Gelu"]
+
+
+@pytest.mark.parametrize("change", ["{1.5}", "{1.0}"])
+def test_what_is_no_gelu_stays(change: str) -> None:
+    text = (
+        "model (float[B, 4] x) => (float[B, 4] y) <float half = {0.5}, float unit = {1.0}, "
+        f"float root = {change}> {{ s = Div (x, root) e = Erf (s) one = Add (e, unit) "
+        "h = Mul (x, half) y = Mul (h, one) }"
+    )
+    assert "Gelu" not in rewritten(text, {"x": numbers(3, 4)})
+
+
+@pytest.mark.parametrize("first", ["bias, p", "p, bias"])
+def test_a_bias_goes_into_its_product(first: str) -> None:
+    text = (
+        "model (float[B, T, 4] x, float[4, 5] w, float[5] bias) => (float[B, T, 5] y) "
+        f"{{ p = MatMul (x, w) y = Add ({first}) }}"
+    )
+    feeds = {"x": numbers(2, 3, 4), "w": numbers(4, 5), "bias": numbers(5)}
+    found = rewritten(text, feeds)
+    assert found.count("Gemm") == 1 and not {"Add", "MatMul"} & set(found)
+
+
+OTHERS = {
+    "a product that is read twice": "q = Add (p, bias) y = Mul (q, p)",
+    "a bias for each row": "y = Add (p, rows)",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_sums_stay(name: str) -> None:
+    text = (
+        "model (float[3, 4] x, float[4, 5] w, float[5] bias, float[3, 1] rows) => (float[3, 5] y) "
+        f"{{ p = MatMul (x, w) {OTHERS[name]} }}"
+    )
+    feeds = {"x": numbers(3, 4), "w": numbers(4, 5), "bias": numbers(5), "rows": numbers(3, 1)}
+    assert "Add" in rewritten(text, feeds)
+
+
+SCALES = {
+    "of the scores": "p = MatMul (q, t) s = Mul (p, quarter)",
+    "of both factors": "a = Mul (q, half) b = Mul (half, t) s = MatMul (a, b)",
+    "of one, and of the scores": "a = Div (q, two) p = MatMul (a, t) s = Mul (p, half)",
+}
+MASKS = {
+    "none": "m = Identity (s)",
+    "minus infinity": "w = Where (keep, zero, infinite) m = Add (s, w)",
+    "the lowest number": "w = Where (keep, zero, lowest) m = Add (w, s)",
+    "hidden ones": "h = Not (keep) w = Where (h, lowest, zero) m = Add (s, w)",
+    "filled": "m = Where (keep, s, infinite)",
+}
+ENDS = {"as it is": "r = Identity (a)", "without NaN": "n = IsNaN (a) r = Where (n, zero, a)"}
+
+
+@pytest.mark.parametrize("case", [*itertools.product(SCALES, MASKS, ENDS)], ids="-".join)
+def test_attention_written_out(case: tuple[str, str, str]) -> None:
+    """Also of a query to which every key is hidden, where the spelling has a number for it."""
+    scale, mask, end = case
+    text = (
+        "model (float[B, 2, T, 4] q, float[B, 2, T, 4] k, float[B, 2, T, 4] v, bool[B, 1, T, T] "
+        "keep) => (float[B, 2, T, 4] y) <float half = {0.5}, float quarter = {0.25}, "
+        f"float two = {{2.0}}, float zero = {{0.0}}, float lowest = {{{LOWEST!r}}}> "
+        "{ none = Log (zero) infinite = Identity (none) t = Transpose <perm = [0, 1, 3, 2]> (k) "
+        f"{SCALES[scale].replace('a = ', 'f = ').replace('(a,', '(f,').replace('b = ', 'g = ')}"
+        f" {MASKS[mask]} a = Softmax <axis = -1> (m) {ENDS[end]} y = MatMul (r, v) }}"
+    ).replace(", b)", ", g)")
+    keep = np.random.default_rng(1).random((2, 1, 3, 3)) < 0.7
+    keep |= np.eye(3, dtype=bool)
+    if mask not in ("none",) and (
+        end == "without NaN" or mask in ("the lowest number", "hidden ones")
+    ):
+        keep[1, 0, 1] = False
+    feeds = {"q": numbers(2, 2, 3, 4), "k": numbers(2, 2, 3, 4) * 2, "v": numbers(2, 2, 3, 4)}
+    with np.errstate(all="ignore"):
+        found = rewritten(text, {**feeds, "keep": keep})
+    fused = end == "as it is" or mask != "none"
+    assert ("FlashAttention" in found) == fused
