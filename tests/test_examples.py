@@ -53,6 +53,11 @@ def test_own_module_learns_and_resumes() -> None:
     assert last < 0.5 * first
 
 
+def test_a_file_of_no_framework_learns() -> None:
+    before, after = example("onnx_file").main()
+    assert after > 0.85 > before
+
+
 def test_exported_file_computes_the_same(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     assert example("export_to_onnx").main(str(path)) < 1e-5

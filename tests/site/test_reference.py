@@ -18,7 +18,7 @@ MODULES = {
     "integrations": ["onward.integrations.transformers", "onward.integrations.torch_compile"],
 }
 # names that are documented as others, or are no user's
-LEFT_OUT = {"__version__", "data", "optim", "CompiledGraph"}
+LEFT_OUT = {"__version__", "data", "loss", "optim", "CompiledGraph"}
 # names that a page's prose explains
 ELSEWHERE = {
     # types that are aliases, tables, and classes of onnx_ir

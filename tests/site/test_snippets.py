@@ -29,6 +29,7 @@ EXECUTED = {
     "docs/explain.md": "tests/site/test_snippets.py",
     "docs/export.md": "tests/train/test_export_training.py",
     "docs/from_scratch.md": "tests/test_from_scratch.py",
+    "docs/onnx.md": "tests/onnx_models/test_page.py",
     "docs/quickstart.md": "tests/site/test_quickstart.py",
     "docs/stages.md": "tests/site/test_stages_page.py",
     "docs/trainer.md": "tests/test_readme.py",
