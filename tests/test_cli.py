@@ -59,6 +59,7 @@ FIRST_WORDS = {
     "export": ("MODEL_OR_RUN OUT", "no model or run", "onward export runs/wiki model.onnx"),
     "sweep": ("SWEEP", "no sweep", "onward sweep sweep.yaml --output_dir runs/sweep"),
     "explain": ("MODEL_OR_SCRIPT", "no model or script", "onward explain gpt2-tiny"),
+    "train": ("MODEL.onnx", "no model.onnx", "onward train model.onnx --data train.npz"),
     "simulate": ("CLUSTER", "no cluster", "onward simulate h100 --model gpt2-xl"),
 }
 

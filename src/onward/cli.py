@@ -36,6 +36,7 @@ from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import Foreign
+from onward.recipes.train_onnx_options import TrainOnnxConfig, check_train
 
 Config = TypeVar("Config")
 RunConfig = TypeVar("RunConfig", bound=FinetuneConfig)
@@ -199,6 +200,19 @@ def run_explain(argv: list[str]) -> int:
     from onward.recipes.explain import explain
 
     return explain(words[0], config, arguments)
+
+
+def run_train(argv: list[str]) -> int:
+    """Runs `onward train MODEL.onnx` and returns its exit status."""
+    fix = "give one, such as onward train model.onnx --data train.npz"
+    config = _parse_behind_word(argv, "train", TrainOnnxConfig, "MODEL.onnx", fix)
+    if config is None:
+        return 0
+    check_train(config)
+    _tell_loading("train", argv[0])
+    from onward.recipes.train_onnx import train
+
+    return train(argv[0], config)
 
 
 def run_simulate(argv: list[str]) -> int:
@@ -473,6 +487,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
         (
             run_finetune,
             run_pretrain,
+            run_train,
             run_verify,
             run_data,
             run_explain,

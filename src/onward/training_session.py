@@ -34,6 +34,7 @@ from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
 from onward.train import StepResult, Trainer
 
+LARGEST = 1 << 30  # bytes of a file with its weights inside; protobuf ends at twice as many
 Array = Any  # numpy's, or anything with __dlpack__
 
 
@@ -255,7 +256,9 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model that appears whole or not at all."""
     if path.exists():
         raise OnwardError(f"{str(path)!r} exists; fix: name a new file")
-    onnx.save(model, path)
+    large = model.ByteSize() > LARGEST
+    where = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
+    onnx.save(model, path, **where)
 
 
 __all__ = ["SessionResult", "TrainingSession"]

@@ -24,6 +24,7 @@ _CONFIG_HELP = (
 ABOUT = {
     "finetune": "train a model on text or labelled examples, and save it",
     "pretrain": "pre-train BERT on plain text, in two phases",
+    "train": "train an ONNX file on arrays",
     "verify": "compare one training step with eager PyTorch",
     "data": "show the data of a run as the model sees them: counts, and tokens",
     "explain": "show what a training step does, and where its memory is",

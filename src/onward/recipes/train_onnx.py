@@ -1,0 +1,188 @@
+"""`onward train`: trains an ONNX model on arrays, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import onward.loss as losses
+from onward.checkpoint import checkpoints
+from onward.errors import check_names
+from onward.fitting.schedules import named_schedule
+from onward.graph.ops.optimizers import OPTIMIZERS
+from onward.recipes.array_files import Arrays, read_arrays
+from onward.recipes.options import InputError
+from onward.recipes.run_folder import METRICS, publish_json
+from onward.recipes.train_onnx_options import TrainOnnxConfig, check_train
+from onward.train import optim
+from onward.training_session import TrainingSession
+
+MODEL, RESULTS, RECORD = "model.onnx", "eval_results.json", "train_config.json"
+
+
+def train(model: str, config: TrainOnnxConfig) -> int:
+    """Trains the model in a file, writes it into the output folder, and prints what it wrote.
+    Raises InputError for invalid input; nothing is written then."""
+    check_train(config)
+    folder = Path(config.output_dir)
+    data = read_arrays(Path(config.data), "data")
+    held = None if config.eval_data is None else read_arrays(Path(config.eval_data), "eval_data")
+    if (folder / RESULTS).is_file():
+        _require_same(folder, model, config)
+        print(f"{folder} is complete: {(folder / MODEL)}")
+        return 0
+    session = _session(model, config)
+    _check_columns(session, data, config.data)
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_same(folder, model, config)
+    run = _Run(session, config, data, folder)
+    run.go()
+    results: dict[str, Any] = {"updates": session.trainer.updates, "loss": run.loss}
+    if held is not None:
+        results["eval_loss"] = _evaluated(session, held, config.per_device_train_batch_size)
+    _replace(session, folder / MODEL)
+    publish_json(folder, RESULTS, results)
+    said = ", ".join(f"{name} {value:.4g}" for name, value in results.items())
+    print(f"{said}; written to {folder / MODEL}")
+    return 0
+
+
+class _Run:
+    """The loop over the data. loss: of the last update."""
+
+    def __init__(
+        self, session: TrainingSession, config: TrainOnnxConfig, data: Arrays, folder: Path
+    ) -> None:
+        self.session, self.config, self.data, self.folder = session, config, data, folder
+        self.rows = len(next(iter(data.values())))
+        self.each = -(-self.rows // config.per_device_train_batch_size)  # updates of an epoch
+        self.total = config.max_steps or config.num_train_epochs * self.each
+        self.loss = float("nan")
+
+    def go(self) -> None:
+        """Trains from the newest checkpoint, if there is one, to the end."""
+        trainer, config = self.session.trainer, self.config
+        schedule = named_schedule(config.lr_scheduler_type, trainer.optimizer, 0, self.total)
+        trainer.register_for_checkpointing(schedule)
+        if checkpoints(self.folder):
+            self.session.resume(self.folder)
+            self._say(f"going on from update {trainer.updates}")
+        metrics = self.folder / METRICS
+        kept = _lines_up_to(metrics, trainer.updates)
+        with metrics.open("w", encoding="utf-8") as file:
+            file.writelines(kept)
+            for batch in self._batches(trainer.updates):
+                result = self.session.step(batch)
+                schedule.step()
+                done, self.loss = trainer.updates, result.loss
+                if done % config.logging_steps == 0 or done == self.total:
+                    told = {"step": done, "loss": result.loss, "lr": result.lr}
+                    file.write(json.dumps(told) + "\n")
+                    file.flush()
+                    self._say(f"step {done}/{self.total}  loss {self.loss:.4f}")
+                if done % (config.save_steps or self.each) == 0 and done < self.total:
+                    self.session.save(self.folder)
+
+    def _batches(self, first: int) -> Iterator[Arrays]:
+        """The batches from that update on; each epoch has an order of its own."""
+        size = self.config.per_device_train_batch_size
+        for number in range(first, self.total):
+            epoch, place = divmod(number, self.each)
+            order = np.random.default_rng([self.config.seed, epoch]).permutation(self.rows)
+            chosen = order[place * size : (place + 1) * size]
+            yield {name: array[chosen] for name, array in self.data.items()}
+
+    def _say(self, text: str) -> None:
+        print(f"onward train: {text}", file=sys.stderr, flush=True)
+
+
+def loss_of(text: str) -> Any:
+    """The loss that a command line names. Raises InputError for an unknown one."""
+    name, colon, words = text.partition(":")
+    known = {n for n in losses.__all__ if n.islower()}
+    if not colon and name not in known:
+        return text  # an output
+    check_names("--loss", "loss", [name], known)
+    outputs = [word.strip() for word in words.split(",") if word.strip()]
+    try:
+        return getattr(losses, name)(*outputs)
+    except TypeError as error:
+        raise InputError(f"{name} takes other outputs", "in --loss", f"{name}:OUTPUT") from error
+
+
+def _session(model: str, config: TrainOnnxConfig) -> TrainingSession:
+    check_names("--optim", "optimizer", [config.optim], OPTIMIZERS)
+    settings: dict[str, Any] = {"lr": config.learning_rate}
+    if config.weight_decay:
+        settings["weight_decay"] = config.weight_decay
+    patterns = (
+        None if config.trainable is None else [p.strip() for p in config.trainable.split(",")]
+    )
+    options: dict[str, Any] = {"mixed_precision": config.mixed_precision, "seed": config.seed}
+    options["max_grad_norm"] = config.max_grad_norm or None
+    made = getattr(optim, config.optim)(**settings)
+    return TrainingSession(model, made, loss_of(config.loss), patterns, options)
+
+
+def _check_columns(session: TrainingSession, data: Arrays, source: str) -> None:
+    """Raises InputError where a file lacks what the model and its loss take; drops the rest."""
+    missing = [name for name in session.inputs if name not in data]
+    if missing:
+        raise InputError(
+            f"there is no array {missing[0]!r} (but {', '.join(data)})", f"in {source!r}",
+            f"give {', '.join(f'{n} {t}' for n, t in session.inputs.items())}",
+        )  # fmt: skip
+    for name in [name for name in data if name not in session.inputs]:
+        del data[name]
+
+
+def _require_same(folder: Path, model: str, config: TrainOnnxConfig) -> None:
+    """Writes what the run is into its folder, or raises InputError where another run is in it."""
+    path = folder / RECORD
+    own = {"model": str(Path(model).resolve()), **asdict(config)}
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = [name for name in own if before.get(name) != own[name]]
+        if other:
+            raise InputError(
+                f"{str(folder)!r} holds a run with another {other[0]}", "in --output_dir",
+                "name a new folder, or give the same options",
+            )  # fmt: skip
+        return
+    if any(folder.iterdir()):
+        raise InputError(f"{str(folder)!r} holds other files", "in --output_dir", "name a new one")
+    publish_json(folder, RECORD, own)
+
+
+def _lines_up_to(path: Path, updates: int) -> list[str]:
+    """The lines of metrics of updates that a run goes on from."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= updates]
+
+
+def _evaluated(session: TrainingSession, data: Arrays, size: int) -> float:
+    """The mean loss over all rows, each batch by its number of rows."""
+    names, rows, total = list(session.inputs), len(next(iter(data.values()))), 0.0
+    for start in range(0, rows, size):
+        batch = {name: data[name][start : start + size] for name in names}
+        total += session.evaluate(batch).loss * len(batch[names[0]])
+    return total / rows
+
+
+def _replace(session: TrainingSession, path: Path) -> None:
+    """Writes the model so that it appears whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    partial.unlink(missing_ok=True)
+    session.export_onnx(partial)
+    partial.replace(path)
+
+
+__all__ = ["loss_of", "train"]
