@@ -20,7 +20,6 @@ from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.explanation import StepExplanation
-from onward.graph.graph import Role, type_of
 from onward.graph.types import DType
 from onward.kernels import host, torch_dtype
 from onward.loss import Loss
@@ -89,18 +88,20 @@ class TrainingSession:
             raise OnwardError(
                 "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
             )
-        if optimizer is None:
-            optimizer = torch.optim.SGD(list(self.module.parameters()), lr=0.0)
+        if optimizer is None:  # of a session that only predicts
+            held = list(self.module.parameters()) or [torch.nn.Parameter(torch.zeros(1))]
+            optimizer = torch.optim.SGD(held, lr=0.0)
         self.trainer = Trainer(self.module, optimizer, options=options)
         self._predictions: dict[Any, PreparedStep[Any]] = {}
 
     @property
     def inputs(self) -> dict[str, str]:
         """The types of what `step` takes, such as `i64[B,T]`, by name: the model's inputs, then the
-        loss's labels."""
-        graph = self.module.graph({})
-        own = {v.name or "": str(type_of(v)) for v in graph.inputs_with(Role.BATCH)}
-        return own | {name: str(type) for name, type in self.module.labels.items()}
+        loss's labels, where these do not depend on a batch's sizes."""
+        found = dict(self.source.inputs)
+        if self.source.is_open:
+            found |= self.module.labels({})
+        return {name: str(type) for name, type in found.items()}
 
     # ---- running
 
@@ -206,19 +207,23 @@ class TrainingSession:
             raise OnwardError(
                 f"feeds is a {type(feeds).__name__}; fix: a mapping of arrays by name"
             )
-        graph = self.module.graph({})
-        wanted = {v.name or "": type_of(v).dtype for v in graph.inputs_with(Role.BATCH)}
-        wanted |= {n: t.dtype for n, t in self.module.labels.items()} if labels else {}
-        found: dict[str, torch.Tensor] = {}
-        for name, array in feeds.items():
-            if name in wanted:
-                found[name] = _as(_tensor(array, name), wanted[name], name)
-            elif labels or name not in self.module.labels:
-                raise OnwardError(f"the model takes no {name!r}; fix: {', '.join(wanted)}")
-        missing = [name for name in wanted if name not in found]
-        if missing:
-            raise OnwardError(f"feeds lacks {', '.join(missing)}; fix: give {', '.join(wanted)}")
-        return {name: found[name] for name in wanted}  # in one order, so that one graph serves
+        own = self.source.inputs
+        found = {n: _as(_tensor(feeds[n], n), t.dtype, n) for n, t in own.items() if n in feeds}
+        lacking = [name for name in own if name not in feeds]
+        sizes = {name: tuple(x.shape) for name, x in found.items()}
+        more = {} if lacking else self.module.labels(sizes)
+        if labels:
+            lacking += [name for name in more if name not in feeds]
+            found |= {
+                n: _as(_tensor(feeds[n], n), t.dtype, n) for n, t in more.items() if n in feeds
+            }
+        if lacking:
+            wanted = ", ".join([*own, *more])
+            raise OnwardError(f"feeds lacks {', '.join(lacking)}; fix: give {wanted}")
+        for name in feeds:
+            if name not in own and name not in more:
+                raise OnwardError(f"the model takes no {name!r}; fix: {', '.join([*own, *more])}")
+        return found  # in one order, so that one graph serves
 
 
 def _tensor(array: Array, name: str) -> torch.Tensor:

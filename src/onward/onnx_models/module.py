@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,25 +21,22 @@ from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.names import output_name, parameter_name
-from onward.graph.types import DType, Type
+from onward.graph.types import Type
 from onward.loss import Loss
 from onward.onnx_models.source import OnnxSource
 
-_DTYPES = {
-    DType.FLOAT: torch.float32, DType.DOUBLE: torch.float64, DType.INT64: torch.int64,
-    DType.INT32: torch.int32, DType.UINT8: torch.uint8, DType.INT8: torch.int8,
-    DType.BOOL: torch.bool,
-}  # fmt: skip
+KEPT = 8  # graphs of other sizes
 
 
 @dataclass(frozen=True, eq=False)
 class _Program:
     """What a module is made of, kept apart from its attributes, which guards would walk through.
-    paths: of the parameters, by initializer."""
+    paths: of the parameters, by initializer. graphs: read so far, by the sizes that are numbers."""
 
     source: OnnxSource
     loss: Loss | str | None
     paths: Mapping[str, str]
+    graphs: dict[tuple[tuple[str, int], ...], Graph] = field(default_factory=dict)
 
 
 _PROGRAMS: weakref.WeakKeyDictionary[torch.nn.Module, _Program] = weakref.WeakKeyDictionary()
@@ -62,6 +59,11 @@ class OnnxModule(GraphModule):
     ) -> None:
         super().__init__()
         weights = source.weights()
+        if loss is not None and not weights:
+            raise OnwardError(
+                "the model has no weights of f32 to train: none of its initializers is an array of "
+                "them, outside of the bodies of If, Loop and Scan"
+            )
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
         held = {n: array.T if n in source.turned else array for n, array in weights.items()}
@@ -74,7 +76,8 @@ class OnnxModule(GraphModule):
             else:
                 paths[name] = paths[twin]
         _PROGRAMS[self] = _Program(source, loss, paths)
-        _check_loss(loss, self.graph({}))
+        if source.is_open:
+            _check_loss(loss, self.graph({}))
 
     @property
     def program(self) -> _Program:
@@ -90,21 +93,48 @@ class OnnxModule(GraphModule):
             found[name] = weight.t() if name in turned else weight
         return found
 
-    @property
-    def labels(self) -> dict[str, Type]:
-        """The inputs of the loss that are not the model's, with their types."""
-        loss = self.program.loss
+    def labels(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Type]:
+        """The inputs of the loss that are not the model's, with their types, for a batch of these
+        sizes by input. Raises OnwardError for a loss that the model's outputs do not have."""
+        loss, graph = self.program.loss, self.graph(self._numbers(sizes))
+        _check_loss(loss, graph)
         if loss is None or isinstance(loss, str):
             return {}
-        graph = self.graph({})
-        return loss.labels(graph.outputs)
+        own = self.program.source.inputs
+        return {name: t for name, t in loss.labels(graph.outputs).items() if name not in own}
 
     def graph(self, dims: Mapping[str, int]) -> Graph:
-        """The model's graph, with its weights as inputs and without a loss. dims: sizes that are
-        numbers, by name."""
-        program = self.program
-        names = {name: parameter_name(path) for name, path in program.paths.items()}
-        return program.source.graph(names, dict(dims))
+        """The model's graph, with its weights as inputs and without a loss; not to be edited. dims:
+        sizes that are numbers, by name. Raises OnwardError where it cannot be read with these."""
+        program, key = self.program, tuple(sorted(dims.items()))
+        found = program.graphs.get(key)
+        if found is None:
+            names = {name: parameter_name(path) for name, path in program.paths.items()}
+            found = program.graphs[key] = program.source.graph(names, dims)
+            while len(program.graphs) > KEPT:
+                del program.graphs[next(iter(program.graphs))]
+        return found
+
+    def _numbers(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The named sizes that are numbers in the graph for such a batch: those below 2, and all
+        where no graph serves open sizes. Raises OnwardError for sizes that one name has twice, or
+        that the model does not take."""
+        found: dict[str, int] = {}
+        for name, type in self.program.source.inputs.items():
+            given = sizes.get(name)
+            if given is None:
+                continue
+            if len(given) != type.rank:
+                raise OnwardError(f"the input {name} is {type}, and the batch has {list(given)}")
+            for size, want in zip(given, type.shape, strict=True):
+                if (isinstance(want, int) and want != size) or (
+                    not isinstance(want, int) and found.setdefault(str(want), size) != size
+                ):
+                    raise OnwardError(
+                        f"the input {name} is {type}, and the batch has {list(given)}"
+                    )
+        is_open = self.program.source.is_open
+        return {name: size for name, size in found.items() if size < 2 or not is_open}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises OnwardError: an ONNX model has no forward in PyTorch."""
@@ -115,10 +145,14 @@ class OnnxModule(GraphModule):
 
     def captured(self, request: CaptureRequest) -> CapturedModule:
         """Returns the graph of this call, with the loss where it is asked for."""
-        leaves = self._leaves(request)
-        first = self.graph({})
-        alone = self._alone(first, leaves)
-        graph = self.graph(alone) if alone else first
+        try:
+            leaves = self._leaves(request)
+            sizes = {name: tuple(x.shape) for name, x in leaves.items()}
+            graph = self.graph(self._numbers(sizes)).clone()
+        except CaptureError:
+            raise
+        except OnwardError as error:
+            raise CaptureError(str(error)) from error
         outputs = dict(graph.outputs)
         inputs = {v.name or "": v for v in graph.inputs_with(Role.BATCH)}
         if request.want_loss:
@@ -151,14 +185,14 @@ class OnnxModule(GraphModule):
     def _leaves(self, request: CaptureRequest) -> dict[str, torch.Tensor]:
         """The tensors of a call by the input that each is for, in the order of the batch's leaves.
         Raises CaptureError for a call that the model does not take."""
-        asked = [*self.program.source.inputs, *(self.labels if request.want_loss else {})]
-        given = dict(zip(asked, request.args, strict=False)) | dict(request.kwargs)
-        surplus = len(request.args) - len(asked)
+        own = self.program.source.inputs
+        given = dict(zip(own, request.args, strict=False)) | dict(request.kwargs)
+        surplus = len(request.args) - len(own)
+        asked = [*own]
+        if request.want_loss and all(name in given for name in own):
+            asked += self.labels({name: tuple(given[name].shape) for name in own})
         strange = [name for name in given if name not in asked]
-        if not request.want_loss:
-            strange = [name for name in strange if name not in self.labels]
-            given = {name: x for name, x in given.items() if name in asked}
-        if surplus > 0 or strange or request.target:
+        if surplus > 0 or request.target or (strange and all(name in given for name in own)):
             what = strange[0] if strange else "a further input"
             raise CaptureError(
                 f"the model takes no {what}; fix: give {', '.join(asked) or 'nothing'}"
@@ -169,22 +203,6 @@ class OnnxModule(GraphModule):
                 f"the batch lacks {', '.join(missing)}; fix: give {', '.join(asked)} by name"
             )
         return given
-
-    def _alone(self, graph: Graph, leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Named sizes that are below 2 in this batch, which has a graph of its own. Raises
-        CaptureError for a tensor of another rank or dtype."""
-        found: dict[str, int] = {}
-        for value in graph.inputs_with(Role.BATCH):
-            tensor, type = leaves.get(value.name or ""), type_of(value)
-            if tensor is None:
-                continue
-            if tensor.dim() != type.rank or tensor.dtype != _DTYPES.get(type.dtype):
-                have = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-                raise CaptureError(f"the input {value.name} is {type}, and the batch has {have}")
-            for size, name in zip(tensor.shape, type.shape, strict=True):
-                if not isinstance(name, int) and size < 2:
-                    found[str(name)] = size
-        return found
 
     def _bound(
         self, graph: Graph, inputs: Mapping[str, Value], leaves: Mapping[str, torch.Tensor]

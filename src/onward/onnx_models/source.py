@@ -19,10 +19,21 @@ from onnx import numpy_helper, version_converter
 
 from onward.errors import OnwardError, one_line
 from onward.graph.graph import Graph
-from onward.graph.importer import from_onnx
+from onward.graph.importer import from_onnx, input_type
+from onward.graph.types import Type
 
+# inputs, by place, that are settings or statistics of an op, even where they are of f32
+SETTINGS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1,), "OneHot": (2,),
+    "Pad": (2,), "QuantizeLinear": (1,), "Resize": (1, 2), "Upsample": (1,),
+}  # fmt: skip
 READ_AS = 21  # the opset to which older models are converted
+NAMED_SO = 13  # opsets from here on are mostly read as they are
 OLDEST = 7  # the oldest opset that onnx's converter takes
+AGE = "it has the form of opset"  # in the reader's message for a model that is too old
+# in its messages for what it could read if the sizes were known
+OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shape", "do not divide",
+            "depends on data", "open size", "element counts")  # fmt: skip
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
 
@@ -32,11 +43,13 @@ Given = "str | Path | onnx.ModelProto | ir.Model"
 @dataclass(frozen=True, eq=False)
 class OnnxSource:
     """An ONNX model. given: as it was given, for writing it back. model: the form that is read, of
-    equal weights by name. path: of its file, if it is one."""
+    equal weights by name. path: of its file, if it is one. is_open: whether one graph serves all
+    sizes; otherwise each combination of sizes has a graph of its own."""
 
     given: onnx.ModelProto
     model: onnx.ModelProto
     path: Path | None = None
+    is_open: bool = True
 
     @classmethod
     def of(cls, given: Any) -> OnnxSource:
@@ -56,7 +69,8 @@ class OnnxSource:
         model = onnx.ModelProto()
         model.CopyFrom(given)
         _name_constants(model.graph)
-        return cls(given, _readable(model), path)
+        readable, open_sizes = _readable(model)
+        return cls(given, readable, path, open_sizes)
 
     def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
@@ -68,9 +82,12 @@ class OnnxSource:
             raise OnwardError(f"this ONNX model {error}") from error
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The initializers of f32 with more than one number, by name; not masks."""
+        """The initializers of f32 with more than one number, by name; not masks, nor what an op
+        takes as a setting."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
+            if tensor.name in self._settings:
+                continue
             if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
                 array = numpy_helper.to_array(tensor)
                 if not _is_mask(array):
@@ -92,11 +109,25 @@ class OnnxSource:
         outputs = {x.name for x in self.model.graph.output}
         return frozenset(n for n in right - others - outputs if rank.get(n) == 2)
 
-    @property
-    def inputs(self) -> dict[str, onnx.TypeProto]:
-        """The types of the inputs that a caller gives, by name."""
+    @cached_property
+    def _settings(self) -> frozenset[str]:
+        """What ops take as settings or statistics."""
+        return frozenset(
+            x
+            for n in self.model.graph.node
+            for i, x in enumerate(n.input)
+            if i in SETTINGS.get(n.op_type, ())
+        )
+
+    @cached_property
+    def inputs(self) -> dict[str, Type]:
+        """The types of the inputs that a caller gives, by name. Raises OnwardError for an input
+        that is no tensor."""
         own = {t.name for t in self.model.graph.initializer}
-        return {x.name: x.type for x in self.model.graph.input if x.name not in own}
+        try:
+            return {x.name: input_type(x, {}) for x in self.model.graph.input if x.name not in own}
+        except ValueError as error:
+            raise OnwardError(f"this ONNX model cannot be fed: {error}") from error
 
 
 def _loaded(path: Path) -> onnx.ModelProto:
@@ -124,23 +155,41 @@ def _name_constants(graph: onnx.GraphProto) -> None:
             graph.node.remove(node)
 
 
-def _readable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, converted to another opset where it can only be read so. Raises OnwardError for
-    one that cannot be read at all."""
+def _readable(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
+    """The model, converted to another opset where it can only be read so, and whether it can be
+    read with open sizes. Raises OnwardError for one that cannot be read at all."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    first = _why_not(model)
+    if first is None:
+        return model, True
+    aged = opset < NAMED_SO or AGE in first  # of an old form, or perhaps one behind what it said
+    if OLDEST <= opset < READ_AS and aged:
+        try:
+            converted = version_converter.convert_version(model, READ_AS)
+        except Exception as error:  # whatever onnx's converter raises
+            said = one_line(str(error) or type(error).__name__, 120)
+            raise OnwardError(f"this ONNX model {first} (onnx's converter: {said})") from error
+        second = _why_not(converted)
+        if second is None:
+            return converted, True
+        model, first = converted, second
+    if any(word in first for word in OF_SIZES) and _has_open_sizes(model):
+        return model, False  # it may be read once the sizes are known
+    raise OnwardError(f"this ONNX model {first}")
+
+
+def _why_not(model: onnx.ModelProto) -> str | None:
     try:
         from_onnx(model)
-        return model
     except ValueError as error:
-        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-        if opset >= READ_AS or opset < OLDEST:
-            raise OnwardError(f"this ONNX model {error}") from error
-        first = error
-    try:
-        converted = version_converter.convert_version(model, READ_AS)
-        from_onnx(converted)
-    except Exception as error:  # whatever onnx's converter raises
-        raise OnwardError(f"this ONNX model {first}") from error
-    return converted
+        return str(error)
+    return None
+
+
+def _has_open_sizes(model: onnx.ModelProto) -> bool:
+    own = {t.name for t in model.graph.initializer}
+    infos = [x for x in model.graph.input if x.name not in own]
+    return any(not input_type(x, {}).is_static for x in infos)
 
 
 def _is_mask(array: np.ndarray) -> bool:

@@ -8,6 +8,7 @@ names the node.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ def _read(
     constants |= dict(known)
     for info in model.graph.input:
         if info.name not in constants and info.name not in tensors:
-            env[info.name] = graph.input(info.name, _type(info, dims), Role.BATCH)
+            env[info.name] = graph.input(info.name, input_type(info, dims), Role.BATCH)
     made: dict[str, Value] = {}
     for name, path in parameters.items():
         sizes = tuple(tensors[name].dims)
@@ -122,17 +123,21 @@ def _require_no_ring(functions: Sequence[onnx.FunctionProto]) -> None:
         raise ValueError(f"cannot read the function {next(iter(left))[1]}, which calls itself")
 
 
-def _type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
+def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
+    """The type of a model's input. dims: sizes for named dims. Raises ValueError for an input that
+    is no tensor."""
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         raise ValueError(f"the input {info.name} is a {kind}, not a tensor")
     tensor = info.type.tensor_type
     sizes: list[Size] = []
     for i, dim in enumerate(tensor.shape.dim):
-        name = dim.dim_param or f"{info.name}_{i}"
-        sizes.append(
-            int(dim.dim_value) if dim.HasField("dim_value") else dims.get(name, symbol(name))
-        )
+        name = re.sub(r"\W", "_", dim.dim_param)
+        if not name.strip("_0123456789"):  # "?" and "-1": any size, each its own
+            name = f"{info.name}_{i}"
+        given = int(dim.dim_value) if dim.HasField("dim_value") else 0
+        # tools write 0, or a number below, where they mean any size
+        sizes.append(given if given > 0 else dims.get(name, symbol(name)))
     return Type(DType(tensor.elem_type), tuple(sizes))
 
 
