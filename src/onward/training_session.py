@@ -19,6 +19,7 @@ import torch
 from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.errors import OnwardError
+from onward.execute import Memory
 from onward.explanation import StepExplanation
 from onward.graph.types import DType
 from onward.kernels import host, torch_dtype
@@ -88,11 +89,21 @@ class TrainingSession:
             raise OnwardError(
                 "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
             )
-        if optimizer is None:  # of a session that only predicts
-            held = list(self.module.parameters()) or [torch.nn.Parameter(torch.zeros(1))]
-            optimizer = torch.optim.SGD(held, lr=0.0)
-        self.trainer = Trainer(self.module, optimizer, options=options)
+        self._trainer: Trainer | None = None
+        if loss is not None:
+            self._trainer = Trainer(self.module, optimizer, options=options)
+        self._memory = Memory(torch.device("cpu"))  # of predictions
         self._predictions: dict[Any, PreparedStep[Any]] = {}
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs the steps. Raises OnwardError where the session only predicts."""
+        if self._trainer is None:
+            raise OnwardError(
+                "this session has no loss, and only predicts; fix: TrainingSession(..., loss=, "
+                "optimizer=)"
+            )
+        return self._trainer
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -189,12 +200,13 @@ class TrainingSession:
         for step in self._predictions.values():
             if step.fits(batch):
                 return step
-        compiler = Compiler(host(self.trainer.device.type), self.trainer.options.disable)
+        disable = () if self._trainer is None else self._trainer.options.disable
+        compiler = Compiler(host(self._memory.device.type), disable)
         request = CaptureRequest(
             self.module, batch.args, batch.kwargs, want_loss=False, gradients=False
         )
         captured = compiler.capture(request)
-        graphs, session = Graphs(compiler, captured), Session(self.trainer.memory)
+        graphs, session = Graphs(compiler, captured), Session(self._memory)
         bind = partial(session.bind, compiler, graphs)
         found: PreparedStep[Any] = PreparedStep(batch.kind, graphs, session, bind)
         self._predictions[batch.signature] = found
