@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,9 +61,8 @@ class Session:
 
             onward.accelerate(self.model, disable=self.engine.disable)
         if self.engine.liger:
-            from liger_kernel.transformers import _apply_liger_kernel_to_instance
-
-            _apply_liger_kernel_to_instance(model=self.model)
+            liger = importlib.import_module("liger_kernel.transformers")
+            liger._apply_liger_kernel_to_instance(model=self.model)
         if self.engine.compiled:
             torch._dynamo.reset()
             self.forward = torch.compile(self.model, mode=self.engine.mode or None)

@@ -4,17 +4,19 @@ that a GPU's allocator told."""
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from suite.cases import MEMORY
-from suite.eager_memory import step_memory
-from suite.gpu_memory import largest_within
-from suite.model_flops import step_flops
-from suite.workloads import make_model
+cases: Any = import_module("suite.cases")
+eager_memory: Any = import_module("suite.eager_memory")
+gpu_memory: Any = import_module("suite.gpu_memory")
+model_flops: Any = import_module("suite.model_flops")
+workloads: Any = import_module("suite.workloads")
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 D, H = 256, 1024  # features in and out, and within
@@ -33,7 +35,7 @@ class Mlp(nn.Module):
 
 def test_weights_gradients_and_moments() -> None:
     """With one sample the step is fullest in its update: weights, gradients and two moments."""
-    found = step_memory(Mlp, {"x": torch.zeros(1, D)})
+    found = eager_memory.step_memory(Mlp, {"x": torch.zeros(1, D)})
     weights = 2 * D * H * 4
     assert found.held == weights + 4 * D
     assert found.peak == pytest.approx(4 * weights, rel=0.01)
@@ -43,7 +45,9 @@ def test_weights_gradients_and_moments() -> None:
 def test_each_sample_adds_what_the_operators_keep(p: float) -> None:
     """A large batch is fullest in its backward. relu keeps its result and dropout a byte per
     number, beside which are its result and the gradients of both."""
-    few, many = (step_memory(lambda: Mlp(p), {"x": torch.zeros(n, D)}) for n in (4096, 8192))
+    few, many = (
+        eager_memory.step_memory(lambda: Mlp(p), {"x": torch.zeros(n, D)}) for n in (4096, 8192)
+    )
     added = (many.step - few.step) / 4096
     floats = 2 * H + 2 * D if not p else 3 * H + H / 4 + D
     assert added == pytest.approx(4 * floats, rel=0.3)
@@ -57,31 +61,31 @@ def test_the_largest_batch_is_exact() -> None:
         return 1000 + 7 * n + n // 50
 
     for limit in (1007, 1500, 12_345):
-        found = largest_within(peak, limit, 4, 1000 + 28)
+        found = gpu_memory.largest_within(peak, limit, 4, 1000 + 28)
         assert peak(found) <= limit < peak(found + 1)
-    assert largest_within(peak, 900, 4, 1028) == 0
+    assert gpu_memory.largest_within(peak, 900, 4, 1028) == 0
 
 
 def test_flops_of_a_step_are_six_per_weight_and_token() -> None:
     """Beside attention's scores, and without the tables of positions and, tied as it is, words."""
-    case = next(c for c in MEMORY if c.name == "GPT-2 medium").tiny()
-    model = make_model(case)
+    case = next(c for c in cases.MEMORY if c.name == "GPT-2 medium").tiny()
+    model = workloads.make_model(case)
     weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
     weights -= model.get_parameter("transformer.wpe.weight").numel()
     config = model.config
     # the backward of attention computes the scores again
     attention = 3.5 * 4 * case.batch * case.tokens**2 * config.n_embd * config.n_layer
     expected = 6 * weights * case.tokens_per_step + attention
-    assert step_flops(case) == pytest.approx(expected, rel=0.01)
+    assert model_flops.step_flops(case) == pytest.approx(expected, rel=0.01)
 
 
 def test_predictions_are_near_what_was_measured() -> None:
     """Rows of the committed results whose case was measured on a GPU, whose bytes stand beside
     them: eager's within 5 %, Onward's within 2 %."""
     last = sorted(RESULTS.glob("gpu_memory-*.json"))[-1]
-    cases = json.loads(last.read_text())["cases"]
-    assert {(c["name"], c["batch"]) for c in cases} == {(c.name, c.batch) for c in MEMORY}
-    rows = [case for case in cases if case["measured"]]
+    found = json.loads(last.read_text())["cases"]
+    assert {(c["name"], c["batch"]) for c in found} == {(c.name, c.batch) for c in cases.MEMORY}
+    rows = [case for case in found if case["measured"]]
     assert len(rows) >= 4
     # plans of before 2026-11-27 had fewer kernels
     since, near = {"eager": "", "onward": "2026-11-27"}, {"eager": 0.05, "onward": 0.02}

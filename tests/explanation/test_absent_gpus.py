@@ -32,6 +32,10 @@ class Bare(Gpu):
         return replace(super().target, triton=False)
 
 
+def explained(trainer: onward.Trainer, data: dict[str, torch.Tensor]) -> StepExplanation:
+    return onward.explain(trainer, data)
+
+
 def trainer_of(model: nn.Module, **options: Any) -> onward.Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     return onward.Trainer(model, optimizer, options={"seed": 1, **options})
@@ -50,7 +54,7 @@ def test_the_plan_is_that_of_a_process_on_the_device(name: str, gpu: Gpu, precis
     model, data = MODELS[name](0.1), tiny.batch(4, 12, "right", ignored=True)
     options = {"disable": ("row_demand",), "mixed_precision": precision}
     with planned_for_cuda(None, gpu.target):
-        expected = trainer_of(copy.deepcopy(model), **options).explain(**data)
+        expected = explained(trainer_of(copy.deepcopy(model), **options), data)
     found = onward.explain(trainer_of(model, **options), data, gpu=gpu.name.lower())
     assert found.gpu == gpu.name and not expected.gpu
     assert f"planned for one {gpu.name}" in str(found)
@@ -62,18 +66,17 @@ def test_rows_are_counted_here_and_rounded_as_there(name: str) -> None:
     model, data = MODELS[name](0.1), tiny.batch(8, 12, "right", ignored=True)
     bare = Bare("bare", "", 10**9, GPUS[0].rates, (9, 0))
     with planned_for_cuda(None, bare.target):
-        expected = trainer_of(copy.deepcopy(model)).explain(**data)
+        expected = explained(trainer_of(copy.deepcopy(model)), data)
     trainer = trainer_of(model)
     found = trainer.explain_call(((), data), asked=ExplanationRequest(gpu=bare))
-    exact = trainer.explain(**data)
+    exact = explained(trainer, data)
     assert found.packed
     assert found.dims == expected.dims
     assert found.dims != exact.dims, "counts are rounded where launches are recorded"
-    assert found.memory is not None and expected.memory is not None
-    counted = ("row counting",)
-    kinds = [
-        {k: n for k, n in e.memory.kinds.items() if k not in counted} for e in (found, expected)
-    ]
+    kinds: list[dict[str, int]] = []
+    for each in (found, expected):
+        assert each.memory is not None
+        kinds.append({k: n for k, n in each.memory.kinds.items() if k != "row counting"})
     assert kinds[0] == kinds[1]
 
 
@@ -96,7 +99,8 @@ def test_a_larger_batch_and_the_users_loop() -> None:
     assert found.largest is not None and found.memory is not None
     sizes = {x.batch_size: x.nbytes for x in found.sizes}
     assert sizes[4] == found.memory.total
-    assert sizes[1] is not None and sizes[16] is not None and sizes[1] < sizes[4] < sizes[16]
+    one, four, many = (sizes[n] or 0 for n in (1, 4, 16))
+    assert 0 < one < four < many
     size = found.largest.batch_size
     assert size > 16 and found.largest.nbytes is not None and found.largest.nbytes <= 4 * 10**6
     assert found.largest.beyond is not None and found.largest.beyond > 4 * 10**6

@@ -49,7 +49,8 @@ def images(opset: int = 13) -> onnx.ModelProto:
 
 
 def stock(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    found: Any = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    return found
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 18])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 import torch
@@ -58,7 +59,7 @@ def exported(
     opset: int = 17,
 ) -> onnx.ModelProto:
     """The model by torch's TorchScript exporter, with open sizes of the inputs' first dims."""
-    file = io.BytesIO()
+    file: Any = io.BytesIO()  # which torch's types of the function leave out
     axes = {name: dict(enumerate(sizes[: x.dim()])) for name, x in inputs.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated, and in use
