@@ -22,7 +22,7 @@ PASSES = (
     "slices_to_split", "split_first", "reshape_through_transpose", "flash_attention",
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
     "gated_activation", "rotary", "grouped_keys", "rms_norm",
-    "linear_cross_entropy_step", "gemm_add", "scatter_into", "cancel_casts",
+    "linear_cross_entropy_step", "gemm_add", "gemm_bias", "scatter_into", "cancel_casts",
     "fold_casts", "activation_again", "cast_again",
 )  # fmt: skip
 
