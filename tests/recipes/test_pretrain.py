@@ -14,7 +14,7 @@ from onward.recipes.describe import describe
 from onward.recipes.document_shards import prepared, sentences_of
 from onward.recipes.options import FinetuneConfig, InputError, PretrainConfig
 from onward.recipes.pretrain import as_finetune
-from onward.recipes.tasks.bert_pretraining import hide_words
+from onward.recipes.tasks.bert_pretraining import by_frequencies, hide_words
 from onward.recipes.tasks.task import IGNORED_LABEL
 from onward.recipes.trained_tokenizer import trained_tokenizer
 
@@ -177,3 +177,11 @@ def test_a_text_without_documents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("a b c\n" * 5)
     with pytest.raises(InputError, match="the text has 1 documents"):
         describe(config(tmp_path / "one.txt"))
+
+
+def test_the_baseline_knows_the_training_text_alone() -> None:
+    """Held-out tokens by how often each is in the training text, one more of each: of 4 tokens in
+    a vocabulary of 4, token 1 has a share of 2 / 8, and one that never came 1 / 8."""
+    known, held = np.array([3, 1]), np.array([0, 2, 0, 1])
+    found = by_frequencies(known, held, words=4)
+    assert found == pytest.approx(-(2 * np.log(2 / 8) + np.log(1 / 8)) / 3)

@@ -172,6 +172,7 @@ STEPS = {
     "causal-lm": 60, "masked-lm": 400, "text-classification": 150, "token-classification": 60,
     "question-answering": 150, "multiple-choice": 200, "seq2seq-lm": 200, "text-retrieval": 60,
     "image-classification": 100, "automatic-speech-recognition": 100, "text-denoising": 100,
+    "bert-pretraining": 500,
 }  # fmt: skip
 
 
@@ -180,7 +181,7 @@ STEPS = {
 def test_real_text_is_learnt_better_than_the_baseline(task: str, tmp_path: Path) -> None:
     words = ["--task", task, "--max_steps", str(STEPS[task]), "--max_eval_samples", "200"]
     words += ["--save_strategy", "no", "--warmup_ratio", "0.1", "--dropout", "0"]
-    if task in ("masked-lm", "text-denoising"):
+    if task in ("masked-lm", "text-denoising", "bert-pretraining"):
         words += ["--vocab_size", "500", "--block_size", "64", "--learning_rate", "3e-3"]
         words += ["--per_device_train_batch_size", "16"]
     elif task not in ("image-classification", "automatic-speech-recognition"):

@@ -70,6 +70,7 @@ class BertPretraining(Task):
         folder = environment().cache / "text"
         parts: list[Samples] = []
         tokens: list[int] = []
+        counts: list[NDArray[Any]] = []
         for source in sources:
             shards = prepared(source.documents, tokenizer, folder)
             if len(shards) < 3:
@@ -83,6 +84,10 @@ class BertPretraining(Task):
                 taken = list(held_out(len(shards), EVAL_ONE_IN))
             parts += [_runs(shards, part, config.block_size - _SPECIAL) for part in taken]
             tokens += [_tokens_of(shards, part) for part in taken]
+            counts.append(token_counts(shards.tokens))
+            if len(taken) > 1:  # those held out, and all others
+                counts.append(_counts(shards, taken[-1]))
+                counts[0][: len(counts[1])] -= counts[1]
         train, held = parts[0].first(config.max_train_samples), parts[-1]
         order = np.random.Generator(np.random.PCG64(0)).permutation(len(held))
         held = held.chosen(order[: config.max_eval_samples or len(held)])
@@ -90,7 +95,7 @@ class BertPretraining(Task):
             raise InputError("there is no sample", f"in {sources[0].source}", "give more text")
         # hidden tokens are told by their frequencies, the answer by a coin
         words = max(model_config.get_text_config().vocab_size, len(tokenizer))
-        found = _entropy(shards, words) + math.log(2)
+        found = by_frequencies(counts[0], counts[-1], words) + math.log(2)
         baseline = Baseline("pretraining_loss", "frequencies and a coin", found, lower=True)
         return TaskData(train, held, baseline, tokens[0], tokens[-1])
 
@@ -154,13 +159,20 @@ class BertPretraining(Task):
         return {"pretraining_loss": loss, "next_sentence_accuracy": right / len(predictions)}
 
 
-def _entropy(shards: DocumentShards, words: int) -> float:
-    """The mean loss of a model that knows how often each token is, nats per token."""
-    counts = token_counts(shards.tokens) + 1.0
-    total = len(shards.tokens) + words  # of all tokens of the vocabulary, one more of each
-    unseen = words - len(counts)
-    shares = counts / total
-    return float(-(shares * np.log(shares)).sum() + unseen / total * math.log(total))
+def by_frequencies(known: NDArray[Any], held: NDArray[Any], words: int) -> float:
+    """The mean loss of held-out tokens for a model that knows how often each token is in the
+    training text, nats per token. known, held: how often each token occurs, by its number."""
+    shares = np.full(max(words, len(known), len(held)), 1.0)  # one more of each
+    shares[: len(known)] += known
+    shares /= shares.sum()
+    return float(-(held * np.log(shares[: len(held)])).sum() / held.sum())
+
+
+def _counts(shards: DocumentShards, documents: NDArray[Any]) -> NDArray[Any]:
+    """How often each token occurs in these documents."""
+    ends = shards.sentences[shards.documents]
+    parts = [shards.tokens[ends[d] : ends[d + 1]] for d in documents.tolist()]
+    return token_counts(np.concatenate(parts))
 
 
 def _tokens_of(shards: DocumentShards, documents: NDArray[Any]) -> int:
@@ -268,4 +280,4 @@ def hide_words(
     return labels
 
 
-__all__ = ["BertPretraining", "hide_words"]
+__all__ = ["BertPretraining", "by_frequencies", "hide_words"]
