@@ -108,6 +108,10 @@ MASKS = {
     "the lowest number": "w = Where (keep, zero, lowest) m = Add (w, s)",
     "hidden ones": "h = Not (keep) w = Where (h, lowest, zero) m = Add (s, w)",
     "filled": "m = Where (keep, s, infinite)",
+    "two of them": "w = Where (keep, zero, lowest) i = Add (s, w) "
+    "w2 = Where (also, zero, lowest) m = Add (i, w2)",
+    "a bias before": "i = Add (s, bias) w = Where (keep, zero, lowest) m = Add (i, w)",
+    "a bias behind": "w = Where (keep, zero, infinite) i = Add (s, w) m = Add (i, bias)",
 }
 ENDS = {"as it is": "r = Identity (a)", "without NaN": "n = IsNaN (a) r = Where (n, zero, a)"}
 
@@ -118,7 +122,8 @@ def test_attention_written_out(case: tuple[str, str, str]) -> None:
     scale, mask, end = case
     text = (
         "model (float[B, 2, T, 4] q, float[B, 2, T, 4] k, float[B, 2, T, 4] v, bool[B, 1, T, T] "
-        "keep) => (float[B, 2, T, 4] y) <float half = {0.5}, float quarter = {0.25}, "
+        "keep, bool[B, 1, 1, T] also, float[1, 2, T, T] bias) => (float[B, 2, T, 4] y) "
+        "<float half = {0.5}, float quarter = {0.25}, "
         f"float two = {{2.0}}, float zero = {{0.0}}, float lowest = {{{LOWEST!r}}}> "
         "{ none = Log (zero) infinite = Identity (none) t = Transpose <perm = [0, 1, 3, 2]> (k) "
         f"{SCALES[scale].replace('a = ', 'f = ').replace('(a,', '(f,').replace('b = ', 'g = ')}"
@@ -131,7 +136,10 @@ def test_attention_written_out(case: tuple[str, str, str]) -> None:
     ):
         keep[1, 0, 1] = False
     feeds = {"q": numbers(2, 2, 3, 4), "k": numbers(2, 2, 3, 4) * 2, "v": numbers(2, 2, 3, 4)}
+    feeds["also"] = np.array([[[[True, False, True]]], [[[True, True, True]]]])
+    feeds["bias"] = numbers(1, 2, 3, 3)
     with np.errstate(all="ignore"):
         found = rewritten(text, {**feeds, "keep": keep})
-    fused = end == "as it is" or mask != "none"
+    alone = mask not in ("none", "two of them", "a bias before", "a bias behind")
+    fused = end == "as it is" or alone
     assert ("FlashAttention" in found) == fused

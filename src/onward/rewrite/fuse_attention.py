@@ -39,12 +39,24 @@ class _Scores:
     added: list[_Addend] = field(default_factory=list)
     # (mask, negated, number) of each Where
     filled: list[tuple[Value, bool, float]] = field(default_factory=list)
+    # (mask, hides, number, as an addend) of each Where of 0 and about the lowest number
+    lowest: list[tuple[Value, bool, float, _Addend]] = field(default_factory=list)
     shape: Shape | None = None  # the shape after a Reshape, if one was met
     matmul: Node | None = None  # where the walk ended
 
     @property
     def scale(self) -> float:
         return self.factor * (self.softcap or 1.0)
+
+    def settle(self) -> None:
+        """Takes a lowest number that is added alone for one that fills, which is the same number.
+        Two of them, or one beside a bias, are added: their sum may be minus infinity."""
+        if len(self.lowest) == 1 and not self.added and not self.filled:
+            [(condition, hides, number, addend)] = self.lowest
+            self.filled.append((condition, hides, number * addend.factor))
+        else:
+            self.added += [addend for _, _, _, addend in self.lowest]
+        self.lowest.clear()
 
 
 def fuse_attention(graph: Graph) -> int:
@@ -240,6 +252,7 @@ def _scores(x: Value) -> _Scores | str | None:
             return "its scores are also read elsewhere, and would be computed twice"
         if node.op_type == "MatMul":
             walk.matmul = node
+            walk.settle()
             return walk
         below = _below(node, walk)
         if below is None or isinstance(below, str):
@@ -316,7 +329,13 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
                 continue
             if isinstance(_scores(scores), _Scores):
                 condition, hides, number = hidden
-                walk.filled.append((condition, hides, number * walk.factor))
+                assert other is not None
+                if number == -math.inf:
+                    walk.filled.append((condition, hides, number))
+                else:
+                    walk.lowest.append(
+                        (condition, hides, number, _Addend(other, walk.factor, None))
+                    )
                 return scores
     for scores, other in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs,):
         if scores is None or other is None or type_of(scores).shape != y:
