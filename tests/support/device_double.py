@@ -158,4 +158,5 @@ def planned_for_cuda(double: Runtime | None, target: Target = CUDA) -> Iterator[
         patch.setenv("ONWARD_CACHE", "")  # kept graphs are those of other targets
         patch.setattr(stages.Compiler, "__init__", compiler)
         patch.setattr("onward.execute.memory.runtime_of", lambda _: double or Runtime())
+        patch.setattr("onward.module.accelerate._MEMORIES", {})  # of a device, for all models
         yield
