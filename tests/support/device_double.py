@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -158,5 +159,6 @@ def planned_for_cuda(double: Runtime | None, target: Target = CUDA) -> Iterator[
         patch.setenv("ONWARD_CACHE", "")  # kept graphs are those of other targets
         patch.setattr(stages.Compiler, "__init__", compiler)
         patch.setattr("onward.execute.memory.runtime_of", lambda _: double or Runtime())
-        patch.setattr("onward.module.accelerate._MEMORIES", {})  # of a device, for all models
+        # the memory of a device, which all accelerated models share
+        patch.setattr(import_module("onward.module.accelerate"), "_MEMORIES", {})
         yield
