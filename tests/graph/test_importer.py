@@ -95,6 +95,19 @@ def test_shapes_that_are_computed_of_open_sizes(name: str, execute: Execute) -> 
         np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], want[0])
 
 
+@pytest.mark.parametrize("perm", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("x", [(2, 3, 3), (2, 3), (3,)])
+def test_a_product_with_a_matrix_that_is_turned_or_not(perm: list[int], x: tuple[int, ...]) -> None:
+    """The matrix is square, so that the wrong one of both has the right shape."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> m (float'
+    text += f"{list(x)} x, float[3, 3] w) => (float y) {{ t = Transpose <perm = {perm}> (w) "
+    model = parser.parse_model(text + "y = MatMul (x, t) }")
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in {"x": x, "w": (3, 3)}.items()}
+    want: Any = ReferenceEvaluator(model).run(None, feeds)
+    np.testing.assert_allclose(evaluate(from_onnx(model), feeds)["y"], want[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("go", [True, False])
 def test_a_branch_that_is_known_is_taken(go: bool) -> None:
     model, x = read(BRANCH), np.array([0.5, -1.0, 2.0], np.float32)

@@ -60,6 +60,15 @@ def test_a_gelu_by_erf(inner: str, factors: str, order: str) -> None:
     assert rewritten(text, {"x": numbers(3, 4)}) == ["Gelu"]
 
 
+def test_two_over_x_is_no_half_of_x() -> None:
+    text = (
+        "model (float[B, 4] x) => (float[B, 4] y) <float two = {2.0}, float unit = {1.0}, "
+        f"float root = {{{2**0.5}}}> {{ s = Div (x, root) e = Erf (s) one = Add (e, unit) "
+        "h = Div (two, x) y = Mul (h, one) }"
+    )
+    assert "Gelu" not in rewritten(text, {"x": numbers(3, 4)})
+
+
 @pytest.mark.parametrize("change", ["{1.5}", "{1.0}"])
 def test_what_is_no_gelu_stays(change: str) -> None:
     text = (

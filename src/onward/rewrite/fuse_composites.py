@@ -70,7 +70,9 @@ def _products_of(one: Value, x: Value) -> list[Node]:
         if last.op_type != "Mul":
             continue
         other = last.inputs[0] if last.inputs[1] is one else last.inputs[1]
-        if _split(other, "Mul") == (x, 0.5) or _split(other, "Div") == (x, 2.0):
+        maker = other.producer() if other is not None else None
+        over_two = maker is not None and maker.op_type == "Div" and maker.inputs[0] is x
+        if _split(other, "Mul") == (x, 0.5) or (over_two and _split(other, "Div") == (x, 2.0)):
             found.append(last)
         partial = last.outputs[0]  # x one, or 0.5 one
         left = {"x": other is x, "half": _number(other) == 0.5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.einsum import einsum
-from onward.graph.graph import Value, type_of
+from onward.graph.graph import Value, attributes, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 from onward.graph.types import product
 
@@ -32,9 +32,10 @@ def _matmul(c: NodeCall) -> Results:
 def _times(b: Builder, x: Value, y: Value) -> Value:
     """The product of two matrices; a transposed one is read as it is."""
     node = y.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        return b.Gemm(x, node.inputs[0], transB=1)
-    return b.Gemm(x, y)
+    if node is None or node.op_type != "Transpose":
+        return b.Gemm(x, y)
+    turns = list(attributes(node).get("perm") or (1, 0)) == [1, 0]
+    return b.Gemm(x, node.inputs[0], transB=1) if turns else b.Gemm(x, y)
 
 
 @decomposition("Gemm")
