@@ -469,13 +469,13 @@ def _switched(argv: list[str], verb: str, switches: Mapping[str, str]) -> set[st
         for name, about in switches.items():
             print(f"  --{name:<9} {about}")
         return None
-    strange = next((word for word in argv if word.removeprefix("--") not in switches), None)
-    if strange is not None or not all(word.startswith("--") for word in argv):
-        word = strange or next(word for word in argv if not word.startswith("--"))
+    known = {f"--{name}" for name in switches}
+    strange = next((word for word in argv if word not in known), None)
+    if strange is not None:
         raise InputError(
-            f"unknown option {word!r}",
+            f"unknown option {strange!r}",
             "on the command line",
-            suggestion(word.lstrip("-"), [*switches, "help"], "--"),
+            suggestion(strange.lstrip("-"), [*switches, "help"], "--"),
         )
     return {word.removeprefix("--") for word in argv}
 

@@ -37,8 +37,6 @@ OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shap
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
 
-Given = "str | Path | onnx.ModelProto | ir.Model"
-
 
 @dataclass(frozen=True, eq=False)
 class OnnxSource:

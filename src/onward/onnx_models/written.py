@@ -16,7 +16,7 @@ def with_weights(source: OnnxSource, weights: Mapping[str, np.ndarray]) -> onnx.
     are kept."""
     model = onnx.ModelProto()
     model.CopyFrom(source.given)
-    for tensor in _tensors(model.graph):
+    for tensor in model.graph.initializer:
         if tensor.name in weights:
             name = tensor.name
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(weights[name]), name))
@@ -27,10 +27,6 @@ def with_weights(source: OnnxSource, weights: Mapping[str, np.ndarray]) -> onnx.
                     array = np.ascontiguousarray(weights[node.output[0]])
                     attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
     return model
-
-
-def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    return list(graph.initializer)
 
 
 __all__ = ["with_weights"]

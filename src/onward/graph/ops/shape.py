@@ -7,7 +7,7 @@ import math
 from onward.graph.graph import content_of
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import axis_attribute, no_axes, standard
-from onward.graph.types import DType, Size, Type, broadcast, divide, product
+from onward.graph.types import DType, Shape, Size, Type, broadcast, divide, product
 
 
 def _shape(call: Call) -> Type:
@@ -17,9 +17,12 @@ def _shape(call: Call) -> Type:
     return Type(DType.INT64, (len(known),))
 
 
-def _reshape(call: Call) -> Type:
-    have, target = call.shape(), list(call.known(1))
-    if not call.attrs.get("allowzero", 0):
+def reshaped(type: Type, shape: Shape, allowzero: bool) -> Shape:
+    """The sizes of a tensor of this type after a Reshape to `shape`, in which 0 copies a dim and -1
+    is what is left. Raises ValueError for sizes that do not divide, or that hold other numbers of
+    elements."""
+    have, target = type.shape, list(shape)
+    if not allowzero:
         target = [have[i] if n == 0 and i < len(have) else n for i, n in enumerate(target)]
     if -1 in target:
         left, under = list(have), [n for n in target if n != -1]
@@ -29,10 +32,15 @@ def _reshape(call: Call) -> Type:
                 under.remove(n)
         rest = divide(product(left), product(under))
         if rest is None:
-            raise ValueError(f"Reshape of {call.type()} to {target}: sizes do not divide")
+            raise ValueError(f"Reshape of {type} to {target}: sizes do not divide")
         target[target.index(-1)] = rest
     if product(have) != product(target):
-        raise ValueError(f"Reshape of {call.type()} to {target}: element counts differ")
+        raise ValueError(f"Reshape of {type} to {target}: element counts differ")
+    return tuple(target)
+
+
+def _reshape(call: Call) -> Type:
+    target = reshaped(call.type(), call.known(1), bool(call.attrs.get("allowzero", 0)))
     call.content = content_of(call.inputs[0]) if len(target) <= 1 else None
     return call.type().with_shape(target)
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
-from onward.graph.types import DType, Shape, Size, divide, product
+from onward.graph.ops.shape import reshaped
+from onward.graph.types import DType, Size, product
 
 
 @decomposition("Reshape")
@@ -14,28 +15,7 @@ def _reshape(c: NodeCall) -> Results:
     target = c.contents(1)
     if all(isinstance(n, int) for n in target):
         return c.b.node("Reshape", [c.x(), c.b.ints([int(n) for n in target])], c.given)  # type: ignore[arg-type]
-    return c.b.reshape(c.x(), _resolved(c.shape(), target, bool(c.attr("allowzero", 0))))
-
-
-def _resolved(have: Shape, target: Shape, allowzero: bool) -> Shape:
-    """A Reshape's target without its 0 (copy a dim) and -1 (what is left). Raises ValueError where
-    that depends on the batch."""
-    sizes = [
-        have[i] if n == 0 and not allowzero and i < len(have) else n for i, n in enumerate(target)
-    ]
-    if -1 in sizes:
-        left, under = list(have), [n for n in sizes if n != -1]
-        for n in list(under):  # only single terms can be divided by
-            if n in left:
-                left.remove(n)
-                under.remove(n)
-        rest = divide(product(left), product(under))
-        if rest is None:
-            raise ValueError(f"sizes {list(have)} do not divide into {list(target)}")
-        sizes[sizes.index(-1)] = rest
-    if product(have) != product(sizes):
-        raise ValueError(f"element counts of {list(have)} and {list(target)} differ")
-    return tuple(sizes)
+    return c.b.reshape(c.x(), reshaped(c.type(), target, bool(c.attr("allowzero", 0))))
 
 
 @decomposition("Flatten")
