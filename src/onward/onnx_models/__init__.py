@@ -5,7 +5,7 @@ graph. Imports: capture, graph and losses; nothing that plans or trains.
 """
 
 from onward.onnx_models.module import OnnxModule
-from onward.onnx_models.source import OnnxSource
+from onward.onnx_models.source import OnnxSource, named_constants
 from onward.onnx_models.written import with_weights
 
-__all__ = ["OnnxModule", "OnnxSource", "with_weights"]
+__all__ = ["OnnxModule", "OnnxSource", "named_constants", "with_weights"]

@@ -66,7 +66,7 @@ class OnnxSource:
             )
         model = onnx.ModelProto()
         model.CopyFrom(given)
-        _name_constants(model.graph)
+        named_constants(model.graph)
         readable, open_sizes = _readable(model)
         return cls(given, readable, path, open_sizes)
 
@@ -138,7 +138,7 @@ def _loaded(path: Path) -> onnx.ModelProto:
         raise OnwardError(f"cannot read {str(path)!r} as ONNX: {said}") from error
 
 
-def _name_constants(graph: onnx.GraphProto) -> None:
+def named_constants(graph: onnx.GraphProto) -> None:
     """Makes initializers of the f32 tensors of Constant nodes that may be weights."""
     for node in list(graph.node):
         values = [a.t for a in node.attribute if a.name == "value"]
@@ -195,4 +195,4 @@ def _is_mask(array: np.ndarray) -> bool:
     return bool(array.size) and not bool(np.abs(array).max() < MASKED)
 
 
-__all__ = ["OnnxSource"]
+__all__ = ["OnnxSource", "named_constants"]

@@ -21,8 +21,8 @@ from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.explanation import StepExplanation
-from onward.graph.types import DType
-from onward.kernels import host, torch_dtype
+from onward.graph.types import Type
+from onward.kernels import host
 from onward.loss import Loss
 from onward.module.explain import explain
 from onward.onnx_models import OnnxModule, OnnxSource, with_weights
@@ -33,9 +33,11 @@ from onward.prepare.prepared_batch import OutputRequest, scalars
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
 from onward.train import StepResult, Trainer
+from onward.train.verify import Verification
+from onward.training_session.arrays import Array, array_of, as_dtype, tensor_of
+from onward.training_session.verification import verify_session
 
 LARGEST = 1 << 30  # bytes of a file with its weights inside; protobuf ends at twice as many
-Array = Any  # numpy's, or anything with __dlpack__
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class SessionResult:
         norm = result.grad_norm
         return cls(
             float(result.loss), None if norm is None else float(norm), result.lr, result.skipped,
-            result.updated, {name: _array(x) for name, x in result.outputs.items()},
+            result.updated, {name: array_of(x) for name, x in result.outputs.items()},
         )  # fmt: skip
 
 
@@ -142,7 +144,7 @@ class TrainingSession:
         prepared = step.prepare(batch, OutputRequest(names))
         given = scalars(prepared.signature, torch.zeros(2, dtype=torch.int64), 0, 1.0)
         prepared.executable.run({**prepared.inputs, **given}, prepared.dims)
-        return {name: _array(prepared.output(name)) for name in names}
+        return {name: array_of(prepared.output(name)) for name in names}
 
     def update(self) -> SessionResult | None:
         """Ends an open accumulation window early; None where none is open."""
@@ -153,7 +155,7 @@ class TrainingSession:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The weights by the names of their initializers, as copies."""
-        return {n: _array(x).copy() for n, x in self.module.initializers.items()}
+        return {n: array_of(x).copy() for n, x in self.module.initializers.items()}
 
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:
         """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the
@@ -161,7 +163,7 @@ class TrainingSession:
         own = self.module.initializers
         made: dict[str, torch.Tensor] = {}
         for name, array in weights.items():
-            tensor = _tensor(array, name)
+            tensor = tensor_of(array, name)
             if name not in own or tensor.shape != own[name].shape:
                 have = f"f32{list(own[name].shape)}" if name in own else "no such weight"
                 raise OnwardError(f"{name} is {list(tensor.shape)}, and the model has {have}")
@@ -193,6 +195,19 @@ class TrainingSession:
         """Explains the step of these arrays (`onward.explain`)."""
         return explain(self.trainer, self._tensors(feeds), **options)
 
+    def verify(
+        self, feeds: Mapping[str, Array], weights: Sequence[str] | None = None
+    ) -> Verification:
+        """Compares outputs with stock onnxruntime, which runs the model as it was given, and
+        gradients with central differences of the loss that it computes; changes nothing. Dropout is
+        off. weights: those whose gradients are compared, by name or pattern; None: all that are
+        trained. Print the result, or ask whether it is `ok`. Raises OnwardError where onnxruntime
+        is not installed or does not load the model."""
+        tensors = self._tensors(feeds, labels=self.module.program.loss is not None)
+        given = {name: tensors[name] for name in self.source.inputs}
+        disable = () if self._trainer is None else tuple(self._trainer.options.disable)
+        return verify_session(self.module, tensors, self.predict(given), weights, disable)
+
     # ---- parts
 
     def _prediction(self, batch: Batch) -> PreparedStep[Any]:
@@ -220,15 +235,13 @@ class TrainingSession:
                 f"feeds is a {type(feeds).__name__}; fix: a mapping of arrays by name"
             )
         own = self.source.inputs
-        found = {n: _as(_tensor(feeds[n], n), t.dtype, n) for n, t in own.items() if n in feeds}
+        found = _read(feeds, own)
         lacking = [name for name in own if name not in feeds]
         sizes = {name: tuple(x.shape) for name, x in found.items()}
         more = {} if lacking else self.module.labels(sizes)
         if labels:
             lacking += [name for name in more if name not in feeds]
-            found |= {
-                n: _as(_tensor(feeds[n], n), t.dtype, n) for n, t in more.items() if n in feeds
-            }
+            found |= _read(feeds, more)
         if lacking:
             wanted = ", ".join([*own, *more])
             raise OnwardError(f"feeds lacks {', '.join(lacking)}; fix: give {wanted}")
@@ -238,35 +251,13 @@ class TrainingSession:
         return found  # in one order, so that one graph serves
 
 
-def _tensor(array: Array, name: str) -> torch.Tensor:
-    """A tensor of an array, without a copy where that can be. Raises OnwardError for no array."""
-    if isinstance(array, torch.Tensor):
-        return array.detach()
-    try:
-        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-            return torch.from_dlpack(array)
-        made = np.asarray(array)
-        return torch.from_numpy(made if made.flags.writeable else made.copy())
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise OnwardError(
-            f"{name} is a {type(array).__name__} that is no array ({error}); fix: numpy arrays"
-        ) from error
-
-
-def _as(x: torch.Tensor, dtype: DType, name: str) -> torch.Tensor:
-    """The tensor in another dtype, where its numbers stay: whole ones whole, fp64 as fp32."""
-    want = torch_dtype(dtype)
-    if x.dtype == want:
-        return x
-    both = x.dtype.is_floating_point, want.is_floating_point
-    if both[0] != both[1] or torch.bool in (x.dtype, want):
-        said = str(x.dtype).removeprefix("torch.")
-        raise OnwardError(f"{name} is of {said}, and the model takes {dtype.name.lower()}")
-    return x.to(want)
-
-
-def _array(x: torch.Tensor) -> np.ndarray:
-    return x.detach().cpu().numpy()
+def _read(feeds: Mapping[str, Array], types: Mapping[str, Type]) -> dict[str, torch.Tensor]:
+    """The arrays of these types that are given, as tensors of them."""
+    return {
+        name: as_dtype(tensor_of(feeds[name], name), type.dtype, name)
+        for name, type in types.items()
+        if name in feeds
+    }
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
