@@ -35,7 +35,7 @@ from onward.recipes.report_options import ReportConfig
 from onward.recipes.search_options import SearchConfig
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
-from onward.recipes.train_onnx_options import TrainOnnxConfig
+from onward.recipes.train_onnx_options import TrainOnnxConfig, VerifyOnnxConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README, TRAINER, COMMAND_LINE, ARCHITECTURE = (
@@ -209,7 +209,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 OPTIONS = (
     VerifyConfig, DataConfig, PretrainConfig, ExplainConfig, BenchConfig, ChatConfig, ExportConfig,
-    SweepConfig, ReportConfig, SearchConfig, TrainOnnxConfig,
+    SweepConfig, ReportConfig, SearchConfig, TrainOnnxConfig, VerifyOnnxConfig,
 )  # fmt: skip
 
 

@@ -36,7 +36,12 @@ from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.stop_signals import Stopped
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import Foreign
-from onward.recipes.train_onnx_options import TrainOnnxConfig, check_train
+from onward.recipes.train_onnx_options import (
+    TrainOnnxConfig,
+    VerifyOnnxConfig,
+    check_train,
+    check_verify,
+)
 
 Config = TypeVar("Config")
 RunConfig = TypeVar("RunConfig", bound=FinetuneConfig)
@@ -144,7 +149,9 @@ def _trained(
 
 
 def run_verify(argv: list[str]) -> int:
-    """Runs `onward verify`, or `onward verify RUN`, and returns its exit status."""
+    """Runs `onward verify`, of options, a RUN or a MODEL.onnx, and returns its exit status."""
+    if argv and argv[0].endswith(".onnx"):
+        return _verify_onnx(argv)
     if argv and not argv[0].startswith("-"):
         if odd := [word for word in argv[1:] if word != "--bisect"]:
             raise InputError(
@@ -162,6 +169,17 @@ def run_verify(argv: list[str]) -> int:
     from onward.recipes.verify import verify
 
     return verify(config, config.bisect)
+
+
+def _verify_onnx(argv: list[str]) -> int:
+    config = _parse_behind_word(argv, "verify", VerifyOnnxConfig, "MODEL.onnx", "name one")
+    if config is None:
+        return 0
+    check_verify(config)
+    _tell_loading("verify", argv[0])
+    from onward.recipes.onnx_subject import verify_onnx
+
+    return verify_onnx(argv[0], config)
 
 
 def run_data(argv: list[str]) -> int:

@@ -34,7 +34,7 @@ from onward.recipes.search_options import SearchConfig
 from onward.recipes.simulate_options import SimulateConfig
 from onward.recipes.sweep_file import SweepConfig
 from onward.recipes.switches import RENAMED, SWITCHES
-from onward.recipes.train_onnx_options import TrainOnnxConfig
+from onward.recipes.train_onnx_options import TrainOnnxConfig, VerifyOnnxConfig
 from onward.rewrite.lists import switches as pass_names
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
@@ -264,7 +264,7 @@ def switches() -> frozenset[str]:
     for config in (
         FinetuneConfig, VerifyConfig, DataConfig, ExplainConfig, SimulateConfig, ShowConfig,
         ChatConfig, ExportConfig, SweepConfig, BenchConfig, PretrainConfig, ReportConfig,
-        SearchConfig, TrainOnnxConfig,
+        SearchConfig, TrainOnnxConfig, VerifyOnnxConfig,
     ):  # fmt: skip
         found.update(config.__dataclass_fields__)
     for path in sources():

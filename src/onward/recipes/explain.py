@@ -25,12 +25,14 @@ from onward.meshes import MeshChoice
 from onward.module import accelerated
 from onward.recipes.explain_options import (
     OF_A_BATCH,
+    OF_A_FILE,
     OF_A_LOOP,
     ExplainConfig,
     check_explain,
     refuse_options,
 )
 from onward.recipes.options import InputError
+from onward.training_session import TrainingSession
 
 _WHERE = "as MODEL_OR_SCRIPT"
 
@@ -64,6 +66,8 @@ def mesh_choice(target: str, config: ExplainConfig, arguments: Sequence[str] = (
             "a script", f"{_WHERE} with --mesh",
             "name a function that returns a model and a batch: module.py:function",
         )  # fmt: skip
+    if target.endswith(".onnx"):
+        raise InputError("an ONNX model", f"{_WHERE} with --mesh", "leave --mesh out")
     model, args, kwargs = _model_and_batch(target, config, arguments)
     if isinstance(model, onward.Trainer):
         refuse_options(config, (*OF_A_LOOP, "zero"), "the Trainer")
@@ -89,10 +93,14 @@ def explanation(
         from onward.recipes.first_step import first_step
 
         refuse_options(config, (*OF_A_BATCH, *OF_A_LOOP), "the script")
+        _refuse_options_of_a_file(config)
         found = first_step(Path(target), arguments)
         if found.reason is not None:
             return refused(found.owner, "module", found.reason)
         return onward.explain(found.owner, **options)
+    if target.endswith(".onnx"):
+        session, batch = _session_and_batch(target, config, arguments)
+        return session.explain(batch, **options)
     model, args, kwargs = _model_and_batch(target, config, arguments)
     return _of_model(model, args, kwargs, config, options)
 
@@ -105,12 +113,8 @@ def _model_and_batch(
     target: str, config: ExplainConfig, arguments: Sequence[str]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A model or Trainer by a function or a name, and the arguments for its call."""
-    if arguments:
-        raise InputError(
-            "arguments after --",
-            "on the command line",
-            "give them only where the first word is a script",
-        )
+    _refuse_arguments(arguments)
+    _refuse_options_of_a_file(config)
     if ":" in target:
         refuse_options(config, OF_A_BATCH, "the function")
         return made_by_function(target)
@@ -118,6 +122,48 @@ def _model_and_batch(
 
     model, kwargs = example(target, config.batch_size, config.sequence_length)
     return model, (), kwargs
+
+
+def _session_and_batch(
+    target: str, config: ExplainConfig, arguments: Sequence[str]
+) -> tuple[TrainingSession, dict[str, Any]]:
+    """The session of an ONNX model, and a batch: of a file, or an example."""
+    from onward.recipes.onnx_subject import example_batch, first_rows, session_of
+
+    _refuse_arguments(arguments)
+    refuse_options(config, ("outputs",), "an ONNX model")
+    if config.loop == "module":
+        raise InputError("an ONNX model has no loop of your own", "in --loop", "leave it out")
+    if config.loss is None:
+        raise InputError(
+            "an ONNX model has no loss", "in --loss", "such as --loss cross_entropy:logits"
+        )
+    session = session_of(target, config.loss, _of_loop(config))
+    rows = config.batch_size or 4
+    if config.data is None:
+        return session, example_batch(session, rows, config.sequence_length or 128)
+    from onward.recipes.array_files import read_arrays
+
+    refuse_options(config, ("sequence_length",), "the file")
+    data = read_arrays(Path(config.data), "data")
+    return session, first_rows(session, data, config.data, rows)
+
+
+def _refuse_options_of_a_file(config: ExplainConfig) -> None:
+    for name in OF_A_FILE:
+        if getattr(config, name) is not None:
+            raise InputError(
+                "it is for an ONNX model", f"in --{name}", f"leave it out, or name a .onnx {_WHERE}"
+            )
+
+
+def _refuse_arguments(arguments: Sequence[str]) -> None:
+    if arguments:
+        raise InputError(
+            "arguments after --",
+            "on the command line",
+            "give them only where the first word is a script",
+        )
 
 
 def _of_loop(config: ExplainConfig) -> dict[str, Any]:

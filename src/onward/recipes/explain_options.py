@@ -39,6 +39,12 @@ class ExplainConfig:
         "recompute activations until the step fits (memory_budget= of onward.Trainer); "
         "null: no limit",
     )
+    loss: str | None = option(
+        None, "of an ONNX model: an output that is the loss, or a loss as of onward train"
+    )
+    data: str | None = option(
+        None, "of an ONNX model: a file with arrays, as of onward train; null: an example batch"
+    )
     disable: str | None = option(None, "names of passes to leave out, separated by commas")
     profile: bool = option(False, "run the step once and time its launches")
     gpu: str | None = option(
@@ -82,6 +88,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 # Options that a script, or a function that returns model and batch, decides itself.
 OF_A_BATCH = ("batch_size", "sequence_length")
+OF_A_FILE = ("loss", "data")  # options of an ONNX model alone
 OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
 # Options that go with --mesh alone, and those that it does not go with.
 OF_A_MESH = ("ranks", "zero", "cluster")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-import onward.loss as losses
 from onward.checkpoint import checkpoints
 from onward.errors import check_names
 from onward.fitting.schedules import named_schedule
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.recipes.array_files import Arrays, read_arrays
+from onward.recipes.onnx_subject import loss_of, patterns_of, require_arrays
 from onward.recipes.options import InputError
 from onward.recipes.run_folder import METRICS, publish_json
 from onward.recipes.train_onnx_options import TrainOnnxConfig, check_train
@@ -102,42 +102,22 @@ class _Run:
         print(f"onward train: {text}", file=sys.stderr, flush=True)
 
 
-def loss_of(text: str) -> Any:
-    """The loss that a command line names. Raises InputError for an unknown one."""
-    name, colon, words = text.partition(":")
-    known = {n for n in losses.__all__ if n.islower()}
-    if not colon and name not in known:
-        return text  # an output
-    check_names("--loss", "loss", [name], known)
-    outputs = [word.strip() for word in words.split(",") if word.strip()]
-    try:
-        return getattr(losses, name)(*outputs)
-    except TypeError as error:
-        raise InputError(f"{name} takes other outputs", "in --loss", f"{name}:OUTPUT") from error
-
-
 def _session(model: str, config: TrainOnnxConfig) -> TrainingSession:
     check_names("--optim", "optimizer", [config.optim], OPTIMIZERS)
     settings: dict[str, Any] = {"lr": config.learning_rate}
     if config.weight_decay:
         settings["weight_decay"] = config.weight_decay
-    patterns = (
-        None if config.trainable is None else [p.strip() for p in config.trainable.split(",")]
-    )
     options: dict[str, Any] = {"mixed_precision": config.mixed_precision, "seed": config.seed}
     options["max_grad_norm"] = config.max_grad_norm or None
     made = getattr(optim, config.optim)(**settings)
-    return TrainingSession(model, made, loss_of(config.loss), patterns, options)
+    return TrainingSession(
+        model, made, loss_of(config.loss), patterns_of(config.trainable), options
+    )
 
 
 def _check_columns(session: TrainingSession, data: Arrays, source: str) -> None:
     """Raises InputError where a file lacks what the model and its loss take; drops the rest."""
-    missing = [name for name in session.inputs if name not in data]
-    if missing:
-        raise InputError(
-            f"there is no array {missing[0]!r} (but {', '.join(data)})", f"in {source!r}",
-            f"give {', '.join(f'{n} {t}' for n, t in session.inputs.items())}",
-        )  # fmt: skip
+    require_arrays(list(session.inputs), session, data, source)
     for name in [name for name in data if name not in session.inputs]:
         del data[name]
 
@@ -185,4 +165,4 @@ def _replace(session: TrainingSession, path: Path) -> None:
     partial.replace(path)
 
 
-__all__ = ["loss_of", "train"]
+__all__ = ["train"]

@@ -1,4 +1,5 @@
-"""The options of `onward train`: typed, and checked before a model loads."""
+"""The options of `onward train`, and of `onward verify` for an ONNX model: typed, and checked
+before a model loads."""
 
 from __future__ import annotations
 
@@ -41,6 +42,22 @@ class TrainOnnxConfig:
     save_steps: int = option(0, "updates between checkpoints; 0: at the end of each epoch")
 
 
+@dataclass(frozen=True)
+class VerifyOnnxConfig:
+    """What of an ONNX model is compared; every field is an option of `onward verify MODEL.onnx`."""
+
+    data: str = option(
+        "", "arrays by the model's input names, a row per sample: .npz, .jsonl, .parquet, .csv"
+    )
+    loss: str | None = option(
+        None, "the loss whose gradients are compared, as of onward train; null: outputs alone"
+    )
+    weights: str | None = option(
+        None, "weights whose gradients are compared, names or patterns separated by commas"
+    )
+    batch_size: int = option(8, "rows of the file, the first ones")
+
+
 # (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("learning_rate", lambda v: v >= 0, "of 0 or more"),
@@ -71,4 +88,18 @@ def check_train(config: TrainOnnxConfig) -> None:
             raise InputError(f"no such file {given!r}", f"in --{name}", "name one")
 
 
-__all__ = ["TrainOnnxConfig", "check_train"]
+def check_verify(config: VerifyOnnxConfig) -> None:
+    """Raises InputError for the first invalid value."""
+    if not config.data:
+        raise InputError("no data is given", "in --data", "such as --data train.npz")
+    if not Path(config.data).is_file():
+        raise InputError(f"no such file {config.data!r}", "in --data", "name one")
+    if config.batch_size < 1:
+        raise InputError(
+            f"batch_size is {config.batch_size}", "in --batch_size", "give a value more than 0"
+        )
+    if config.weights is not None and config.loss is None:
+        raise InputError("gradients are of a loss", "in --weights", "add --loss")
+
+
+__all__ = ["TrainOnnxConfig", "VerifyOnnxConfig", "check_train", "check_verify"]
