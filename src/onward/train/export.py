@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import CapturedModule, CaptureRequest
+from onward.capture import CapturedModule, CaptureRequest, GraphModule
 from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.graph.file import save
@@ -47,7 +47,9 @@ def export_onnx(
     if not path.parent.is_dir():
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
-    args, kwargs = without_ones(lambda given: model(*given[0], **given[1]), (batch.args, kwargs))
+    args, kwargs = without_ones(
+        lambda given: called(model, *given, want_loss=False), (batch.args, kwargs)
+    )
     policy = None if dtype == DType.FLOAT else Policy(dtype)
     device = next((p.device.type for p in model.parameters()), "cpu")
     compiler = Compiler(host(device), journal=Journal(quiet=True), policy=policy)
@@ -100,6 +102,20 @@ def refuse_regions(captured: CapturedModule) -> None:
             "the model cannot be exported, since parts of it run in eager PyTorch: "
             + "; ".join(table(captured.regions))
         )
+
+
+def called(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    want_loss: bool,
+) -> Any:
+    """Returns a model's outputs; those of a graph are None. Raises what the model raises for
+    arguments that it does not take."""
+    if isinstance(model, GraphModule):
+        model.captured(CaptureRequest(model, args, kwargs, want_loss=want_loss))
+        return None
+    return model(*args, **kwargs)
 
 
 def without_ones(run: Callable[[Any], object], given: Any) -> Any:

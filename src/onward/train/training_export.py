@@ -42,7 +42,7 @@ from onward.train.closed_graph import (
     closed_micro_step,
     closed_step,
 )
-from onward.train.export import refuse_regions, without_ones
+from onward.train.export import called, refuse_regions, without_ones
 from onward.train.precision import policy_of
 from onward.train.size_limits import limits
 from onward.train.torch_optimizer import TorchOptimizer
@@ -141,7 +141,7 @@ def _without_ones(source: TrainingSource) -> Batch:
 
     def run(given: Any) -> None:
         args, kwargs, target = given
-        outputs = source.model(*args, **kwargs)
+        outputs = called(source.model, args, kwargs, want_loss=True)
         if source.loss_fn is not None:
             source.loss_fn(outputs, *target)
 

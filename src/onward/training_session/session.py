@@ -21,6 +21,7 @@ from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.explanation import StepExplanation
+from onward.graph.graph import OPSET
 from onward.graph.types import Type
 from onward.kernels import host
 from onward.loss import Loss
@@ -96,6 +97,7 @@ class TrainingSession:
             self._trainer = Trainer(self.module, optimizer, options=options)
         self._memory = Memory(torch.device("cpu"))  # of predictions
         self._predictions: dict[Any, PreparedStep[Any]] = {}
+        self._stepped = False
 
     @property
     def trainer(self) -> Trainer:
@@ -122,7 +124,9 @@ class TrainingSession:
         """Runs one batch: forward, backward and, at the end of an accumulation window, the update.
         feeds: arrays by name, as `inputs` lists them. fetch: outputs to return. Raises OnwardError
         for feeds that the model does not take."""
-        return SessionResult.of(self.trainer.train_step(self._tensors(feeds), fetch=fetch))
+        result = self.trainer.train_step(self._tensors(feeds), fetch=fetch)
+        self._stepped = True
+        return SessionResult.of(result)
 
     def evaluate(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
         """Computes the loss, and the outputs named by `fetch`, without an update."""
@@ -188,6 +192,23 @@ class TrainingSession:
         if path is not None:
             _write(model, Path(path))
         return model
+
+    def export_training(
+        self,
+        folder: str | Path,
+        feeds: Mapping[str, Array] | None = None,
+        opset: int = OPSET,
+        overwrite: bool = False,
+    ) -> Path:
+        """Writes the training step as ONNX with its state: stock onnxruntime goes on training from
+        here without Onward (`Trainer.export_training`). feeds: show which inputs there are; None:
+        those of the last step. Returns the folder."""
+        example = None if feeds is None else self._tensors(feeds)
+        if example is None and not self._stepped and self._trainer is not None:
+            raise OnwardError(
+                "export_training needs an example batch; fix: run a step first, or give feeds"
+            )
+        return self.trainer.export_training(folder, example, opset, overwrite)
 
     # ---- looking
 
