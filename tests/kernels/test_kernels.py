@@ -153,6 +153,33 @@ def test_inputs_that_need_not_be_contiguous_are_read_through_their_strides(
     assert_equal(run(kernel, call, inputs), call.want, **TOLERANCE)
 
 
+@pytest.mark.sample(1)
+@EACH_CALL
+def test_inputs_are_read_when_a_launch_runs_not_when_it_is_bound(
+    case: OpCase, kernel: Kernel
+) -> None:
+    """Each step's batch is copied into memory that launches were bound to before; of inputs that
+    may be strided, a bound launch may not keep a copy either."""
+    call = bound(case)
+    inputs: list[torch.Tensor | None] = []
+    for i, x in enumerate(call.inputs):
+        if x is None or isinstance(case.inputs[i], Known):
+            inputs.append(x)
+            continue
+        straight = kernel.contiguous is None or i in kernel.contiguous
+        inputs.append(torch.empty_like(x) if straight else strided(x))
+        inputs[-1].fill_(1)  # type: ignore[union-attr]
+    outputs = [rubbish(t) for t in call.spec.outputs]
+    scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
+    with torch.no_grad():
+        bound_launch = kernel.bind(KernelArguments(call.spec.attrs, inputs, outputs, scratch))
+        for place, x in zip(inputs, call.inputs, strict=True):
+            if place is not None and x is not None and place is not x:
+                place.copy_(x)
+        bound_launch()
+    assert_equal(outputs, call.want, **TOLERANCE)
+
+
 def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
     """Pairs (output, input) of one type that the kernel may compute in place for this call."""
     graph = case.graph()

@@ -68,7 +68,9 @@ def test_the_batch_that_shows_the_inputs_may_have_one_row(tmp_path: Path) -> Non
 
 def test_what_cannot_be_exported_is_one_line(tmp_path: Path) -> None:
     session = TrainingSession(file(), onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
-    with pytest.raises(OnwardError, match=r"needs an example batch; fix: run a step first, or give feeds"):
+    with pytest.raises(
+        OnwardError, match=r"needs an example batch; fix: run a step first, or give feeds"
+    ):
         session.export_training(tmp_path / "exported")
     with pytest.raises(OnwardError, match=r"feeds lacks labels"):
         session.export_training(tmp_path / "exported", feeds={"ids": batches()[0]["ids"]})

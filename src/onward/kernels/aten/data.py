@@ -110,7 +110,7 @@ def _bind_in_range(args: KernelArguments) -> Launch:
     """Binds InRange. Writes into the flag whether a number is out of range, and the first one."""
     numbers, limit, y, flag = args.x(0), args.x(1), args.y, args.flag
     ignored, wraps = args.attrs.get("ignored"), args.attrs.get("wraps", 0)
-    flat = numbers.reshape(-1)
+    flat = y.view(-1)  # y is contiguous, numbers may be a slice
 
     def launch() -> None:
         y.copy_(numbers)
