@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernel_calls import Bound, assert_equal, bound, rubbish, spec_of
+from kernel_calls import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, Known, OpCase, cases_of
 
 from onward.graph.graph import type_of
@@ -167,16 +167,21 @@ def test_inputs_are_read_when_a_launch_runs_not_when_it_is_bound(
             inputs.append(x)
             continue
         straight = kernel.contiguous is None or i in kernel.contiguous
-        inputs.append(torch.empty_like(x) if straight else strided(x))
-        inputs[-1].fill_(1)  # type: ignore[union-attr]
+        place = torch.empty_like(x) if straight else strided(x)
+        whole = not x.is_floating_point()
+        inputs.append(
+            place.fill_(torch.iinfo(x.dtype).min if whole and x.dtype != torch.bool else 1)
+        )
     outputs = [rubbish(t) for t in call.spec.outputs]
     scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
+    args = KernelArguments(call.spec.attrs, inputs, outputs, scratch)
     with torch.no_grad():
-        bound_launch = kernel.bind(KernelArguments(call.spec.attrs, inputs, outputs, scratch))
+        bound_launch = kernel.bind(args)
         for place, x in zip(inputs, call.inputs, strict=True):
             if place is not None and x is not None and place is not x:
                 place.copy_(x)
         bound_launch()
+    raise_input_error(kernel, args)
     assert_equal(outputs, call.want, **TOLERANCE)
 
 
