@@ -33,22 +33,23 @@ LARGEST = 1 << 24  # most elements of a constant that is made of numbers in a mo
 class NodeCall:
     """One node of a model that is being read.
 
-    given: its attributes; `attr` adds the schema's defaults. subgraph: makes the nodes of an
-    attribute that is a graph, given the values of the graph's inputs.
+    given: its attributes; `attr` adds the schema's defaults. schema: None for an op that the
+    standard lacks. subgraph: makes the nodes of an attribute that is a graph, given the values of
+    the graph's inputs.
     """
 
     b: Builder
     op_type: str
     inputs: list[Value | None]
     given: dict[str, Any]
-    schema: onnx.defs.OpSchema
+    schema: onnx.defs.OpSchema | None
     outputs: int
     subgraph: Subgraph
 
     def attr(self, name: str, default: Any = None) -> Any:
         if name in self.given:
             return self.given[name]
-        known = self.schema.attributes.get(name)
+        known = None if self.schema is None else self.schema.attributes.get(name)
         value = None if known is None else known.default_value
         if value is None or not value.type:
             return default

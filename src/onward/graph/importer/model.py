@@ -40,6 +40,11 @@ FOLDED = 1 << 20  # most elements of a result that is computed while reading
 BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
+# Ops that have a decomposition although the standard has no such op: other domains', and those that
+# onnxruntime's optimizer writes into the standard's domain.
+BEYOND = frozenset(
+    name for name in DECOMPOSITIONS if "." in name or name == "SimplifiedLayerNormalization"
+)
 
 
 def from_onnx(
@@ -165,8 +170,11 @@ class _Reader:
                     env[name] = value
 
     def _node(self, node: onnx.NodeProto, env: Environment) -> Sequence[Value | None]:
+        op_type = node.op_type
         if node.domain not in ("", "ai.onnx"):
-            raise ValueError(f"its domain {node.domain} is not standard ONNX")
+            op_type = f"{node.domain}.{node.op_type}"
+            if op_type not in DECOMPOSITIONS:
+                raise ValueError(f"its domain {node.domain} is not standard ONNX")
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in env:
@@ -178,15 +186,15 @@ class _Reader:
         # the form up to opset 17
         if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
-        schema = self._schema(node.op_type, given)
-        if node.op_type in REFUSED:
-            raise ValueError(REFUSED[node.op_type])
+        schema = None if op_type in BEYOND else self._schema(op_type, given)
+        if op_type in REFUSED:
+            raise ValueError(REFUSED[op_type])
 
         def subgraph(body: onnx.GraphProto, values: Sequence[Value | None]) -> list[Value]:
             return self._subgraph(body, values, env)
 
         builder = Builder(self.graph, module=node.name)
-        call = NodeCall(builder, node.op_type, inputs, given, schema, len(node.output), subgraph)
+        call = NodeCall(builder, op_type, inputs, given, schema, len(node.output), subgraph)
         folded = self._folded(node, call)
         if folded is not None:
             return folded
@@ -197,8 +205,8 @@ class _Reader:
         return [made] if isinstance(made, ir.Value) else made
 
     def _made(self, node: onnx.NodeProto, call: NodeCall) -> Value | Sequence[Value | None]:
-        if node.op_type in DECOMPOSITIONS:
-            return DECOMPOSITIONS[node.op_type](call)
+        if call.op_type in DECOMPOSITIONS:
+            return DECOMPOSITIONS[call.op_type](call)
         if node.op_type in STANDARD:
             return call.b.node(node.op_type, call.inputs, call.given)
         body = self._function(node, call)
@@ -302,6 +310,8 @@ class _Reader:
     def _function(self, node: onnx.NodeProto, call: NodeCall) -> onnx.FunctionProto | None:
         """The function body by which ONNX defines the op; None where it has none."""
         schema: Any = call.schema
+        if schema is None:
+            return None
         if schema.has_function:
             versions = [
                 v
