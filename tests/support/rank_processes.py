@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-SECONDS = 600
+SECONDS = 600  # after which processes hang
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,18 @@ class RankEnd:
 
 
 def run_ranks(
-    program: str, arguments: Sequence[str], ranks: int, codes: Sequence[int] = ()
+    program: str,
+    arguments: Sequence[str],
+    ranks: int,
+    codes: Sequence[int] = (),
+    seconds: int = SECONDS,
 ) -> None:
     """Runs `program *arguments RANK` for each rank until all have ended, and fails with what they
-    said where they have other exit codes. codes: of the ranks; 0 of all by default. No process is
-    left behind."""
+    said where they have other exit codes, or have not ended in so many seconds. codes: of the
+    ranks; 0 of all by default. No process is left behind."""
     started = _started(program, arguments, ranks)
     try:
-        said = [process.communicate(timeout=SECONDS)[1] for process in started]
+        said = [process.communicate(timeout=seconds)[1] for process in started]
     finally:
         for process in started:
             process.kill()

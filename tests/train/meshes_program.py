@@ -131,7 +131,7 @@ def run(folder: Path, what: str, run_name: str, names: list[str]) -> Found:
         place = folder / f"{what}-{ranks}"
         place.mkdir()
         arguments = [str(folder), str(place), what, run_name, ",".join(names), str(ranks)]
-        run_ranks(__file__, arguments, ranks)
+        run_ranks(__file__, arguments, ranks, seconds=60 * (5 + len(names)))
         found |= torch.load(place / "found.pt", weights_only=True)  # noqa: TID251  # written below
     return found
 
