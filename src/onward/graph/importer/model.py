@@ -21,8 +21,9 @@ from onnx.reference import ReferenceEvaluator
 from onward.errors import one_line
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, content_of, type_of
-from onward.graph.importer import decompositions, size_folding
+from onward.graph.importer import decompositions, fold_bounds, size_folding
 from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain, tensor_array
+from onward.graph.importer.local_functions import check_functions
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
 from onward.graph.registry import files_of
@@ -37,6 +38,10 @@ UNCHANGED = {
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
 FOLDED = 1 << 20  # most elements of a result that is computed while reading
+FOLDS = 1 << 28  # most elements of all of them
+MOST_CONSTANT = 1 << 28  # most elements of what a node makes of constants
+LARGEST = 1 << 32  # most elements of a value, its open sizes being 1
+NODES = 1 << 17  # most nodes, those of bodies counted as often as they are unrolled
 BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
@@ -59,8 +64,7 @@ def from_onnx(
     try:
         return _read(model, dims or {}, known or {}, parameters or {}, turned)
     except Exception as error:  # any, for a model that onnx's checker would refuse
-        said = str(error) if type(error) is ValueError else repr(error)
-        raise ValueError(one_line(said, 400)) from error
+        raise ValueError(one_line(_said(error), 400)) from error
 
 
 def _read(
@@ -71,15 +75,17 @@ def _read(
     turned: Collection[str],
 ) -> Graph:
     if model.functions:
-        _require_no_ring(model.functions)
+        check_functions(model)
         model = inline_local_functions(model)
     _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
     reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
     env: Environment = {}
     tensors = {t.name: t for t in model.graph.initializer}
-    constants = {n: tensor_array(t) for n, t in tensors.items() if n not in parameters}
-    constants |= dict(known)
+    constants = dict(known)
+    constants |= {
+        n: tensor_array(t) for n, t in tensors.items() if n not in parameters and n not in known
+    }
     for info in model.graph.input:
         if info.name not in constants and info.name not in tensors:
             env[info.name] = graph.input(info.name, input_type(info, dims), Role.BATCH)
@@ -112,17 +118,6 @@ def _require_text(graph: onnx.GraphProto) -> None:
             raise ValueError(f"cannot read the name {name!r}, which is not UTF-8")
 
 
-def _require_no_ring(functions: Sequence[onnx.FunctionProto]) -> None:
-    """Raises ValueError for functions that call themselves, directly or through others."""
-    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in f.node} for f in functions}
-    left = dict(called)
-    while ends := [name for name, inner in left.items() if not inner & left.keys()]:
-        for name in ends:
-            del left[name]
-    if left:
-        raise ValueError(f"cannot read the function {next(iter(left))[1]}, which calls itself")
-
-
 def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
     """The type of a model's input. dims: sizes for named dims. Raises ValueError for an input that
     is no tensor."""
@@ -147,15 +142,19 @@ class _Reader:
     def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
         self.graph, self.opsets = graph, opsets
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
-        self.bodies = 0
+        self.bodies = self.nodes = self.folds = 0
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
+                self.nodes += 1
+                if self.nodes > NODES:
+                    raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
                 results = self._node(node, env)
+                _require_sizes(results)
             except Exception as error:  # any, for a node that onnx's checker would refuse
-                text = str(error) if isinstance(error, ValueError) else repr(error)
+                text = _said(error)
                 place = f"{node.op_type} {node.name}".strip()
                 raise ValueError(
                     text if text.startswith("cannot") else f"cannot read {place}: {text}"
@@ -179,6 +178,9 @@ class _Reader:
         if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
         schema = self._schema(node.op_type, given)
+        for a in node.attribute:
+            if a.name in schema.attributes and a.type != int(schema.attributes[a.name].type.value):
+                raise ValueError(f"its attribute {a.name} is of another kind than the op's")
         if node.op_type in REFUSED:
             raise ValueError(REFUSED[node.op_type])
 
@@ -235,6 +237,17 @@ class _Reader:
         graphs = any(isinstance(v, onnx.GraphProto) for v in call.given.values())
         if not known or graphs or node.op_type in ("Identity", "Constant"):
             return None
+        try:
+            count = fold_bounds.made(node.op_type, arrays, call.given)
+        except Exception:  # inputs that the op does not take, as its node will say
+            return None
+        if count is None:
+            return None
+        if count > MOST_CONSTANT:
+            raise ValueError(f"it makes a constant of {count} numbers, more than {MOST_CONSTANT}")
+        self.folds += max(count, 1)
+        if count > FOLDED or self.folds > FOLDS:
+            return None
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
         alone = onnx.NodeProto()
         alone.CopyFrom(node)
@@ -254,8 +267,6 @@ class _Reader:
             onnx.helper.make_graph([alone], "folded", infos, results), opset_imports=opsets
         )
         try:
-            if _too_large(model, feeds):
-                return None
             with np.errstate(all="ignore"):
                 found: Any = ReferenceEvaluator(model).run(None, feeds)
         except Exception:  # becomes a node where the evaluator cannot compute it
@@ -336,6 +347,7 @@ class _Reader:
             (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), self.opset
         )
         inner = _Reader(self.graph, {"": opset})
+        inner.nodes, inner.bodies, inner.folds = self.nodes, self.bodies, self.folds
         nodes: list[onnx.NodeProto] = []
         for item in body.node:
             copy = onnx.NodeProto()
@@ -354,20 +366,28 @@ class _Reader:
                     copy.input[i] = ""
             nodes.append(copy)
         inner.read(nodes, env)
+        self.nodes, self.bodies, self.folds = inner.nodes, inner.bodies, inner.folds
         return [env.get(name) for name in body.output]
 
 
-def _too_large(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> bool:
-    """Whether a model makes more than `FOLDED` elements of its inputs, as onnx infers shapes."""
-    sized = onnx.ModelProto()
-    sized.CopyFrom(model)
-    small = {name: array for name, array in feeds.items() if array.size <= 64}  # may say a size
-    sized.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in small.items())
-    del sized.graph.input[:]  # one of that name would make an initializer a mere default
-    sized.graph.input.extend(info for info in model.graph.input if info.name not in small)
-    found = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph.output
-    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found]
-    return sum(map(math.prod, shapes)) > FOLDED
+def _require_sizes(values: Sequence[Value | None]) -> None:
+    """Raises ValueError for a value of more numbers than memory has bytes for."""
+    for value in values:
+        shape = () if value is None else type_of(value).shape
+        count = math.prod(n for n in shape if isinstance(n, int))
+        if count > LARGEST:
+            raise ValueError(f"it makes a tensor of {count} numbers, more than {LARGEST}")
+
+
+def _said(error: Exception) -> str:
+    """What an error of reading says, for a message."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) if isinstance(error, ValueError) else repr(error)
 
 
 def _array(x: Value) -> np.ndarray | None:
