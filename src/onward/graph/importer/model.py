@@ -244,7 +244,7 @@ class _Reader:
         if count is None:
             return None
         if count > MOST_CONSTANT:
-            raise ValueError(f"it makes a constant of {count} numbers, more than {MOST_CONSTANT}")
+            raise ValueError(f"it makes a constant of {count} elements, more than {MOST_CONSTANT}")
         self.folds += max(count, 1)
         if count > FOLDED or self.folds > FOLDS:
             return None
