@@ -57,7 +57,7 @@ def _answered(data: bytes, opset: int) -> bytes:
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     command = [sys.executable, "-P", "-X", "utf8", str(CHILD), str(opset), str(SECONDS)]
     try:
-        done = subprocess.run(  # noqa: S603  # a file of this package
+        done = subprocess.run(  # a file of this package
             command, input=data, capture_output=True, env=environment, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:

@@ -20,7 +20,7 @@ from onward.errors import OnwardError, one_line
 
 LONGEST = 1024  # characters of a name
 SAVE = "put the file itself beside the model, if you trust it"
-_DRIVE = re.compile(r"[A-Za-z]:(?![:\w])")
+_DRIVE = re.compile(r"[A-Za-z]:")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -100,9 +100,7 @@ def parts_of(location: object, tensor: str) -> list[str]:
 
 
 def _refused(path: Path, tensor: str, why: str) -> OnwardError:
-    return OnwardError(
-        f"the file {_quoted(path)} of the tensor {one_line(repr(tensor), 60)} {why}"
-    )
+    return OnwardError(f"the file {_quoted(path)} of the tensor {one_line(repr(tensor), 60)} {why}")
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:

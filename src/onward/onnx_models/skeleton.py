@@ -19,7 +19,7 @@ from onward.onnx_models.data_files import DataFile
 LARGE = 4096  # bytes from which on the bytes of a tensor, or a message around it, are looked at
 MOST_BYTES = (1 << 31) - 1  # protobuf's own limit
 COUNTED = 1 << 20  # bytes of messages from which on they are counted
-MOST_MESSAGES = 1 << 21
+MOST_MESSAGES = 1 << 20
 MOST_FIELDS = 1 << 22
 DEEPEST = 100  # messages within messages; protobuf's own limit
 # The name of the file of a tensor that lies within the model's own: no file can say it by chance.
@@ -37,10 +37,9 @@ def read_skeleton(file: DataFile) -> onnx.ModelProto:
             "external data"
         )
     with file.opened() as opened:
-        walk = _Walk(opened, file.size, every=False)
-        data = walk.model()
-        if len(data) > COUNTED:
-            _Walk(opened, file.size, every=True).model()
+        data = _Walk(opened, file.size).model()
+    if len(data) > COUNTED:
+        _check_count(data)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -49,13 +48,59 @@ def read_skeleton(file: DataFile) -> onnx.ModelProto:
     return model
 
 
-class _Walk:
-    """Walks the fields of a file. every: whether all messages are walked, or only the large ones."""
+def _check_count(data: bytes) -> None:
+    """Raises OnwardError for a message of more fields or messages than any model needs."""
+    fields = messages = 0
+    left = [("ModelProto", 0, len(data))]
+    while left:
+        kind, at, end = left.pop()
+        children = _children()[kind]
+        while at < end:
+            fields += 1
+            tag = data[at]
+            at += 1
+            if tag > 127:
+                tag, at = _varint_at(data, at - 1)
+            wire = tag & 7
+            if wire == 2:
+                length = data[at] if at < end else 128
+                at += 1
+                if length > 127:
+                    length, at = _varint_at(data, at - 1)
+                child = children.get(tag >> 3)
+                if child is not None:
+                    messages += 1
+                    if length:
+                        left.append((child, at, min(at + length, end)))
+                at += length
+            elif wire == 0:
+                _, at = _varint_at(data, at)
+            else:
+                at += 8 if wire == 1 else 4
+            if fields > MOST_FIELDS or messages > MOST_MESSAGES:
+                raise OnwardError(
+                    f"it has more than {MOST_FIELDS} fields or {MOST_MESSAGES} messages, which no "
+                    "model needs"
+                )
 
-    def __init__(self, file: BinaryIO, size: int, every: bool) -> None:
-        self._file, self._size, self._every = file, size, every
+
+def _varint_at(data: bytes, at: int) -> tuple[int, int]:
+    n = shift = 0
+    for i in range(at, min(at + 10, len(data))):
+        n |= (data[i] & 127) << shift
+        if data[i] < 128:
+            return n, i + 1
+        shift += 7
+    raise OnwardError("it is cut, or no protobuf message of ONNX")
+
+
+class _Walk:
+    """Walks the fields of a file, those of large messages within it too."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
         self._held, self._start = b"", 0
-        self._fields = self._messages = 0
+        self._fields = 0
 
     def model(self) -> bytes:
         """The bytes of the model, without those of large tensors."""
@@ -69,7 +114,9 @@ class _Walk:
         children, out, whole = _children()[kind], list[bytes](), at
         is_tensor, raw, said = kind == "TensorProto", None, list[int]()
         while at < end:
-            self._count()
+            self._fields += 1
+            if self._fields > MOST_FIELDS:
+                raise OnwardError(f"it has more than {MOST_FIELDS} fields, which no model needs")
             tag, body = self._varint(at, end)
             number, wire = tag >> 3, tag & 7
             stop = body
@@ -92,11 +139,9 @@ class _Walk:
                 if stop - body >= LARGE:
                     out.append(self._bytes(whole, at))
                     whole = stop
-            elif wire == 2 and (self._every or stop - body >= LARGE):
+            elif wire == 2 and stop - body >= LARGE:
                 child = children.get(number)
                 inner = None if child is None else self._message(child, body, stop, depth + 1)
-                if child is not None:
-                    self._messages += 1
                 if inner is not None:
                     out += [self._bytes(whole, at), varint(tag), varint(len(inner)), inner]
                     whole = stop
@@ -106,29 +151,16 @@ class _Walk:
                 raise OnwardError("it has a tensor with bytes of its own that names a file too")
             out += [self._bytes(whole, end), _placed(raw[0], raw[1] - raw[0], bool(said))]
             whole = end
-        if not out or self._every:
+        if not out:
             return None
         return b"".join([*out, self._bytes(whole, end)])
 
-    def _count(self) -> None:
-        self._fields += 1
-        if self._fields > MOST_FIELDS or self._messages > MOST_MESSAGES:
-            raise OnwardError(
-                f"it has more than {MOST_FIELDS} fields or {MOST_MESSAGES} messages, which no "
-                "model needs"
-            )
-
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        n = shift = 0
         held, i = self._around(at)
-        while True:
-            if at >= end or shift > 63:
-                raise OnwardError("it is cut, or no protobuf message of ONNX")
-            byte = held[i]
-            n |= (byte & 127) << shift
-            at, i, shift = at + 1, i + 1, shift + 7
-            if byte < 128:
-                return n, at
+        if i < len(held) and held[i] < 128:
+            return held[i], at + 1
+        n, after = _varint_at(held, i)
+        return n, at + after - i
 
     def _around(self, at: int) -> tuple[bytes, int]:
         """The bytes around a place, and where in them it is; ten bytes follow it, if there are."""
@@ -140,7 +172,7 @@ class _Walk:
 
     def _bytes(self, at: int, end: int) -> bytes:
         i = at - self._start
-        if 0 <= i and end - self._start <= len(self._held):
+        if i >= 0 and end - self._start <= len(self._held):
             return self._held[i : end - self._start]
         return self._read(at, end - at)
 

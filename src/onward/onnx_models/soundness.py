@@ -17,7 +17,7 @@ from onward.errors import OnwardError, one_line
 from onward.onnx_models.tensors import bytes_of, count_of
 
 DEEPEST = 32  # graphs within graphs
-NODES = 1 << 17  # most nodes of a model, those of its bodies and functions included
+NODES = 1 << 16  # most nodes of a model, those of its bodies and functions included
 STANDARD = ("", "ai.onnx")
 NEWEST_IR = onnx.IR_VERSION
 NEWEST = onnx.defs.onnx_opset_version()
@@ -144,9 +144,9 @@ class _Check:
         lacking = field in ("t", "g", "sparse_tensor", "tp") and field not in given
         if field is None or given - {field} or lacking:
             raise OnwardError(f"the node {place} has the attribute {_quoted(a.name)} of no kind")
-        for tensor in ([a.t] if field == "t" else a.tensors):
+        for tensor in [a.t] if field == "t" else a.tensors:
             check_tensor(tensor)
-        for graph in ([a.g] if field == "g" else a.graphs):
+        for graph in [a.g] if field == "g" else a.graphs:
             self.graph(graph, depth + 1)
 
     def text(self, *names: object) -> None:

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -111,9 +110,7 @@ class Files:
             file = data_file(self.own.path.parent, location, tensor.name, self.own.path)
             self._found[location] = file
         if length != need:
-            raise OnwardError(
-                f"the tensor {name} has {length} bytes, and its sizes ask for {need}"
-            )
+            raise OnwardError(f"the tensor {name} has {length} bytes, and its sizes ask for {need}")
         if offset + length > file.size:
             raise OnwardError(
                 f"the tensor {name} ends at byte {offset + length} of a file of {file.size} bytes: "

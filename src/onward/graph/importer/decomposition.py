@@ -27,6 +27,7 @@ Subgraph: TypeAlias = "Callable[[onnx.GraphProto, Sequence[Value | None]], list[
 Decomposition: TypeAlias = "Callable[[NodeCall], Results]"
 DECOMPOSITIONS: dict[str, Decomposition] = {}
 LARGEST = 1 << 24  # most elements of a constant that is made of numbers in a model
+STEPS = 4096  # most times that nodes are repeated for one
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def require_few(count: Size) -> None:
         raise ValueError(f"it makes a constant of {count} elements, more than {LARGEST}")
 
 
+def require_steps(count: Size) -> None:
+    """Raises ValueError for nodes that are repeated more often than `STEPS`."""
+    if isinstance(count, int) and count > STEPS:
+        raise ValueError(f"its nodes would be repeated {count} times, more than {STEPS}")
+
+
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
     def decorate(function: Decomposition) -> Decomposition:
         for op_type in op_types:
@@ -162,5 +169,6 @@ __all__ = [
     "numeric",
     "plain",
     "require_few",
+    "require_steps",
     "tensor_array",
 ]

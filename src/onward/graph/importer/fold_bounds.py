@@ -15,20 +15,115 @@ import numpy as np
 Arrays = Sequence["np.ndarray | None"]
 _MADE: dict[str, Callable[[Arrays, Mapping[str, Any]], int]] = {}
 # Ops by number, of inputs that are broadcast.
-BROADCAST = frozenset("""
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast
-    CastLike Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
-    HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg
-    Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt
-    Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
-""".split())
+BROADCAST = frozenset(
+    [
+        "Abs",
+        "Acos",
+        "Acosh",
+        "Add",
+        "And",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Cos",
+        "Cosh",
+        "Div",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "Greater",
+        "GreaterOrEqual",
+        "HardSigmoid",
+        "HardSwish",
+        "IsInf",
+        "IsNaN",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Mean",
+        "Min",
+        "Mish",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "PRelu",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Round",
+        "Selu",
+        "Shrink",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Sinh",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Sub",
+        "Sum",
+        "Swish",
+        "Tan",
+        "Tanh",
+        "ThresholdedRelu",
+        "Where",
+        "Xor",
+    ]
+)
 # Ops whose results have no more numbers than their inputs together.
-NO_MORE = frozenset("""
-    ArgMax ArgMin Compress Concat CumProd CumSum DepthToSpace EyeLike Flatten Hardmax
-    LayerNormalization LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
-    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape Slice Softmax SpaceToDepth
-    Split Squeeze TopK Transpose Trilu Unsqueeze
-""".split())
+NO_MORE = frozenset(
+    [
+        "ArgMax",
+        "ArgMin",
+        "Compress",
+        "Concat",
+        "CumProd",
+        "CumSum",
+        "DepthToSpace",
+        "EyeLike",
+        "Flatten",
+        "Hardmax",
+        "LayerNormalization",
+        "LogSoftmax",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "Reshape",
+        "Slice",
+        "Softmax",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "TopK",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+    ]
+)
 # Ops that onnx's evaluator computes number by number, of at most so many.
 BY_NUMBER = frozenset(("GatherElements", "GatherND", "ReverseSequence", "ScatterElements",
                        "ScatterND"))  # fmt: skip
@@ -122,7 +217,9 @@ def _padded_out(arrays: Arrays, given: Mapping[str, Any]) -> int:
 @_entry("Gather")
 def _gathered(arrays: Arrays, given: Mapping[str, Any]) -> int:
     x, axis = _array(arrays, 0), int(given.get("axis", 0))
-    return math.prod(n for i, n in enumerate(x.shape) if i != axis % x.ndim) * _array(arrays, 1).size
+    return (
+        math.prod(n for i, n in enumerate(x.shape) if i != axis % x.ndim) * _array(arrays, 1).size
+    )
 
 
 @_entry("MatMul")

@@ -12,7 +12,7 @@ import onnx
 
 from onward.errors import one_line
 
-MOST = 1 << 17  # most nodes of a model once the functions' nodes are in their places
+MOST = 1 << 16  # most nodes of a model once the functions' nodes are in their places
 DEEPEST = 64  # most functions within functions
 _Key = tuple[str, str, str]
 

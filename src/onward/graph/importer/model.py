@@ -41,7 +41,7 @@ FOLDED = 1 << 20  # most elements of a result that is computed while reading
 FOLDS = 1 << 28  # most elements of all of them
 MOST_CONSTANT = 1 << 28  # most elements of what a node makes of constants
 LARGEST = 1 << 32  # most elements of a value, its open sizes being 1
-NODES = 1 << 17  # most nodes, those of bodies counted as often as they are unrolled
+NODES = 1 << 16  # most nodes, those of bodies counted as often as they are unrolled
 BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
