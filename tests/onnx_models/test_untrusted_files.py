@@ -293,7 +293,7 @@ def a_file_below(folder: Path) -> Model:
 
 @legal
 def a_part_of_a_file(folder: Path) -> Model:
-    return beside(folder, b"\xff" * 12 + W.tobytes() + b"\xff" * 5, offset=12, basepath="")
+    return beside(folder, b"\xff" * 12 + W.tobytes() + b"\xff" * 5, offset=12, length=64, basepath="")
 
 
 @legal
@@ -731,7 +731,7 @@ def a_function_with_fewer_inputs(folder: Path) -> Model:
 @legal
 def functions_that_call_others(folder: Path) -> Model:
     return with_functions(
-        "a = own.F (x) y = own.F (a)", F="a = own.G (x) y = Neg (a)", G="y = Exp (x)"
+        "a = own.F (x) y = own.F (a)", G="y = Exp (x)", F="a = own.G (x) y = Neg (a)"
     )
 
 

@@ -115,16 +115,22 @@ class _Walk:
         is_tensor, raw, said = kind == "TensorProto", None, list[int]()
         while at < end:
             self._fields += 1
-            if self._fields > MOST_FIELDS:
-                raise OnwardError(f"it has more than {MOST_FIELDS} fields, which no model needs")
-            tag, body = self._varint(at, end)
+            if self._fields > MOST_MESSAGES:
+                raise OnwardError(
+                    f"it has more than {MOST_MESSAGES} fields of large messages, which no model "
+                    "needs"
+                )
+            held, i = self._around(at)
+            tag, i = (held[i], i + 1) if held[i] < 128 else _varint_at(held, i)
             number, wire = tag >> 3, tag & 7
-            stop = body
+            body = stop = self._start + i
             if wire == 2:
-                length, body = self._varint(body, end)
+                length, i = (held[i], i + 1) if held[i] < 128 else _varint_at(held, i)
+                body = self._start + i
                 stop = body + length
             elif wire == 0:
-                value, stop = self._varint(body, end)
+                value, i = _varint_at(held, i)
+                stop = self._start + i
                 said += [value] if is_tensor and number == _PLACE else []
             elif wire in (1, 5):
                 stop = body + (8 if wire == 1 else 4)
@@ -155,19 +161,15 @@ class _Walk:
             return None
         return b"".join([*out, self._bytes(whole, end)])
 
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
-        held, i = self._around(at)
-        if i < len(held) and held[i] < 128:
-            return held[i], at + 1
-        n, after = _varint_at(held, i)
-        return n, at + after - i
-
     def _around(self, at: int) -> tuple[bytes, int]:
-        """The bytes around a place, and where in them it is; ten bytes follow it, if there are."""
+        """The bytes around a place, and where in them it is; 20 bytes follow it, if there are, and
+        zeros after the end of the file."""
         i = at - self._start
-        if i < 0 or i + 10 > len(self._held):
+        if i < 0 or i + 20 > len(self._held):
             if i < 0 or self._start + len(self._held) < self._size:
                 self._held, self._start, i = self._read(at, _WINDOW), at, 0
+                if at + _WINDOW >= self._size:
+                    self._held += bytes(20)
         return self._held, i
 
     def _bytes(self, at: int, end: int) -> bytes:
