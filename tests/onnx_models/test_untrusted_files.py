@@ -293,7 +293,9 @@ def a_file_below(folder: Path) -> Model:
 
 @legal
 def a_part_of_a_file(folder: Path) -> Model:
-    return beside(folder, b"\xff" * 12 + W.tobytes() + b"\xff" * 5, offset=12, length=64, basepath="")
+    return beside(
+        folder, b"\xff" * 12 + W.tobytes() + b"\xff" * 5, offset=12, length=64, basepath=""
+    )
 
 
 @legal

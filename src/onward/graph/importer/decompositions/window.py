@@ -128,6 +128,8 @@ def _lp(c: NodeCall, x: Value, dims: list[int], p: float, keep: bool) -> Value:
 @decomposition("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def _global(c: NodeCall) -> Results:
     dims = list(range(2, c.rank()))
+    if not dims:  # an empty list of axes means all
+        raise ValueError(f"{c.type()} has no dims to pool over")
     match c.op_type:
         case "GlobalAveragePool":
             return c.b.ReduceMean(c.x(), c.b.ints(dims), keepdims=1)
