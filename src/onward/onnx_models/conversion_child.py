@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from pathlib import Path
 
 MEMORY = 1 << 30  # bytes beyond what the process has with the model in it, and its size many times
 TIMES = 16
@@ -24,8 +25,8 @@ def _limit(seconds: int, size: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/statm", encoding="ascii") as file:
-            have = int(file.read().split()[0]) * resource.getpagesize()
+        words = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        have = int(words[0]) * resource.getpagesize()
         most = have + MEMORY + TIMES * size
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 

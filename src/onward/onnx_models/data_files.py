@@ -93,8 +93,8 @@ def parts_of(location: object, tensor: str) -> list[str]:
     strange |= "\\" in name or not name.isprintable() or bool(_DRIVE.match(name))
     if strange or len(name) > LONGEST:
         raise OnwardError(
-            f"the tensor {one_line(repr(tensor), 60)} lies in {one_line(repr(location), 80)}, which "
-            "names no file in the model's folder; fix: a file beside the model"
+            f"the tensor {one_line(repr(tensor), 60)} lies in {one_line(repr(location), 80)}, and "
+            "that names no file in the model's folder; fix: a file beside the model"
         )
     return parts
 

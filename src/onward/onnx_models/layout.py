@@ -91,7 +91,7 @@ def write_beside(
         if e.key == "location" and e.value != WITHIN
     }
     for tensor, name in named_tensors(model):
-        array = weights[name] if name in weights else None
+        array = weights.get(name)
         external = tensor.data_location == TensorProto.EXTERNAL
         place = next((e.value for e in tensor.external_data if e.key == "location"), WITHIN)
         if not external or (place == WITHIN and beside):

@@ -166,10 +166,9 @@ class _Walk:
         zeros after the end of the file."""
         i = at - self._start
         if i < 0 or i + 20 > len(self._held):
-            if i < 0 or self._start + len(self._held) < self._size:
-                self._held, self._start, i = self._read(at, _WINDOW), at, 0
-                if at + _WINDOW >= self._size:
-                    self._held += bytes(20)
+            self._held, self._start, i = self._read(at, _WINDOW), at, 0
+            if at + _WINDOW >= self._size:
+                self._held += bytes(20)
         return self._held, i
 
     def _bytes(self, at: int, end: int) -> bytes:

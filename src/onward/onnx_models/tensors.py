@@ -48,7 +48,7 @@ class Stored:
         found = np.empty(self.nbytes // 4, np.dtype("<f4"))
         with self.file.opened() as file:
             file.seek(self.offset)
-            view = memoryview(found).cast("B")
+            view = memoryview(found.view(np.uint8).data)
             done = 0
             while done < self.nbytes:
                 count = file.readinto(view[done : done + (1 << 30)])  # type: ignore[attr-defined]

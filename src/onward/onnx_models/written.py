@@ -22,7 +22,7 @@ def with_weights(source: OnnxSource, weights: Mapping[str, np.ndarray]) -> onnx.
     model = onnx.ModelProto()
     model.CopyFrom(source.given)
     for tensor, name in named_tensors(model):
-        fill(source, tensor, weights[name] if name in weights else None)
+        fill(source, tensor, weights.get(name))
     return model
 
 

@@ -126,6 +126,17 @@ def plain(value: Any) -> Any:
     return value
 
 
+def said_of(error: Exception) -> str:
+    """What an error of reading says, for a message."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) if isinstance(error, ValueError) else repr(error)
+
+
 def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     """The numbers of a tensor in a model. Raises ValueError for one that names another file."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -170,5 +181,6 @@ __all__ = [
     "plain",
     "require_few",
     "require_steps",
+    "said_of",
     "tensor_array",
 ]

@@ -7,7 +7,7 @@ Only ops that numpy computes at once are folded. What others make of constants b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,40 @@ NO_MORE = frozenset(
 BY_NUMBER = frozenset(("GatherElements", "GatherND", "ReverseSequence", "ScatterElements",
                        "ScatterND"))  # fmt: skip
 FEW = 1 << 14
+FOLDED = 1 << 20  # most elements of a result that is computed while reading
+TOGETHER = 1 << 28  # most elements of all of them
+MOST = 1 << 28  # most elements of what a node makes of constants
+LARGEST = 1 << 32  # most elements of a value, its open sizes being 1
 HARDEST = 1 << 28  # most products of two numbers of a matrix product
+
+
+class Folds:
+    """What has been computed while one model is read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def take(self, op_type: str, arrays: Arrays, given: Mapping[str, Any]) -> bool:
+        """Whether a node of constants is computed. Raises ValueError for one that makes more than
+        memory has bytes for."""
+        try:
+            count = made(op_type, arrays, given)
+        except Exception:  # inputs that the op does not take, as its node will say
+            return False
+        if count is None:
+            return False
+        if count > MOST:
+            raise ValueError(f"it makes a constant of {count} elements, more than {MOST}")
+        self.count += max(count, 1)
+        return count <= FOLDED and self.count <= TOGETHER
+
+
+def require_sizes(shapes: Iterable[Sequence[Any]]) -> None:
+    """Raises ValueError for a shape of more elements than memory has bytes for."""
+    for shape in shapes:
+        count = math.prod(n for n in shape if isinstance(n, int))
+        if count > LARGEST:
+            raise ValueError(f"it makes a tensor of {count} elements, more than {LARGEST}")
 
 
 def made(op_type: str, arrays: Arrays, given: Mapping[str, Any]) -> int | None:
@@ -259,4 +292,4 @@ def _product(sizes: Sequence[int]) -> int:
     return math.prod(max(n, 0) for n in sizes)
 
 
-__all__ = ["made"]
+__all__ = ["FOLDED", "Folds", "made", "require_sizes"]

@@ -7,7 +7,6 @@ names the node.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,15 @@ from onnx.reference import ReferenceEvaluator
 from onward.errors import one_line
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, content_of, type_of
-from onward.graph.importer import decompositions, fold_bounds, size_folding
-from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain, tensor_array
+from onward.graph.importer import decompositions, size_folding
+from onward.graph.importer.decomposition import (
+    DECOMPOSITIONS,
+    NodeCall,
+    plain,
+    said_of,
+    tensor_array,
+)
+from onward.graph.importer.fold_bounds import FOLDED, Folds, require_sizes
 from onward.graph.importer.local_functions import check_functions
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
@@ -37,10 +43,6 @@ UNCHANGED = {
     "Add": 7, "Cast": 9, "Constant": 9, "Identity": 1, "If": 11, "Loop": 11, "Mul": 7,
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
-FOLDED = 1 << 20  # most elements of a result that is computed while reading
-FOLDS = 1 << 28  # most elements of all of them
-MOST_CONSTANT = 1 << 28  # most elements of what a node makes of constants
-LARGEST = 1 << 32  # most elements of a value, its open sizes being 1
 NODES = 1 << 16  # most nodes, those of bodies counted as often as they are unrolled
 BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
@@ -64,7 +66,7 @@ def from_onnx(
     try:
         return _read(model, dims or {}, known or {}, parameters or {}, turned)
     except Exception as error:  # any, for a model that onnx's checker would refuse
-        raise ValueError(one_line(_said(error), 400)) from error
+        raise ValueError(one_line(said_of(error), 400)) from error
 
 
 def _read(
@@ -133,6 +135,9 @@ def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
         given = int(dim.dim_value) if dim.HasField("dim_value") else 0
         # tools write 0, or a number below, where they mean any size
         sizes.append(given if given > 0 else dims.get(name, symbol(name)))
+    if tensor.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+        raise ValueError(f"the input {info.name} is of {kind}, not of numbers")
     return Type(DType(tensor.elem_type), tuple(sizes))
 
 
@@ -142,7 +147,8 @@ class _Reader:
     def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
         self.graph, self.opsets = graph, opsets
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
-        self.bodies = self.nodes = self.folds = 0
+        self.bodies = self.nodes = 0
+        self.folds = Folds()
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
@@ -152,9 +158,9 @@ class _Reader:
                 if self.nodes > NODES:
                     raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
                 results = self._node(node, env)
-                _require_sizes(results)
+                require_sizes([() if x is None else type_of(x).shape for x in results])
             except Exception as error:  # any, for a node that onnx's checker would refuse
-                text = _said(error)
+                text = said_of(error)
                 place = f"{node.op_type} {node.name}".strip()
                 raise ValueError(
                     text if text.startswith("cannot") else f"cannot read {place}: {text}"
@@ -179,7 +185,8 @@ class _Reader:
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
         schema = self._schema(node.op_type, given)
         for a in node.attribute:
-            if a.name in schema.attributes and a.type != int(schema.attributes[a.name].type.value):
+            known: Any = schema.attributes.get(a.name)
+            if known is not None and a.type != int(known.type.value):
                 raise ValueError(f"its attribute {a.name} is of another kind than the op's")
         if node.op_type in REFUSED:
             raise ValueError(REFUSED[node.op_type])
@@ -237,16 +244,7 @@ class _Reader:
         graphs = any(isinstance(v, onnx.GraphProto) for v in call.given.values())
         if not known or graphs or node.op_type in ("Identity", "Constant"):
             return None
-        try:
-            count = fold_bounds.made(node.op_type, arrays, call.given)
-        except Exception:  # inputs that the op does not take, as its node will say
-            return None
-        if count is None:
-            return None
-        if count > MOST_CONSTANT:
-            raise ValueError(f"it makes a constant of {count} elements, more than {MOST_CONSTANT}")
-        self.folds += max(count, 1)
-        if count > FOLDED or self.folds > FOLDS:
+        if not self.folds.take(node.op_type, arrays, call.given):
             return None
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
         alone = onnx.NodeProto()
@@ -366,28 +364,8 @@ class _Reader:
                     copy.input[i] = ""
             nodes.append(copy)
         inner.read(nodes, env)
-        self.nodes, self.bodies, self.folds = inner.nodes, inner.bodies, inner.folds
+        self.nodes, self.bodies = inner.nodes, inner.bodies
         return [env.get(name) for name in body.output]
-
-
-def _require_sizes(values: Sequence[Value | None]) -> None:
-    """Raises ValueError for a value of more numbers than memory has bytes for."""
-    for value in values:
-        shape = () if value is None else type_of(value).shape
-        count = math.prod(n for n in shape if isinstance(n, int))
-        if count > LARGEST:
-            raise ValueError(f"it makes a tensor of {count} numbers, more than {LARGEST}")
-
-
-def _said(error: Exception) -> str:
-    """What an error of reading says, for a message."""
-    if isinstance(error, KeyError):
-        return f"it lacks {error}"
-    if isinstance(error, MemoryError):
-        return "it asks for more memory than there is"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return str(error) if isinstance(error, ValueError) else repr(error)
 
 
 def _array(x: Value) -> np.ndarray | None:
