@@ -238,7 +238,5 @@ def test_names_that_are_not_utf8_are_refused(field: bytes) -> None:
 def test_constants_of_any_size_are_not_made(line: str, sizes: str) -> None:
     text = '<ir_version: 10, opset_import: ["" : 20]>\n'
     text += f"model (float[1] x) => (float[N] y) <{sizes}> {{ {line} }}"
-    with pytest.raises(
-        ValueError, match=r"it makes a constant of \d+ elements, more than 16777216"
-    ):
+    with pytest.raises(ValueError, match=r"it makes a constant of \d+ elements, more than \d+"):
         from_onnx(parser.parse_model(text))

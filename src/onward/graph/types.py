@@ -34,6 +34,8 @@ _SHORT: dict[DType, str] = {
 }
 _LONG = {short: dtype for dtype, short in _SHORT.items()}
 FLOATING = frozenset({DType.FLOAT, DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16})
+MOST_TERMS = 512  # of a size; models have some ten
+MOST_FACTORS = 64  # of a term
 LOW = frozenset({DType.FLOAT16, DType.BFLOAT16})  # stored in two bytes, computed in f32
 
 _Monomial: TypeAlias = tuple[str, ...]
@@ -67,6 +69,8 @@ class Dim:
     __radd__ = __add__
 
     def __mul__(self, other: Size) -> Size:
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > MOST_TERMS**2 // 8:
+            raise ValueError(f"a size has more than {MOST_TERMS} terms")
         at = _known(self, other, lambda a, b: a * b)
         return _sum(
             [(tuple(sorted(a + b)), p * q) for a, p in _terms(self) for b, q in _terms(other)], at
@@ -140,6 +144,11 @@ def _sum(terms: Iterable[tuple[_Monomial, int]], at: int | None = None) -> Size:
         return 0
     if len(kept) == 1 and not kept[0][0]:
         return kept[0][1]
+    if len(kept) > MOST_TERMS or any(len(n) > MOST_FACTORS or abs(f) >> 63 for n, f in kept):
+        raise ValueError(
+            f"a size has more than {MOST_TERMS} terms of {MOST_FACTORS} factors, or a factor of "
+            "more than 63 bits"
+        )
     return Dim(tuple(kept), at)
 
 

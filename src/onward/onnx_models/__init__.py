@@ -4,8 +4,18 @@ In: a path, an `onnx.ModelProto` or an `onnx_ir.Model`. Out: an `OnnxModule`, wh
 graph. Imports: capture, graph and losses; nothing that plans or trains.
 """
 
+from onward.onnx_models.layout import LARGEST, lies_beside, write_beside
+from onward.onnx_models.light import named_constants
 from onward.onnx_models.module import OnnxModule
-from onward.onnx_models.source import OnnxSource, named_constants
+from onward.onnx_models.source import OnnxSource
 from onward.onnx_models.written import with_weights
 
-__all__ = ["OnnxModule", "OnnxSource", "named_constants", "with_weights"]
+__all__ = [
+    "LARGEST",
+    "OnnxModule",
+    "OnnxSource",
+    "lies_beside",
+    "named_constants",
+    "with_weights",
+    "write_beside",
+]

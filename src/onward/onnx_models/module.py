@@ -26,6 +26,7 @@ from onward.loss import Loss
 from onward.onnx_models.source import OnnxSource
 
 KEPT = 8  # graphs of other sizes
+ROWS = 1 << 20  # numbers that are compared at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,9 +228,10 @@ class OnnxModule(GraphModule):
         return result
 
     def _place(self, name: str, array: np.ndarray, trained: bool) -> str:
-        """Registers a weight under its name, where PyTorch takes it as a path. Returns the path."""
+        """Registers a weight, in the array's own memory, under its name where PyTorch takes it as a
+        path. Returns the path."""
         parts = name.split(".")
-        parameter = torch.nn.Parameter(torch.from_numpy(np.array(array)), requires_grad=trained)
+        parameter = torch.nn.Parameter(torch.from_numpy(array), requires_grad=trained)
         module: torch.nn.Module = self
         if all(parts):
             for part in parts[:-1]:
@@ -257,14 +259,20 @@ def _tied(held: Mapping[str, np.ndarray], turned: Set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in turned & held.keys():
         array = held[name]
-        if (array == array[:1]).all():
+        if _equal(array, np.broadcast_to(array[:1], array.shape)):
             continue  # all rows are alike, so that equality says nothing
         for other, candidate in held.items():
             alike = other not in turned and candidate.shape == array.shape
-            if alike and np.array_equal(candidate, array):
+            if alike and _equal(candidate, array):
                 found[name] = other
                 break
     return found
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape are equal, compared a few rows at a time."""
+    rows = max(1, ROWS // max(a[:1].size, 1))
+    return all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows))
 
 
 def _chosen(trainable: Sequence[str] | None, weights: Mapping[str, np.ndarray]) -> set[str]:

@@ -1,13 +1,16 @@
 """OnnxSource: an ONNX model as it was given, in the form in which its graph can be read.
 
 The reader takes opset 20 and newer, and what is unchanged since opset 13; onnx's own converter
-brings other models to that form. Weights inside of Constant nodes count as initializers.
+brings other models to that form. Weights inside of Constant nodes count as initializers. The
+numbers of large tensors stay where they are, in files or in the message that was given, until they
+are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,19 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper, version_converter
+from onnx import TensorProto, numpy_helper
 
 from onward.errors import OnwardError, one_line
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx, input_type
+from onward.graph.names import parameter_name
 from onward.graph.types import Type
+from onward.onnx_models.conversion import converted
+from onward.onnx_models.data_files import own_file
+from onward.onnx_models.light import Held, light_copy
+from onward.onnx_models.skeleton import read_skeleton
+from onward.onnx_models.soundness import check_model, inner_tensors
+from onward.onnx_models.tensors import Files, Stored
 
 # inputs, by place, that are settings or statistics of an op, even where they are of f32
 SETTINGS: dict[str, tuple[int, ...]] = {
@@ -36,61 +46,116 @@ OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shap
             "depends on data", "open size", "element counts")  # fmt: skip
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
+PREFIX = "this ONNX model "  # of what is said of a model that cannot be read
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxSource:
-    """An ONNX model. given: as it was given, for writing it back. model: the form that is read, of
-    equal weights by name. path: of its file, if it is one. is_open: whether one graph serves all
-    sizes; otherwise each combination of sizes has a graph of its own."""
+    """An ONNX model. given: as it was given, for writing it back; of a file, without the numbers of
+    large tensors. model: the form that is read, of equal weights by name. path: of its file, if it
+    is one. is_open: whether one graph serves all sizes; otherwise each combination of sizes has a
+    graph of its own. tensors: where the numbers of external initializers of `model` are, by name.
+    files: those that hold them."""
 
     given: onnx.ModelProto
     model: onnx.ModelProto
     path: Path | None = None
     is_open: bool = True
+    tensors: Mapping[str, Stored | Held] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)
 
     @classmethod
     def of(cls, given: Any) -> OnnxSource:
         """Reads a path, a ModelProto or an onnx_ir.Model. Raises OnwardError for anything else, and
         for a file that cannot be read."""
-        path: Path | None = None
         if isinstance(given, (str, Path)):
             path = Path(given)
-            given = _loaded(path)
-        elif isinstance(given, ir.Model):
+            files = Files(own_file(path))
+            try:
+                return cls._read(read_skeleton(files.own), path, files)  # type: ignore[arg-type]
+            except Exception as error:  # whatever protobuf, numpy and the file system raise
+                said = str(error) if isinstance(error, ValueError) else repr(error)
+                where = one_line(repr(str(path)), 160)
+                said = one_line(said.removeprefix(PREFIX), 480 - len(where))
+                raise OnwardError(f"cannot read {where} as ONNX: {said}") from error
+        if isinstance(given, ir.Model):
             given = ir.serde.serialize_model(given)
         if not isinstance(given, onnx.ModelProto):
             raise OnwardError(
                 f"the model is a {type(given).__name__}; fix: a path to an .onnx file, an "
                 "onnx.ModelProto, or an onnx_ir.Model"
             )
-        model = onnx.ModelProto()
-        model.CopyFrom(given)
-        named_constants(model.graph)
-        readable, open_sizes = _readable(model)
-        return cls(given, readable, path, open_sizes)
+        return cls._read(given, None, Files())
+
+    @classmethod
+    def _read(cls, given: onnx.ModelProto, path: Path | None, files: Files) -> OnnxSource:
+        try:
+            check_model(given)
+        except OnwardError as error:
+            raise OnwardError(f"{PREFIX}cannot be read: {error}") from error
+        model, held = light_copy(given)
+        tensors: dict[str, Stored | Held] = dict(held)
+        for tensor in model.graph.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in held:
+                tensors[tensor.name] = files.stored(tensor)
+        inner = [
+            (tensor, files.stored(tensor))
+            for tensor in inner_tensors(model)
+            if tensor.data_location == TensorProto.EXTERNAL
+        ]
+        files.check_total([
+            *(x for x in tensors.values() if isinstance(x, Stored)), *(x for _, x in inner)
+        ])  # fmt: skip
+        for tensor, stored in inner:  # those of bodies and functions are constants
+            tensor.raw_data = stored.content()
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+        return _readable(cls(given, model, path, True, tensors, files))
 
     def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
         initializer; that of a turned one is its transpose. dims: sizes that are numbers, by name.
         Raises OnwardError for a model that no graph can hold."""
+        known = {n: x for n, x in self.constants.items() if n not in parameters}
         try:
-            return from_onnx(self.model, dims, parameters=parameters, turned=self.turned)
+            return from_onnx(self.model, dims, known, parameters, self.turned)
         except ValueError as error:
-            raise OnwardError(f"this ONNX model {error}") from error
+            raise OnwardError(f"{PREFIX}{error}") from error
 
     def weights(self) -> dict[str, np.ndarray]:
         """The initializers of f32 with more than one number, by name; not masks, nor what an op
-        takes as a setting."""
+        takes as a setting. They are read anew, into memory of the caller's own."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
-            if tensor.name in self._settings:
-                continue
-            if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
-                array = numpy_helper.to_array(tensor)
-                if not _is_mask(array):
-                    found[tensor.name] = array
+            if tensor.name in self.names:
+                stored = self.tensors.get(tensor.name)
+                found[tensor.name] = Held(tensor).array() if stored is None else stored.array()
         return found
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the weights."""
+        return frozenset(
+            tensor.name
+            for tensor in self.model.graph.initializer
+            if tensor.data_type == TensorProto.FLOAT
+            and math.prod(tensor.dims) > 1
+            and tensor.name not in self._settings
+            and not _is_mask(self._parts(tensor))
+        )
+
+    @cached_property
+    def constants(self) -> dict[str, np.ndarray]:
+        """The external initializers that are no weights."""
+        return {n: x.array() for n, x in self.tensors.items() if n not in self.names}
+
+    def _parts(self, tensor: TensorProto) -> Iterator[np.ndarray]:
+        """The numbers of an f32 tensor, in parts."""
+        stored = self.tensors.get(tensor.name)
+        if isinstance(stored, Stored):
+            yield from (np.frombuffer(part, "<f4") for part in stored.chunks())
+        else:
+            yield numpy_helper.to_array(tensor if stored is None else stored.tensor)
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -128,59 +193,35 @@ class OnnxSource:
             raise OnwardError(f"this ONNX model cannot be fed: {error}") from error
 
 
-def _loaded(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise OnwardError(f"no such file {str(path)!r}; fix: name an .onnx file")
-    try:
-        return onnx.load(path)
-    except Exception as error:  # whatever protobuf, numpy and the file system raise
-        said = one_line(str(error) or type(error).__name__, 200)
-        raise OnwardError(f"cannot read {str(path)!r} as ONNX: {said}") from error
-
-
-def named_constants(graph: onnx.GraphProto) -> None:
-    """Makes initializers of the f32 tensors of Constant nodes that may be weights."""
-    for node in list(graph.node):
-        values = [a.t for a in node.attribute if a.name == "value"]
-        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(values) != 1:
-            continue
-        [tensor] = values
-        if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
-            named = onnx.TensorProto()
-            named.CopyFrom(tensor)
-            named.name = node.output[0]
-            graph.initializer.append(named)
-            graph.node.remove(node)
-
-
-def _readable(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
-    """The model, converted to another opset where it can only be read so, and whether it can be
-    read with open sizes. Raises OnwardError for one that cannot be read at all."""
+def _readable(source: OnnxSource) -> OnnxSource:
+    """The source, its model converted to another opset where it can only be read so, and whether it
+    can be read with open sizes. Raises OnwardError for one that cannot be read at all."""
+    model = source.model
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-    first = _why_not(model)
+    first = _why_not(source)
     if first is None:
-        return model, True
+        return source
     aged = opset < NAMED_SO or AGE in first  # of an old form, or perhaps one behind what it said
     if OLDEST <= opset < READ_AS and aged:
         try:
-            converted = version_converter.convert_version(model, READ_AS)
-        except Exception as error:  # whatever onnx's converter raises
-            said = one_line(str(error) or type(error).__name__, 120)
-            raise OnwardError(f"this ONNX model {first} (onnx's converter: {said})") from error
-        second = _why_not(converted)
+            source = replace(source, model=converted(model, READ_AS))
+        except OnwardError as error:
+            raise OnwardError(f"{PREFIX}{first} ({error})") from error
+        second = _why_not(source)
         if second is None:
-            return converted, True
-        model, first = converted, second
-    if any(word in first for word in OF_SIZES) and _has_open_sizes(model):
-        return model, False  # it may be read once the sizes are known
-    raise OnwardError(f"this ONNX model {first}")
+            return source
+        first = second
+    if any(word in first for word in OF_SIZES) and _has_open_sizes(source.model):
+        return replace(source, is_open=False)  # it may be read once the sizes are known
+    raise OnwardError(f"{PREFIX}{first}")
 
 
-def _why_not(model: onnx.ModelProto) -> str | None:
+def _why_not(source: OnnxSource) -> str | None:
+    """Why a model cannot be read with its weights as inputs; None where it can."""
     try:
-        from_onnx(model)
-    except ValueError as error:
-        return str(error)
+        source.graph({name: parameter_name(name) for name in source.names}, {})
+    except OnwardError as error:
+        return str(error).removeprefix(PREFIX)
     return None
 
 
@@ -190,9 +231,11 @@ def _has_open_sizes(model: onnx.ModelProto) -> bool:
     return any(not input_type(x, {}).is_static for x in infos)
 
 
-def _is_mask(array: np.ndarray) -> bool:
+def _is_mask(parts: Iterator[np.ndarray]) -> bool:
     """Whether an array hides something by numbers that no weight has."""
-    return bool(array.size) and not bool(np.abs(array).max() < MASKED)
+    return any(
+        bool(x.size) and not (bool(x.max() < MASKED) and bool(x.min() > -MASKED)) for x in parts
+    )
 
 
-__all__ = ["OnnxSource", "named_constants"]
+__all__ = ["OnnxSource"]

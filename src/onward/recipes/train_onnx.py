@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -158,11 +159,18 @@ def _evaluated(session: TrainingSession, data: Arrays, size: int) -> float:
 
 
 def _replace(session: TrainingSession, path: Path) -> None:
-    """Writes the model so that it appears whole or not at all."""
-    partial = path.with_name(f".{path.name}")
-    partial.unlink(missing_ok=True)
-    session.export_onnx(partial)
-    partial.replace(path)
+    """Writes the model so that it appears whole or not at all; files of its weights come before
+    it."""
+    partial = path.with_name(f".{path.stem}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    session.export_onnx(partial / path.name)
+    for file in sorted(partial.rglob("*"), key=lambda file: file == partial / path.name):
+        if file.is_file():
+            target = path.parent / file.relative_to(partial)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
+    shutil.rmtree(partial)
 
 
 __all__ = ["train"]

@@ -6,7 +6,7 @@ explanations. Arrays are numpy's, or anything with `__dlpack__`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,14 @@ from onward.graph.types import Type
 from onward.kernels import host
 from onward.loss import Loss
 from onward.module.explain import explain
-from onward.onnx_models import OnnxModule, OnnxSource, with_weights
+from onward.onnx_models import (
+    LARGEST,
+    OnnxModule,
+    OnnxSource,
+    lies_beside,
+    with_weights,
+    write_beside,
+)
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.graphs import Graphs
@@ -37,8 +44,6 @@ from onward.train import StepResult, Trainer
 from onward.train.verify import Verification
 from onward.training_session.arrays import Array, array_of, as_dtype, tensor_of
 from onward.training_session.verification import verify_session
-
-LARGEST = 1 << 30  # bytes of a file with its weights inside; protobuf ends at twice as many
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,13 @@ class TrainingSession:
 
     def export_onnx(self, path: str | Path | None = None) -> onnx.ModelProto:
         """The model as it was given, with the weights of now: names, opsets and metadata are kept.
-        path: also writes it there, as one file where it fits, else with its weights beside it.
+        path: also writes it there, as one file where it fits. Weights that lie in files beside the
+        model do so again, by the same names, and the model that is returned only names them.
         Raises OnwardError for a file that exists."""
-        model = with_weights(self.source, self.state_dict())
+        weights = _Arrays(self.module.initializers)
+        if path is not None and lies_beside(self.source):
+            return write_beside(self.source, weights, Path(path))
+        model = with_weights(self.source, weights)
         if path is not None:
             _write(model, Path(path))
         return model
@@ -279,6 +288,22 @@ def _read(feeds: Mapping[str, Array], types: Mapping[str, Type]) -> dict[str, to
         for name, type in types.items()
         if name in feeds
     }
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """Tensors as arrays, each made when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return array_of(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

@@ -16,7 +16,7 @@ from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Role
 from onward.graph.types import DType, Type
 from onward.loss import Loss
-from onward.onnx_models import OnnxModule, named_constants
+from onward.onnx_models import OnnxModule, named_constants, with_weights
 
 Weights = Mapping[str, np.ndarray]  # by path of the module's parameters
 
@@ -30,8 +30,7 @@ class StockModel:
 
     def __init__(self, module: OnnxModule, feeds: Mapping[str, np.ndarray]) -> None:
         self._module, self._feeds = module, feeds
-        model = onnx.ModelProto()
-        model.CopyFrom(module.program.source.given)
+        model = with_weights(module.program.source, {})
         named_constants(model.graph)
         own = {x.name for x in model.graph.input}
         for tensor in model.graph.initializer:  # one that is an input too can be given

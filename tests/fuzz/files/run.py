@@ -33,7 +33,7 @@ LONGEST = 20.0  # seconds of processor time for one case, after which its worker
 # cases of each format in one round, as many as take about equal times
 SHARES = {
     "weights": 30, "model": 3, "index": 4, "config": 4, "tokenizer": 4, "checkpoint": 15,
-    "resume": 4, "record": 15, "graph": 15, "capture": 6, "onnx": 15,
+    "resume": 4, "record": 15, "graph": 15, "capture": 6, "onnx": 15, "session": 8,
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ Subgraph: TypeAlias = "Callable[[onnx.GraphProto, Sequence[Value | None]], list[
 Decomposition: TypeAlias = "Callable[[NodeCall], Results]"
 DECOMPOSITIONS: dict[str, Decomposition] = {}
 LARGEST = 1 << 24  # most elements of a constant that is made of numbers in a model
+STEPS = 4096  # most times that nodes are repeated for one
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,17 @@ def plain(value: Any) -> Any:
     return value
 
 
+def said_of(error: Exception) -> str:
+    """What an error of reading says, for a message."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) if isinstance(error, ValueError) else repr(error)
+
+
 def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     """The numbers of a tensor in a model. Raises ValueError for one that names another file."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -140,6 +152,12 @@ def require_few(count: Size) -> None:
     """Raises ValueError for a constant of more elements than a size in a model may ask for."""
     if isinstance(count, int) and count > LARGEST:
         raise ValueError(f"it makes a constant of {count} elements, more than {LARGEST}")
+
+
+def require_steps(count: Size) -> None:
+    """Raises ValueError for nodes that are repeated more often than `STEPS`."""
+    if isinstance(count, int) and count > STEPS:
+        raise ValueError(f"its nodes would be repeated {count} times, more than {STEPS}")
 
 
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
@@ -163,5 +181,7 @@ __all__ = [
     "numeric",
     "plain",
     "require_few",
+    "require_steps",
+    "said_of",
     "tensor_array",
 ]

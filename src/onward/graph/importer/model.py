@@ -7,7 +7,6 @@ names the node.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,15 @@ from onward.errors import one_line
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, content_of, type_of
 from onward.graph.importer import decompositions, size_folding
-from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain, tensor_array
+from onward.graph.importer.decomposition import (
+    DECOMPOSITIONS,
+    NodeCall,
+    plain,
+    said_of,
+    tensor_array,
+)
+from onward.graph.importer.fold_bounds import FOLDED, Folds, require_sizes
+from onward.graph.importer.local_functions import check_functions
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
 from onward.graph.registry import files_of
@@ -36,7 +43,7 @@ UNCHANGED = {
     "Add": 7, "Cast": 9, "Constant": 9, "Identity": 1, "If": 11, "Loop": 11, "Mul": 7,
     "Scan": 9, "Slice": 10, "Unsqueeze": 1,
 }  # fmt: skip
-FOLDED = 1 << 20  # most elements of a result that is computed while reading
+NODES = 1 << 16  # most nodes, those of bodies counted as often as they are unrolled
 BODIES = 2048  # most iterations and branches that are unrolled, loops within loops together
 
 files_of(decompositions.__name__, decompositions.__path__)  # importing them fills the table
@@ -64,8 +71,7 @@ def from_onnx(
     try:
         return _read(model, dims or {}, known or {}, parameters or {}, turned)
     except Exception as error:  # any, for a model that onnx's checker would refuse
-        said = str(error) if type(error) is ValueError else repr(error)
-        raise ValueError(one_line(said, 400)) from error
+        raise ValueError(one_line(said_of(error), 400)) from error
 
 
 def _read(
@@ -76,15 +82,17 @@ def _read(
     turned: Collection[str],
 ) -> Graph:
     if model.functions:
-        _require_no_ring(model.functions)
+        check_functions(model)
         model = inline_local_functions(model)
     _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
     reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
     env: Environment = {}
     tensors = {t.name: t for t in model.graph.initializer}
-    constants = {n: tensor_array(t) for n, t in tensors.items() if n not in parameters}
-    constants |= dict(known)
+    constants = dict(known)
+    constants |= {
+        n: tensor_array(t) for n, t in tensors.items() if n not in parameters and n not in known
+    }
     for info in model.graph.input:
         if info.name not in constants and info.name not in tensors:
             env[info.name] = graph.input(info.name, input_type(info, dims), Role.BATCH)
@@ -117,17 +125,6 @@ def _require_text(graph: onnx.GraphProto) -> None:
             raise ValueError(f"cannot read the name {name!r}, which is not UTF-8")
 
 
-def _require_no_ring(functions: Sequence[onnx.FunctionProto]) -> None:
-    """Raises ValueError for functions that call themselves, directly or through others."""
-    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in f.node} for f in functions}
-    left = dict(called)
-    while ends := [name for name, inner in left.items() if not inner & left.keys()]:
-        for name in ends:
-            del left[name]
-    if left:
-        raise ValueError(f"cannot read the function {next(iter(left))[1]}, which calls itself")
-
-
 def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
     """The type of a model's input. dims: sizes for named dims. Raises ValueError for an input that
     is no tensor."""
@@ -143,6 +140,9 @@ def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
         given = int(dim.dim_value) if dim.HasField("dim_value") else 0
         # tools write 0, or a number below, where they mean any size
         sizes.append(given if given > 0 else dims.get(name, symbol(name)))
+    if tensor.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+        raise ValueError(f"the input {info.name} is of {kind}, not of numbers")
     return Type(DType(tensor.elem_type), tuple(sizes))
 
 
@@ -152,15 +152,20 @@ class _Reader:
     def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
         self.graph, self.opsets = graph, opsets
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
-        self.bodies = 0
+        self.bodies = self.nodes = 0
+        self.folds = Folds()
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
+                self.nodes += 1
+                if self.nodes > NODES:
+                    raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
                 results = self._node(node, env)
+                require_sizes([() if x is None else type_of(x).shape for x in results])
             except Exception as error:  # any, for a node that onnx's checker would refuse
-                text = str(error) if isinstance(error, ValueError) else repr(error)
+                text = said_of(error)
                 place = f"{node.op_type} {node.name}".strip()
                 raise ValueError(
                     text if text.startswith("cannot") else f"cannot read {place}: {text}"
@@ -187,6 +192,10 @@ class _Reader:
         if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
         schema = None if op_type in BEYOND else self._schema(op_type, given)
+        for a in node.attribute:
+            known: Any = None if schema is None else schema.attributes.get(a.name)
+            if known is not None and a.type != int(known.type.value):
+                raise ValueError(f"its attribute {a.name} is of another kind than the op's")
         if op_type in REFUSED:
             raise ValueError(REFUSED[op_type])
 
@@ -243,6 +252,8 @@ class _Reader:
         graphs = any(isinstance(v, onnx.GraphProto) for v in call.given.values())
         if not known or graphs or node.op_type in ("Identity", "Constant"):
             return None
+        if not self.folds.take(node.op_type, arrays, call.given):
+            return None
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
         alone = onnx.NodeProto()
         alone.CopyFrom(node)
@@ -262,8 +273,6 @@ class _Reader:
             onnx.helper.make_graph([alone], "folded", infos, results), opset_imports=opsets
         )
         try:
-            if _too_large(model, feeds):
-                return None
             with np.errstate(all="ignore"):
                 found: Any = ReferenceEvaluator(model).run(None, feeds)
         except Exception:  # becomes a node where the evaluator cannot compute it
@@ -346,6 +355,7 @@ class _Reader:
             (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), self.opset
         )
         inner = _Reader(self.graph, {"": opset})
+        inner.nodes, inner.bodies, inner.folds = self.nodes, self.bodies, self.folds
         nodes: list[onnx.NodeProto] = []
         for item in body.node:
             copy = onnx.NodeProto()
@@ -364,20 +374,8 @@ class _Reader:
                     copy.input[i] = ""
             nodes.append(copy)
         inner.read(nodes, env)
+        self.nodes, self.bodies = inner.nodes, inner.bodies
         return [env.get(name) for name in body.output]
-
-
-def _too_large(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> bool:
-    """Whether a model makes more than `FOLDED` elements of its inputs, as onnx infers shapes."""
-    sized = onnx.ModelProto()
-    sized.CopyFrom(model)
-    small = {name: array for name, array in feeds.items() if array.size <= 64}  # may say a size
-    sized.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in small.items())
-    del sized.graph.input[:]  # one of that name would make an initializer a mere default
-    sized.graph.input.extend(info for info in model.graph.input if info.name not in small)
-    found = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph.output
-    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found]
-    return sum(map(math.prod, shapes)) > FOLDED
 
 
 def _array(x: Value) -> np.ndarray | None:

@@ -14,7 +14,13 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import DType
 
 
@@ -91,6 +97,7 @@ def _masks(c: NodeCall, q: Value, k: Value) -> tuple[Value | None, Value | None]
             added = mask
     left, right = int(c.attr("left_window_size", -1)), int(c.attr("right_window_size", -1))
     causal = int(c.attr("is_causal", 0))
+    require_few(steps * keys)
     here = np.arange(steps).reshape(steps, 1)
     there = np.arange(keys).reshape(1, keys)
     lengths = b.reshape(c.x(6), (c.sizes(6)[0], 1, 1, 1)) if c.present(6) else None

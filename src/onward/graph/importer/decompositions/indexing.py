@@ -3,12 +3,18 @@ ones."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from onward.graph.graph import Value, array_of, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    require_few,
+)
 from onward.graph.types import DType, Size
 
 
@@ -50,6 +56,7 @@ def _gather_nd(c: NodeCall) -> Results:
         return b.GatherND(c.x(), index)
     shape = [int(n) for n in type_of(index).shape]  # type: ignore[arg-type]
     parts = []
+    require_few(math.prod(shape[:-1]))
     for i in range(batch):
         own = np.arange(shape[i], dtype=np.int64).reshape(
             [-1 if d == i else 1 for d in range(len(shape))]
@@ -95,6 +102,7 @@ def _argmax(c: NodeCall) -> Results:
     size = c.shape()[axis]
     if last:
         assert isinstance(size, int)
+        require_few(size)
         x = b.Gather(x, np.arange(size - 1, -1, -1, dtype=np.int64), axis=axis)
     found = b.ArgMax(x, axis=axis, keepdims=int(c.attr("keepdims", 1)))
     return b.Sub(np.array(size - 1, np.int64), found) if last else found
@@ -106,6 +114,7 @@ def _tensor_scatter(c: NodeCall) -> Results:
     mode it wraps around the end."""
     b, update = c.b, c.sizes(1)
     axis = int(c.attr("axis", -2)) % c.rank()
+    require_few(update[axis])
     steps = np.arange(update[axis], dtype=np.int64)
     index: Any = b.const(steps.reshape([-1 if d == axis else 1 for d in range(c.rank())]))
     if c.present(2):

@@ -19,7 +19,6 @@ from onward.graph.importer.decomposition import (
     NodeCall,
     Results,
     decomposition,
-    require_few,
 )
 from onward.graph.types import DType
 
@@ -84,11 +83,12 @@ def _unpacked(c: NodeCall) -> np.ndarray:
     """The matrix f32[K,N] of a MatMulNBits: (number - zero point) * scale of its block."""
     inner, outer = int(c.attr("K")), int(c.attr("N"))
     bits, block = int(c.attr("bits", 4)), int(c.attr("block_size"))
-    require_few(inner * outer)
     if bits not in (2, 4, 8):
         raise ValueError(f"its numbers have {bits} bits, which is not supported")
     blocks = -(-inner // block)
     numbers = _of_bits(c.array(1).reshape(outer, blocks, -1), bits)  # [N,blocks,block]
+    if numbers.shape[-1] != block:
+        raise ValueError(f"its blocks have {numbers.shape[-1]} numbers, and block_size is {block}")
     scales = c.array(2).astype(np.float32).reshape(outer, blocks, 1)
     if c.present(4) and c.array(4).size:
         raise ValueError("its columns are in groups of their own order (g_idx)")

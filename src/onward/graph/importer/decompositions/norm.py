@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    require_steps,
+)
 from onward.graph.types import DType, product
 
 
@@ -86,6 +91,7 @@ def _lp_norm(c: NodeCall) -> Results:
 def _lrn(c: NodeCall) -> Results:
     b, size, x = c.b, int(c.attr("size")), c.x()
     channels = c.sizes()[1]
+    require_steps(size)
     before, after = (size - 1) // 2, math.ceil((size - 1) / 2)
     none = [0] * (c.rank() - 2)
     square = b.Pad(

@@ -7,7 +7,13 @@ from functools import reduce
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import FLOATING, DType
 
 
@@ -103,6 +109,7 @@ def _hardmax(c: NodeCall) -> Results:
     first = b.ArgMax(c.x(), axis=axis, keepdims=1)
     shape = [1] * c.rank()
     shape[axis] = c.sizes()[axis]
+    require_few(shape[axis])
     places = np.arange(shape[axis], dtype=np.int64).reshape(shape)
     return b.cast(b.Equal(first, places), c.type().dtype)
 

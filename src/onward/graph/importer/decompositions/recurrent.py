@@ -12,7 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    require_steps,
+)
 from onward.graph.types import DType
 
 Gate: TypeAlias = "Callable[[Value], Value]"
@@ -32,6 +37,7 @@ def _recurrent(c: NodeCall) -> Results:
         raise ValueError(
             "its sequence length is open and cannot be unrolled; fix: give the dim a fixed size"
         )
+    require_steps(steps)
     ways = 2 if direction == "bidirectional" else 1
     hidden = c.sizes(2)[2]
     ys: list[Value] = []

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from onward.graph.graph import Value
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import DType
 
 _EMPTY = {"ReduceSum": 0, "ReduceSumSquare": 0, "ReduceL1": 0, "ReduceL2": 0, "ReduceProd": 1}
@@ -96,6 +102,7 @@ def _cumprod(c: NodeCall) -> Results:
     them."""
     b, axis, x = c.b, c.ints(1)[0] % c.rank(), c.x()
     size = c.sizes()[axis]
+    require_few(size)
     back = np.arange(size - 1, -1, -1, dtype=np.int64)
     if c.attr("reverse", 0):
         x = b.Gather(x, back, axis=axis)

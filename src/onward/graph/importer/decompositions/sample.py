@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import DType
 
 
@@ -69,6 +75,7 @@ def _coordinates(
     c: NodeCall, size: int, out: int, scale: float, roi: tuple[float, float]
 ) -> np.ndarray:
     """The source coordinate of each output element along a dim, f64[out]."""
+    require_few(out)
     x, length = np.arange(out, dtype=np.float64), scale * size
     match c.attr("coordinate_transformation_mode", "half_pixel"):
         case "align_corners":
@@ -114,6 +121,7 @@ def _matrix(c: NodeCall, at: np.ndarray, size: int, scale: float) -> np.ndarray:
     cubic = c.attr("mode") == "cubic"
     narrow = min(scale, 1.0) if c.attr("antialias", 0) else 1.0
     width = math.ceil((2 if cubic else 1) / narrow) + 1
+    require_few(len(at) * max(size, width))
     matrix = np.zeros((len(at), size))
     for row, x in enumerate(at):
         near = np.arange(math.floor(x) - width, math.floor(x) + width + 2)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    require_few,
+)
 from onward.graph.ops.shape import reshaped
 from onward.graph.types import DType, Size, product
 
@@ -62,6 +69,7 @@ def _split(c: NodeCall) -> Results:
             raise ValueError(f"Split along the open size {whole} needs its sizes as an input")
         if parts != c.outputs:
             raise ValueError(f"num_outputs is {parts}, and the node has {c.outputs} outputs")
+        require_few(parts)
         each = -(-whole // parts)
         sizes = [max(0, min(each, whole - i * each)) for i in range(parts)]
     made = b.Split(c.x(), b.ints(sizes), axis=axis)
@@ -87,12 +95,13 @@ def _slice(c: NodeCall) -> Results:
                 f"its step {step} over the open size {size} is not supported; "
                 "fix: give the dim a fixed size"
             )
-        places = list(range(size))[slice(int(start), int(end), step)]  # type: ignore[arg-type]
-        if places == list(range(places[0], places[-1] + 1)) if places else True:
+        places = range(size)[int(start) : int(end) : step]  # type: ignore[arg-type]
+        if len(places) < 2 or places.step == 1:
             first = places[0] if places else 0
             y = b.slice(y, axis, first, first + len(places))
         else:
-            y = b.Gather(y, b.ints(places), axis=axis)
+            require_few(len(places))
+            y = b.Gather(y, b.ints(list(places)), axis=axis)
     return y if y is not c.x() else b.Identity(y)
 
 
@@ -128,6 +137,7 @@ def _pad_by_place(c: NodeCall, mode: str, before: list[Size], after: list[Size])
     for axis, size in enumerate(c.sizes()):
         if before[axis] == 0 and after[axis] == 0:
             continue
+        require_few(int(before[axis]) + size + int(after[axis]))  # type: ignore[arg-type]
         places = np.arange(-int(before[axis]), size + int(after[axis]))  # type: ignore[arg-type]
         match mode:
             case "edge":
@@ -179,6 +189,7 @@ def _reverse_sequence(c: NodeCall) -> Results:
     lens = b.reshape(b.cast(c.x(1), DType.INT64), tuple(shape))
     shape = [1] * len(sizes)
     shape[time] = sizes[time]
+    require_few(sizes[time])
     place = b.const(np.arange(sizes[time], dtype=np.int64).reshape(shape))
     index = b.Where(b.Less(place, lens), b.Sub(b.Sub(lens, 1), place), place)
     return b.GatherElements(c.x(), b.expand(index, tuple(sizes)), axis=time)
@@ -194,6 +205,7 @@ def _col2im(c: NodeCall) -> Results:
     pads = c.attr("pads") or [0] * 2 * rank
     padded = [image[i] + pads[i] + pads[i + rank] for i in range(rank)]
     count = [(padded[i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)]
+    require_few(math.prod(max(n, 0) for n in (*block, *count)))
     index = np.zeros([1] * 2 * rank, np.int64)
     for i in range(rank):  # for each dim: one dim of the block, then one of positions
         place = np.arange(block[i])[:, None] * dilations[i] + np.arange(count[i]) * strides[i]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 
 
 def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bool) -> Value:
@@ -21,6 +27,7 @@ def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bo
         x = b.slice(x, rank - 2, 0, length)
     used = min(have, length)
     count = length // 2 + 1 if onesided else length
+    require_few(2 * used * count)
     angle = 2 * np.pi * np.outer(np.arange(used), np.arange(count)) / length
     sign, scale = (1.0, 1 / length) if inverse else (-1.0, 1.0)
     dtype = numeric(type_of(x).dtype)
@@ -41,6 +48,7 @@ def _real_inverse(c: NodeCall, x: Value, length: int) -> Value:
     have = int(type_of(x).shape[-2])  # type: ignore[arg-type]
     x = b.slice(x, rank - 2, 0, count) if have > count else x
     used = min(have, count)
+    require_few(2 * used * length)
     k = np.arange(used)
     twice = np.where((k == 0) | ((length % 2 == 0) & (k == length // 2)), 1.0, 2.0)[:, None]
     angle = 2 * np.pi * np.outer(k, np.arange(length)) / length
@@ -80,6 +88,7 @@ def _stft(c: NodeCall) -> Results:
     size = c.sizes()[1]
     length = c.ints(3)[0] if c.present(3) else c.sizes(2)[0]
     frames = (size - length) // step + 1
+    require_few(frames * length)
     index = np.arange(frames)[:, None] * step + np.arange(length)[None]
     x = b.Gather(c.x(), index.astype(np.int64), axis=1)  # f[N,F,L,parts]
     if c.present(2):

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from onward.graph.graph import Value, type_of
-from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.importer.decomposition import (
+    NodeCall,
+    Results,
+    decomposition,
+    numeric,
+    require_few,
+)
 from onward.graph.types import DType
 
 
@@ -41,10 +47,13 @@ class _Places:
             if ceil and (count - 1) * self.strides[i] >= size + self.before[i]:
                 count -= 1  # it would start after the end
             self.counts.append(count)
+        for whole in (self.kernel, self.counts, sizes):
+            require_few(math.prod(max(n, 1) for n in whole))
 
     def starts(self, i: int) -> np.ndarray:
         """The indices that each position of a window reads in dim `i`, i64[count,kernel]; some may
         be outside."""
+        require_few(self.counts[i] * self.kernel[i])
         first = np.arange(self.counts[i])[:, None] * self.strides[i] - self.before[i]
         return first + np.arange(self.kernel[i])[None] * self.dilations[i]
 
@@ -119,6 +128,8 @@ def _lp(c: NodeCall, x: Value, dims: list[int], p: float, keep: bool) -> Value:
 @decomposition("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def _global(c: NodeCall) -> Results:
     dims = list(range(2, c.rank()))
+    if not dims:  # an empty list of axes means all
+        raise ValueError(f"{c.type()} has no dims to pool over")
     match c.op_type:
         case "GlobalAveragePool":
             return c.b.ReduceMean(c.x(), c.b.ints(dims), keepdims=1)
