@@ -7,15 +7,14 @@ weights, become initializers.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from onward.onnx_models.bodies import constant_of, raise_weights
 from onward.onnx_models.skeleton import LARGE, WITHIN
-from onward.onnx_models.soundness import STANDARD
 
 
 class Held:
@@ -50,20 +49,9 @@ def light_copy(given: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]
     return model, held
 
 
-def constant_of(node: onnx.NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node that may be a weight."""
-    if node.op_type != "Constant" or node.domain not in STANDARD or len(node.output) != 1:
-        return None
-    values = [a.t for a in node.attribute if a.name == "value" and a.HasField("t")]
-    if len(values) != 1 or len(node.attribute) != 1 or not node.output[0]:
-        return None
-    [tensor] = values
-    large = tensor.data_type == TensorProto.FLOAT and math.prod(tensor.dims) > 1
-    return tensor if large else None
-
-
 def named_constants(graph: onnx.GraphProto) -> None:
-    """Makes initializers of the tensors of Constant nodes that may be weights."""
+    """Makes initializers of the tensors of Constant nodes, and of those within bodies, that may be
+    weights."""
     for node in list(graph.node):
         tensor = constant_of(node)
         if tensor is not None:
@@ -71,6 +59,14 @@ def named_constants(graph: onnx.GraphProto) -> None:
             made.CopyFrom(tensor)
             made.name = node.output[0]
             graph.node.remove(node)
+    add_raised(graph)
+
+
+def add_raised(graph: onnx.GraphProto) -> None:
+    """Makes initializers of the weights within bodies."""
+    for tensor, name in raise_weights(graph):
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = name
 
 
 def _add(graph: onnx.GraphProto, tensor: TensorProto, name: str, held: dict[str, Held]) -> None:
@@ -98,4 +94,4 @@ def _copy(given: Any, made: Any, without: tuple[str, ...]) -> None:
             setattr(made, field.name, value)
 
 
-__all__ = ["Held", "constant_of", "light_copy", "named_constants"]
+__all__ = ["Held", "add_raised", "light_copy", "named_constants"]

@@ -37,7 +37,7 @@ class _Program:
     source: OnnxSource
     loss: Loss | str | None
     paths: Mapping[str, str]
-    graphs: dict[tuple[tuple[str, int], ...], Graph] = field(default_factory=dict)
+    graphs: dict[tuple[tuple[tuple[str, int], ...], ...], Graph] = field(default_factory=dict)
 
 
 _PROGRAMS: weakref.WeakKeyDictionary[torch.nn.Module, _Program] = weakref.WeakKeyDictionary()
@@ -78,7 +78,7 @@ class OnnxModule(GraphModule):
                 paths[name] = paths[twin]
         _PROGRAMS[self] = _Program(source, loss, paths)
         if source.is_open:
-            _check_loss(loss, self.graph({}))
+            _check_loss(loss, self.graph({}, {}))
 
     @property
     def program(self) -> _Program:
@@ -94,29 +94,34 @@ class OnnxModule(GraphModule):
             found[name] = weight.t() if name in turned else weight
         return found
 
-    def labels(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Type]:
+    def labels(
+        self, sizes: Mapping[str, Sequence[int]], numbers: Mapping[str, int] | None = None
+    ) -> dict[str, Type]:
         """The inputs of the loss that are not the model's, with their types, for a batch of these
-        sizes by input. Raises OnwardError for a loss that the model's outputs do not have."""
-        loss, graph = self.program.loss, self.graph(self._numbers(sizes))
+        sizes by input. numbers: the contents of inputs that a graph is read for. Raises OnwardError
+        for a loss that the model's outputs do not have."""
+        loss, graph = self.program.loss, self.graph(self._fixed(sizes), numbers or {})
         if loss is None or isinstance(loss, str):
             _check_loss(loss, graph)
             return {}
         own = self.program.source.inputs
         return {name: t for name, t in loss.labels(graph.outputs).items() if name not in own}
 
-    def graph(self, dims: Mapping[str, int]) -> Graph:
+    def graph(self, dims: Mapping[str, int], numbers: Mapping[str, int]) -> Graph:
         """The model's graph, with its weights as inputs and without a loss; not to be edited. dims:
-        sizes that are numbers, by name. Raises OnwardError where it cannot be read with these."""
-        program, key = self.program, tuple(sorted(dims.items()))
+        sizes that are numbers, by name. numbers: the contents of inputs that it is read for. Raises
+        OnwardError where it cannot be read with these."""
+        program = self.program
+        key = tuple(sorted(dims.items())), tuple(sorted(numbers.items()))
         found = program.graphs.get(key)
         if found is None:
             names = {name: parameter_name(path) for name, path in program.paths.items()}
-            found = program.graphs[key] = program.source.graph(names, dims)
+            found = program.graphs[key] = program.source.graph(names, dims, numbers)
             while len(program.graphs) > KEPT:
                 del program.graphs[next(iter(program.graphs))]
         return found
 
-    def _numbers(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def _fixed(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The named sizes that are numbers in the graph for such a batch: those below 2, and all
         where no graph serves open sizes. Raises OnwardError for sizes that one name has twice, or
         that the model does not take."""
@@ -147,9 +152,9 @@ class OnnxModule(GraphModule):
     def captured(self, request: CaptureRequest) -> CapturedModule:
         """Returns the graph of this call, with the loss where it is asked for."""
         try:
-            leaves = self._leaves(request)
+            leaves, numbers = self._leaves(request)
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
-            graph = self.graph(self._numbers(sizes)).clone()
+            graph = self.graph(self._fixed(sizes), numbers).clone()
         except CaptureError:
             raise
         except OnwardError as error:
@@ -183,27 +188,37 @@ class OnnxModule(GraphModule):
             found[name] = inputs[name] if name in inputs else graph.input(name, type, Role.BATCH)
         return {**found, "\0loss": loss.write(Builder(graph), outputs, found)}
 
-    def _leaves(self, request: CaptureRequest) -> dict[str, torch.Tensor]:
-        """The tensors of a call by the input that each is for, in the order of the batch's leaves.
-        Raises CaptureError for a call that the model does not take."""
+    def _leaves(self, request: CaptureRequest) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """The tensors of a call by the input that each is for, in the order of the batch's leaves,
+        and the numbers that a graph is read for. Raises CaptureError for a call that the model does
+        not take."""
         own = self.program.source.inputs
         given = dict(zip(own, request.args, strict=False)) | dict(request.kwargs)
         surplus = len(request.args) - len(own)
-        asked = [*own]
-        if request.want_loss and all(name in given for name in own):
-            asked += self.labels({name: tuple(given[name].shape) for name in own})
+        asked, numbers = [*own], self.program.source.numbers
+        wrong = [n for n, x in given.items() if isinstance(x, torch.Tensor) == (n in numbers)]
+        if wrong:
+            want = "a Python number" if wrong[0] in numbers else "a tensor"
+            raise CaptureError(f"{wrong[0]} has to be {want}, since the model asks for it")
+        said = {name: int(x) for name, x in given.items() if name in numbers}
+        given = {name: x for name, x in given.items() if name not in numbers}
+        if request.want_loss and all(name in given or name in said for name in own):
+            asked += self.labels(
+                {name: tuple(given[name].shape) for name in own if name in given}, said
+            )
         strange = [name for name in given if name not in asked]
-        if surplus > 0 or request.target or (strange and all(name in given for name in own)):
+        whole = all(name in given or name in said for name in own)
+        if surplus > 0 or request.target or (strange and whole):
             what = strange[0] if strange else "a further input"
             raise CaptureError(
                 f"the model takes no {what}; fix: give {', '.join(asked) or 'nothing'}"
             )
-        missing = [name for name in asked if name not in given]
+        missing = [name for name in asked if name not in given and name not in said]
         if missing:
             raise CaptureError(
                 f"the batch lacks {', '.join(missing)}; fix: give {', '.join(asked)} by name"
             )
-        return given
+        return given, said
 
     def _bound(
         self, graph: Graph, inputs: Mapping[str, Value], leaves: Mapping[str, torch.Tensor]

@@ -25,9 +25,10 @@ from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx, input_type
 from onward.graph.names import parameter_name
 from onward.graph.types import Type
+from onward.onnx_models.bodies import all_nodes
 from onward.onnx_models.conversion import converted
 from onward.onnx_models.data_files import own_file
-from onward.onnx_models.light import Held, light_copy
+from onward.onnx_models.light import Held, add_raised, light_copy
 from onward.onnx_models.skeleton import read_skeleton
 from onward.onnx_models.soundness import check_model, inner_tensors
 from onward.onnx_models.tensors import Files, Stored
@@ -46,6 +47,7 @@ OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shap
             "depends on data", "open size", "element counts")  # fmt: skip
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
+ASKED = "needs a constant as its input"  # in its messages for what depends on a number
 PREFIX = "this ONNX model "  # of what is said of a model that cannot be read
 
 
@@ -55,7 +57,8 @@ class OnnxSource:
     large tensors. model: the form that is read, of equal weights by name. path: of its file, if it
     is one. is_open: whether one graph serves all sizes; otherwise each combination of sizes has a
     graph of its own. tensors: where the numbers of external initializers of `model` are, by name.
-    files: those that hold them."""
+    files: those that hold them. numbers: inputs of one whole number, or one truth, whose content a
+    graph is read for."""
 
     given: onnx.ModelProto
     model: onnx.ModelProto
@@ -63,6 +66,7 @@ class OnnxSource:
     is_open: bool = True
     tensors: Mapping[str, Stored | Held] = field(default_factory=dict)
     files: Files = field(default_factory=Files)
+    numbers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, given: Any) -> OnnxSource:
@@ -110,13 +114,23 @@ class OnnxSource:
             tensor.raw_data = stored.content()
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
+        add_raised(model.graph)
         return _readable(cls(given, model, path, True, tensors, files))
 
-    def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
+    def graph(
+        self,
+        parameters: Mapping[str, str],
+        dims: Mapping[str, int],
+        numbers: Mapping[str, int] | None = None,
+    ) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
         initializer; that of a turned one is its transpose. dims: sizes that are numbers, by name.
-        Raises OnwardError for a model that no graph can hold."""
+        numbers: the contents of inputs that are constants of the graph. Raises OnwardError for a
+        model that no graph can hold."""
         known = {n: x for n, x in self.constants.items() if n not in parameters}
+        for name, number in (numbers or {}).items():
+            type = self.inputs[name]
+            known[name] = np.full(type.shape, number, type.dtype.numpy())  # type: ignore[arg-type]
         try:
             return from_onnx(self.model, dims, known, parameters, self.turned)
         except ValueError as error:
@@ -162,10 +176,10 @@ class OnnxSource:
         """The weights that are read as the right factor of a MatMul alone, `f32[K,N]`: the
         transposes of what a linear layer of PyTorch holds."""
         rank = {t.name: len(t.dims) for t in self.model.graph.initializer}
-        right = {n.input[1] for n in self.model.graph.node if n.op_type == "MatMul"}
+        right = {n.input[1] for n in all_nodes(self.model.graph) if n.op_type == "MatMul"}
         others = {
             x
-            for n in self.model.graph.node
+            for n in all_nodes(self.model.graph)
             for i, x in enumerate(n.input)
             if (n.op_type, i) != ("MatMul", 1)
         }
@@ -177,7 +191,7 @@ class OnnxSource:
         """What ops take as settings or statistics."""
         return frozenset(
             x
-            for n in self.model.graph.node
+            for n in all_nodes(self.model.graph)
             for i, x in enumerate(n.input)
             if i in SETTINGS.get(n.op_type, ())
         )
@@ -211,6 +225,8 @@ def _readable(source: OnnxSource) -> OnnxSource:
         if second is None:
             return source
         first = second
+    if ASKED in first and (numbers := _single_numbers(source)):
+        return replace(source, is_open=False, numbers=numbers)
     if any(word in first for word in OF_SIZES) and _has_open_sizes(source.model):
         return replace(source, is_open=False)  # it may be read once the sizes are known
     raise OnwardError(f"{PREFIX}{first}")
@@ -223,6 +239,15 @@ def _why_not(source: OnnxSource) -> str | None:
     except OnwardError as error:
         return str(error).removeprefix(PREFIX)
     return None
+
+
+def _single_numbers(source: OnnxSource) -> frozenset[str]:
+    """The inputs of one whole number or one truth, by which a model may choose what it computes."""
+    return frozenset(
+        name
+        for name, type in source.inputs.items()
+        if not type.is_floating and type.shape in ((), (1,))
+    )
 
 
 def _has_open_sizes(model: onnx.ModelProto) -> bool:

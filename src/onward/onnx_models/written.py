@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onward.onnx_models.light import constant_of
+from onward.onnx_models.bodies import constant_of, weights_of_bodies
 from onward.onnx_models.skeleton import WITHIN
 from onward.onnx_models.soundness import inner_tensors
 from onward.onnx_models.source import OnnxSource
@@ -28,10 +28,11 @@ def with_weights(source: OnnxSource, weights: Mapping[str, np.ndarray]) -> onnx.
 
 def named_tensors(model: onnx.ModelProto) -> Iterator[tuple[TensorProto, str]]:
     """The tensors of a model, each with the name of the initializer that it is for a session; ""
-    for those within bodies and attributes."""
+    for those that are none."""
     for tensor in model.graph.initializer:
         yield tensor, tensor.name
     found = [(t, n.output[0]) for n in model.graph.node if (t := constant_of(n)) is not None]
+    found += [(tensor, own) for _, tensor, _, own in weights_of_bodies(model.graph)]
     yield from found
     seen = {id(tensor) for tensor, _ in found}  # protobuf has one object for a message in use
     yield from ((tensor, "") for tensor in inner_tensors(model) if id(tensor) not in seen)

@@ -234,7 +234,7 @@ class TrainingSession:
         trained. Print the result, or ask whether it is `ok`. Raises OnwardError where onnxruntime
         is not installed or does not load the model."""
         tensors = self._tensors(feeds, labels=self.module.program.loss is not None)
-        given = {name: tensors[name] for name in self.source.inputs}
+        given = {name: feeds[name] for name in self.source.inputs}
         disable = () if self._trainer is None else tuple(self._trainer.options.disable)
         return verify_session(self.module, tensors, self.predict(given), weights, disable)
 
@@ -257,18 +257,19 @@ class TrainingSession:
         self._predictions[batch.signature] = found
         return found
 
-    def _tensors(self, feeds: Mapping[str, Array], labels: bool = True) -> dict[str, torch.Tensor]:
-        """Arrays as tensors of the inputs' dtypes. Raises OnwardError where that would change what
-        an array says."""
+    def _tensors(self, feeds: Mapping[str, Array], labels: bool = True) -> dict[str, Any]:
+        """Arrays as tensors of the inputs' dtypes, and as Python numbers where a graph is read for
+        them. Raises OnwardError where that would change what an array says."""
         if not isinstance(feeds, Mapping):
             raise OnwardError(
                 f"feeds is a {type(feeds).__name__}; fix: a mapping of arrays by name"
             )
         own = self.source.inputs
-        found = _read(feeds, own)
+        found: dict[str, Any] = _read(feeds, own)
         lacking = [name for name in own if name not in feeds]
+        numbers = {n: _number(found.pop(n), n) for n in [*self.source.numbers] if n in found}
         sizes = {name: tuple(x.shape) for name, x in found.items()}
-        more = {} if lacking else self.module.labels(sizes)
+        more = {} if lacking else self.module.labels(sizes, numbers)
         if labels:
             lacking += [name for name in more if name not in feeds]
             found |= _read(feeds, more)
@@ -278,7 +279,18 @@ class TrainingSession:
         for name in feeds:
             if name not in own and name not in more:
                 raise OnwardError(f"the model takes no {name!r}; fix: {', '.join([*own, *more])}")
-        return found  # in one order, so that one graph serves
+        # in one order, so that one graph serves
+        return {
+            **{n: numbers.get(n, found.get(n)) for n in own},
+            **{n: found[n] for n in more if n in found},
+        }
+
+
+def _number(x: torch.Tensor, name: str) -> int:
+    """The content of a tensor of one number."""
+    if x.numel() != 1:
+        raise OnwardError(f"{name} is {list(x.shape)}, and the model takes one number")
+    return int(x.reshape(()))
 
 
 def _read(feeds: Mapping[str, Array], types: Mapping[str, Type]) -> dict[str, torch.Tensor]:

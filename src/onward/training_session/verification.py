@@ -49,7 +49,7 @@ WITHIN = 1e-3  # of a gradient's norm, beside what the difference itself is not 
 
 def verify_session(
     module: OnnxModule,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor | int],
     predicted: Mapping[str, np.ndarray],
     patterns: Sequence[str] | None = None,
     disable: tuple[str, ...] = (),
@@ -57,7 +57,13 @@ def verify_session(
     """Compares a session on one batch with stock onnxruntime. tensors: the batch, by name.
     predicted: the session's own outputs. patterns: of the weights whose gradients are compared with
     differences; None: all that are trained. Raises OnwardError for a pattern that names none."""
-    feeds = {name: x.detach().cpu().numpy() for name, x in tensors.items()}
+    types = module.program.source.inputs
+    feeds = {
+        name: x.detach().cpu().numpy()
+        if isinstance(x, torch.Tensor)
+        else np.full(types[name].shape, x, types[name].dtype.numpy())  # type: ignore[arg-type]
+        for name, x in tensors.items()
+    }
     stock, result = StockModel(module, feeds), Verification()
     result.rows += _predictions(stock, predicted)
     if module.program.loss is None:
