@@ -236,8 +236,8 @@ def _schemas() -> tuple[Any, ...]:
 
 
 def _op(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """Adds a node of any op, with attributes of the kinds that the op has, and inputs of constants or
-    of what there is."""
+    """Adds a node of any op, with attributes of the kinds that the op has, and with inputs of
+    constants or of what there is."""
     schema = draw.choice(_schemas())
     names = [t.name for t in model.graph.initializer] + [i.name for i in model.graph.input]
     names += [n for x in model.graph.node for n in x.output]
