@@ -144,7 +144,7 @@ def change_session(folder: Path, draw: random.Random, outside: Path) -> str:
         change = draw.choice(CHANGES)
         try:
             change(model, draw, outside)
-        except (ValueError, TypeError, IndexError, AttributeError, KeyError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             continue  # the message does not hold such a value, or has nothing to change
         said.append(change.__name__.strip("_"))
     path.write_bytes(model.SerializeToString())
