@@ -51,6 +51,8 @@ def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
     whole = {n: x for n, x in feeds.items() if not is_floating(x)}
     short = {n: x for n, x in feeds.items() if x.ndim <= 1 and x.size <= 16}
     later = {n: x for n, x in short.items() if n != next(iter(feeds))}
+    # files of tools write 0 where they mean any size; here it is meant
+    dims = {f"{n}_{i}": 0 for n, x in feeds.items() for i, size in enumerate(x.shape) if not size}
     tried: list[set[str]] = []
     failed: Exception | None = None
     for known in ({}, whole, whole | later, whole | short):
@@ -58,7 +60,7 @@ def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
             continue
         tried.append(set(known))
         try:
-            graph = from_onnx(model, known=known)
+            graph = from_onnx(model, dims, known)
             make_plan(specialize(graph, {}), {})
             return graph
         except (ValueError, OnwardError, AssertionError) as error:

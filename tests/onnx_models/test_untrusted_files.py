@@ -110,7 +110,7 @@ def test_what_is_legal_means_what_onnx_says(name: str, tmp_path: Path) -> None:
 
 
 def test_the_same_is_refused_of_a_message_in_memory() -> None:
-    """It has no folder, so that nothing outside of it can be read."""
+    """A message has no folder, so that nothing outside of one can be read."""
     model = base()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")

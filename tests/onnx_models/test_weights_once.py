@@ -128,7 +128,7 @@ def test_files_beside_keep_their_names_and_places(location: str, tmp_path: Path)
 
 
 def test_a_model_in_memory_is_the_file(tmp_path: Path) -> None:
-    """The same losses and the same file, whatever the weights lie in."""
+    """Losses and the file are the same, whatever the weights lie in."""
     model, found = words(), []
     onnx.save(model, tmp_path / "one.onnx")
     save_beside(model, tmp_path / "two.onnx")
@@ -145,7 +145,7 @@ def test_a_model_in_memory_is_the_file(tmp_path: Path) -> None:
 def test_every_tensor_may_be_left_in_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small ones too, and those of bodies, attributes and functions."""
+    """Tensors that are small are left there too, and those of bodies and attributes."""
     model = words()
     body = onnx.parser.parse_graph(
         "b () => (float[8] p) <float[8] k = {1,2,3,4,5,6,7,8}> { p = Exp (k) }"
@@ -194,7 +194,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 
 
 def test_weights_that_shared_a_place_get_one_each(tmp_path: Path) -> None:
-    """They were equal in the file, and are not after training."""
+    """Two weights that are equal in a file are not so after training."""
     model = layers(2, 8)
     for name in (0, 1):
         model.graph.initializer[2 * name].CopyFrom(
@@ -219,7 +219,7 @@ def test_weights_that_shared_a_place_get_one_each(tmp_path: Path) -> None:
 
 
 def test_nothing_that_exists_is_written_to(tmp_path: Path) -> None:
-    """Not by a link either, nor through one."""
+    """A link counts as what exists, wherever it leads."""
     (tmp_path / "given").mkdir()
     save_beside(words(), tmp_path / "given" / "model.onnx")
     session = trained(tmp_path / "given" / "model.onnx")

@@ -7,7 +7,6 @@ numbers of its large tensors, and starts only for a model that is read no other 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,13 +51,11 @@ def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def _answered(data: bytes, opset: int) -> bytes:
     """What the process makes of a model. Raises OnwardError with what it says."""
-    keep = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "TMPDIR")
-    environment = {name: os.environ[name] for name in keep if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     command = [sys.executable, "-P", "-X", "utf8", str(CHILD), str(opset), str(SECONDS)]
+    command += [path for path in sys.path if path]  # where onnx is found here
     try:
         done = subprocess.run(  # a file of this package
-            command, input=data, capture_output=True, env=environment, timeout=SECONDS, check=False
+            command, input=data, capture_output=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise OnwardError(f"onnx's converter takes more than {SECONDS} s") from None

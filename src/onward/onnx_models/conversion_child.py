@@ -32,6 +32,7 @@ def _limit(seconds: int, size: int) -> None:
 
 
 def main() -> int:
+    sys.path += [path for path in sys.argv[3:] if path not in sys.path]
     import onnx
     from onnx import version_converter
 

@@ -17,7 +17,7 @@ from onward.onnx_models.bodies import constant_of, raise_weights
 from onward.onnx_models.skeleton import LARGE, WITHIN
 
 
-class Held:
+class GivenTensor:
     """The numbers of a tensor of the message that was given."""
 
     def __init__(self, tensor: TensorProto) -> None:
@@ -32,10 +32,10 @@ class Held:
         return self.tensor.raw_data
 
 
-def light_copy(given: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def light_copy(given: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, GivenTensor]]:
     """The copy, and the numbers that it leaves out, by initializer."""
     model = onnx.ModelProto()
-    held: dict[str, Held] = {}
+    held: dict[str, GivenTensor] = {}
     _copy(given, model, without=("graph", "training_info", "metadata_props"))
     _copy(given.graph, model.graph, without=("node", "initializer"))
     for tensor in given.graph.initializer:
@@ -69,13 +69,15 @@ def add_raised(graph: onnx.GraphProto) -> None:
         graph.initializer[-1].name = name
 
 
-def _add(graph: onnx.GraphProto, tensor: TensorProto, name: str, held: dict[str, Held]) -> None:
+def _add(
+    graph: onnx.GraphProto, tensor: TensorProto, name: str, held: dict[str, GivenTensor]
+) -> None:
     made = graph.initializer.add()
     if tensor.HasField("raw_data") and tensor.ByteSize() >= LARGE:
         made.data_type, made.data_location = tensor.data_type, TensorProto.EXTERNAL
         made.dims.extend(tensor.dims)
         made.external_data.add(key="location", value=WITHIN)
-        held[name] = Held(tensor)
+        held[name] = GivenTensor(tensor)
     else:
         made.CopyFrom(tensor)
     made.name = name
@@ -94,4 +96,4 @@ def _copy(given: Any, made: Any, without: tuple[str, ...]) -> None:
             setattr(made, field.name, value)
 
 
-__all__ = ["Held", "add_raised", "light_copy", "named_constants"]
+__all__ = ["GivenTensor", "add_raised", "light_copy", "named_constants"]

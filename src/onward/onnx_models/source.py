@@ -28,7 +28,7 @@ from onward.graph.types import Type
 from onward.onnx_models.bodies import all_nodes
 from onward.onnx_models.conversion import converted
 from onward.onnx_models.data_files import own_file
-from onward.onnx_models.light import Held, add_raised, light_copy
+from onward.onnx_models.light import GivenTensor, add_raised, light_copy
 from onward.onnx_models.skeleton import read_skeleton
 from onward.onnx_models.soundness import check_model, inner_tensors
 from onward.onnx_models.tensors import Files, Stored
@@ -64,7 +64,7 @@ class OnnxSource:
     model: onnx.ModelProto
     path: Path | None = None
     is_open: bool = True
-    tensors: Mapping[str, Stored | Held] = field(default_factory=dict)
+    tensors: Mapping[str, Stored | GivenTensor] = field(default_factory=dict)
     files: Files = field(default_factory=Files)
     numbers: frozenset[str] = frozenset()
 
@@ -98,7 +98,7 @@ class OnnxSource:
         except OnwardError as error:
             raise OnwardError(f"{PREFIX}cannot be read: {error}") from error
         model, held = light_copy(given)
-        tensors: dict[str, Stored | Held] = dict(held)
+        tensors: dict[str, Stored | GivenTensor] = dict(held)
         for tensor in model.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in held:
                 tensors[tensor.name] = files.stored(tensor)
@@ -143,7 +143,9 @@ class OnnxSource:
         for tensor in self.model.graph.initializer:
             if tensor.name in self.names:
                 stored = self.tensors.get(tensor.name)
-                found[tensor.name] = Held(tensor).array() if stored is None else stored.array()
+                found[tensor.name] = (
+                    GivenTensor(tensor).array() if stored is None else stored.array()
+                )
         return found
 
     @cached_property

@@ -142,7 +142,7 @@ class Sandbox:
 def _is_own(args: tuple[Any, ...]) -> bool:
     """Whether a process is the one that converts models of an old opset, which is limited."""
     words = [str(word) for word in args[1]]
-    return words[0] == sys.executable and words[-3].endswith("onnx_models/conversion_child.py")
+    return words[0] == sys.executable and words[4].endswith("onnx_models/conversion_child.py")
 
 
 def _memory(name: str) -> int:

@@ -144,7 +144,7 @@ def change_session(folder: Path, draw: random.Random, outside: Path) -> str:
         change = draw.choice(CHANGES)
         try:
             change(model, draw, outside)
-        except (ValueError, TypeError, IndexError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             continue  # the message does not hold such a value, or has nothing to change
         said.append(change.__name__.strip("_"))
     path.write_bytes(model.SerializeToString())
@@ -155,7 +155,7 @@ def change_session(folder: Path, draw: random.Random, outside: Path) -> str:
 
 
 def _place(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """Another place of a tensor, or a wild number in it."""
+    """Gives a tensor another place, or a wild number in it."""
     tensor = draw.choice([t for t in model.graph.initializer if t.external_data])
     entry = draw.choice(tensor.external_data)
     if entry.key == "location":
@@ -169,7 +169,7 @@ def _place(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
 
 
 def _tensor(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """Other sizes or another type of a tensor, or other numbers in it."""
+    """Gives a tensor other sizes, another type, or other numbers."""
     tensor = draw.choice(model.graph.initializer)
     kind = draw.randrange(3 if tensor.external_data else 4)
     if kind == 0:
@@ -211,7 +211,7 @@ def _info(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
 
 
 def _edge(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """Another value as an input, output or name."""
+    """Gives a node another value as an input or output."""
     node = draw.choice(model.graph.node)
     names = [n for x in model.graph.node for n in (*x.input, *x.output)] + [""]
     where = node.input if draw.random() < 0.7 and node.input else node.output
@@ -236,8 +236,8 @@ def _schemas() -> tuple[Any, ...]:
 
 
 def _op(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """A node of any op, its attributes of the kinds that the op has, its inputs of constants or of
-    what there is; before the node that makes the result."""
+    """Adds a node of any op, with attributes of the kinds that the op has, and with inputs of
+    constants or of what there is."""
     schema = draw.choice(_schemas())
     names = [t.name for t in model.graph.initializer] + [i.name for i in model.graph.input]
     names += [n for x in model.graph.node for n in x.output]
@@ -267,7 +267,7 @@ def _op(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
 
 
 def _function(model: onnx.ModelProto, draw: random.Random, outside: Path) -> None:
-    """Functions that call each other, in bodies too."""
+    """Adds functions that call each other, and a call."""
     if not any(o.domain == "wild" for o in model.opset_import):
         model.opset_import.add(domain="wild", version=1)
     count = draw.choice([1, 2, 3, 40])

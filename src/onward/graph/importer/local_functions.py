@@ -24,14 +24,24 @@ def check_functions(model: onnx.ModelProto) -> None:
     sizes: dict[_Key, int] = {}
     depths: dict[_Key, int] = {}
     calls = {key: {c for n in nodes if (c := _call(n)) in bodies} for key, nodes in bodies.items()}
-    left = dict(calls)
-    while ends := [key for key, inner in left.items() if not inner & left.keys()]:
-        for key in ends:
-            sizes[key] = sum(sizes.get(_call(n), 1) for n in bodies[key])
-            depths[key] = 1 + max((depths[c] for c in calls[key]), default=0)
-            del left[key]
-    if left:
-        raise ValueError(f"cannot read the function {_said(next(iter(left)))}, which calls itself")
+    callers: dict[_Key, list[_Key]] = {key: [] for key in bodies}
+    for key, inner in calls.items():
+        for called in inner:
+            callers[called].append(key)
+    waiting = {key: len(inner) for key, inner in calls.items()}
+    ends = [key for key, count in waiting.items() if not count]
+    while ends:
+        key = ends.pop()
+        del waiting[key]
+        sizes[key] = min(sum(sizes.get(_call(n), 1) for n in bodies[key]), MOST + 1)
+        depths[key] = 1 + max((depths[c] for c in calls[key]), default=0)
+        for caller in callers[key]:
+            waiting[caller] -= 1
+            if not waiting[caller]:
+                ends.append(caller)
+    if waiting:
+        name = _said(next(iter(waiting)))
+        raise ValueError(f"cannot read the function {name}, which calls itself")
     total = sum(sizes.get(_call(n), 1) for n in _nodes(model.graph.node))
     if total > MOST:
         raise ValueError(f"cannot read functions whose calls come to more than {MOST} nodes")
