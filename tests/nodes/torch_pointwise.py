@@ -77,6 +77,19 @@ def _cast_like(a: Any, x: T, y: T) -> T:
     return x.to(y.dtype)
 
 
+@row("DequantizeLinear")
+def _dequantize(a: Any, x: T, scale: T, zero: T | None = None) -> T:
+    axis, block = int(a.axis), int(getattr(a, "block_size", 0))
+
+    def spread(t: T) -> T:
+        if t.dim() == 1:
+            return t.reshape([-1 if d == axis % x.dim() else 1 for d in range(x.dim())])
+        return t.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis]) if t.dim() else t
+
+    number = x.to(scale.dtype)
+    return (number if zero is None else number - spread(zero)) * spread(scale)
+
+
 @row("Dropout")
 def _dropout(a: Any, x: T, ratio: T | None = None, training: T | None = None) -> tuple[T, T]:
     drops = training is not None and bool(training) and (ratio is None or float(ratio) > 0)
