@@ -6,7 +6,7 @@ brings other models to that form. Weights inside of Constant nodes count as init
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,17 +42,19 @@ MASKED = 1e4
 class OnnxSource:
     """An ONNX model. given: as it was given, for writing it back. model: the form that is read, of
     equal weights by name. path: of its file, if it is one. is_open: whether one graph serves all
-    sizes; otherwise each combination of sizes has a graph of its own."""
+    sizes; otherwise each combination of sizes has a graph of its own. named: the initializers that
+    are weights, whatever they look like; None: those that look like weights."""
 
     given: onnx.ModelProto
     model: onnx.ModelProto
     path: Path | None = None
     is_open: bool = True
+    named: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, given: Any) -> OnnxSource:
-        """Reads a path, a ModelProto or an onnx_ir.Model. Raises OnwardError for anything else, and
-        for a file that cannot be read."""
+    def of(cls, given: Any, named: Collection[str] | None = None) -> OnnxSource:
+        """Reads a path, a ModelProto or an onnx_ir.Model. named: the weights, of a maker who knows
+        them. Raises OnwardError for anything else, and for a file that cannot be read."""
         path: Path | None = None
         if isinstance(given, (str, Path)):
             path = Path(given)
@@ -68,22 +70,30 @@ class OnnxSource:
         model.CopyFrom(given)
         _name_constants(model.graph)
         readable, open_sizes = _readable(model)
-        return cls(given, readable, path, open_sizes)
+        return cls(
+            given, readable, path, open_sizes, None if named is None else frozenset(named)
+        )
 
     def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
         initializer; that of a turned one is its transpose. dims: sizes that are numbers, by name.
         Raises OnwardError for a model that no graph can hold."""
         try:
-            return from_onnx(self.model, dims, parameters=parameters, turned=self.turned)
+            return from_onnx(
+                self.model, dims, parameters=parameters, turned=self.turned, draws=True
+            )
         except ValueError as error:
             raise OnwardError(f"this ONNX model {error}") from error
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The initializers of f32 with more than one number, by name; not masks, nor what an op
-        takes as a setting."""
+        """The weights by name: those that are `named`, or else the initializers of f32 with more
+        than one number; not masks, nor what an op takes as a setting."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
+            if self.named is not None:
+                if tensor.name in self.named:
+                    found[tensor.name] = numpy_helper.to_array(tensor)
+                continue
             if tensor.name in self._settings:
                 continue
             if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) > 1:
@@ -178,7 +188,7 @@ def _readable(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
 
 def _why_not(model: onnx.ModelProto) -> str | None:
     try:
-        from_onnx(model)
+        from_onnx(model, draws=True)
     except ValueError as error:
         return str(error)
     return None

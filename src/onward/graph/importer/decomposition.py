@@ -34,7 +34,8 @@ class NodeCall:
     """One node of a model that is being read.
 
     given: its attributes; `attr` adds the schema's defaults. subgraph: makes the nodes of an
-    attribute that is a graph, given the values of the graph's inputs.
+    attribute that is a graph, given the values of the graph's inputs. dropped: `(x, ratio) -> y`,
+    dropout at a site of its own; None where a graph may not draw.
     """
 
     b: Builder
@@ -44,6 +45,7 @@ class NodeCall:
     schema: onnx.defs.OpSchema
     outputs: int
     subgraph: Subgraph
+    dropped: Callable[[Value, float], Value] | None = None
 
     def attr(self, name: str, default: Any = None) -> Any:
         if name in self.given:
