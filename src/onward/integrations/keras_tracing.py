@@ -129,12 +129,14 @@ class KerasForward:
 def numbered(structure: Any) -> Any:
     """The structure with the place of each leaf in place of the leaf; None stays."""
     places = count()
-    return tree.map_structure(lambda leaf: None if leaf is None else next(places), structure)
+    flat = [None if leaf is None else next(places) for leaf in tree.flatten(structure)]
+    return tree.pack_sequence_as(structure, flat)
 
 
 def packed(structure: Any, leaves: Sequence[Any]) -> Any:
     """Leaves in a structure that `numbered` has made."""
-    return tree.map_structure(lambda place: None if place is None else leaves[place], structure)
+    flat = [None if place is None else leaves[place] for place in tree.flatten(structure)]
+    return tree.pack_sequence_as(structure, flat)
 
 
 @contextmanager
