@@ -20,7 +20,7 @@ import numpy as np
 from keras import layers, ops
 
 from onward.errors import OnwardError
-from onward.integrations.keras import accelerate, trainer_of
+from onward.integrations.keras import accelerate, steps_in, trainer_of
 
 ROWS, BATCH, LENGTH, WORDS = 76, 8, 7, 50  # the last batch of an epoch has 4 rows
 Found = dict[str, Any]
@@ -176,9 +176,6 @@ def compared(found: Found) -> Found:
         "steps": [ours["steps"], theirs["steps"]],
         "rate": [ours["rate"], theirs["rate"]],
         "moved": found["moved"],
-        "regions": len(trainer_of(ours["model"]).report().regions)
-        if hasattr(trainer_of(ours["model"]).report(), "regions")
-        else 0,
     }
 
 
@@ -230,7 +227,7 @@ def accumulation() -> Found:
 @case
 def padding_and_validation() -> Found:
     """Words of 0 are masked in attention, loss and metrics."""
-    x, y = words(1)
+    x, y = words(1, low=1)  # a first word of 0 would attend to nothing
     x[:, 5:] = np.where(np.arange(ROWS)[:, None] % 3, 0, x[:, 5:])
     return compared(
         fit_both(
@@ -456,6 +453,143 @@ def hub_t5() -> Found:
             lambda: {"optimizer": optimizer("sgd", learning_rate=1e-3), "loss": cross_entropy()},
         )
     )  # fmt: skip
+
+
+# ---- dropout
+
+
+@case
+def dropout() -> Found:
+    """What a dropout of rate 0.25 leaves, in training, evaluation and prediction."""
+    given = keras.Input((400,))
+    model = keras.Model(given, layers.Dropout(0.25)(layers.Dense(400, use_bias=False)(given)))
+    model.compile(optimizer("sgd", learning_rate=0.0), "mse")
+    model.set_weights([np.eye(400, dtype="float32")])
+    accelerate(model)
+    seen = list[Any]()
+    steps = steps_in(model)
+    run = steps.run
+
+    def kept(*args: Any) -> Any:
+        loss, outputs = run(*args)
+        seen.append(np.asarray(outputs["output_0"]))
+        return loss, outputs
+
+    steps.run = kept
+    steps.wanted = lambda program, has_metrics: program.forward.names()[1:]
+    x, zeros = np.ones((64, 400), "float32"), np.zeros((64, 400), "float32")
+    for _ in range(3):
+        model.train_on_batch(x, zeros)
+    drops = [float((y == 0).mean()) for y in seen]
+    kinds = sorted({round(float(v), 4) for y in seen for v in np.unique(y)})
+    rows = float(np.corrcoef(seen[0][0], seen[0][1])[0, 1])
+    return {
+        "drops": drops, "kinds": kinds, "again": float((seen[0] == seen[1]).mean()),
+        "rows": rows, "evaluated": float(model.evaluate(x, zeros, verbose=0)),
+        "predicted": float(model.predict(x, verbose=0).mean()),
+    }  # fmt: skip
+
+
+@case
+def attention_dropout() -> Found:
+    """Dropouts of a transformer, that inside of attention among them, are in the graph."""
+    x, y = words(11)
+    model = transformer(drop=0.3)
+    model.compile(optimizer("sgd"), cross_entropy())
+    accelerate(model)
+    history = model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    launches = trainer_of(model).plan.launches
+    found = sum("Dropout" in launch.op for launch in launches)
+    return {"launches": found, "losses": [float(v) for v in history.history["loss"]]}
+
+
+# ---- files and other doors
+
+
+@case
+def saved_and_gone_on() -> Found:
+    """A model that is saved in the middle goes on as one that was not, and so does its optimizer."""
+    import tempfile
+    from pathlib import Path
+
+    x, y = words(12)
+    keras.utils.set_random_seed(0)
+    model = transformer()
+    model.compile(optimizer("momentum"), cross_entropy())
+    accelerate(model)
+    model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    path = Path(tempfile.mkdtemp()) / "model.keras"
+    plain = keras.optimizers.SGD if keras.backend.backend() != "tensorflow" else None
+    model.save(path)
+    again = keras.models.load_model(
+        path, custom_objects=None if plain else {"Whole": whole(keras.optimizers.SGD)}
+    )
+    ends = []
+    for one in (model, again):
+        history = one.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+        ends.append(float(history.history["loss"][0]))
+    return {"ends": ends, "steps": int(ops.convert_to_numpy(again.optimizer.iterations))}
+
+
+# ---- refusals
+
+
+def refusal(made: Callable[[], Any], x: Any, y: Any, **options: Any) -> str:
+    """The line in which a model is refused; empty where it trains."""
+    try:
+        model = made()
+        accelerate(model, options or None)
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    except OnwardError as error:
+        return str(error)
+    return ""
+
+
+class OwnStep(keras.Model):
+    """A model with a train_step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.end(x)
+
+    def train_step(self, *args: Any) -> Any:
+        return super().train_step(*args)
+
+
+@case
+def refusals() -> Found:
+    x, y = numbers(), numbers(1, 4)
+
+    def with_layer(layer: Any, **compiled: Any) -> Callable[[], Any]:
+        def made() -> Any:
+            model = keras.Sequential([keras.Input((5,)), layer(), layers.Dense(1)])
+            model.compile("sgd", "mse", **compiled)
+            return model
+
+        return made
+
+    def own() -> Any:
+        model = OwnStep()
+        model.compile("sgd", "mse")
+        return model
+
+    found = {
+        "noise": refusal(with_layer(lambda: layers.GaussianNoise(0.1, name="noisy")), x, y),
+        "shape": refusal(
+            with_layer(lambda: layers.Dropout(0.1, noise_shape=(None, 1), name="slices")), x, y
+        ),
+        "half": refusal(
+            with_layer(lambda: layers.Dense(3, dtype="mixed_bfloat16", name="half")), x, y
+        ),
+        "eager": refusal(with_layer(lambda: layers.Dense(3), run_eagerly=True), x, y),
+        "own": refusal(own, x, y),
+        "options": refusal(with_layer(lambda: layers.Dense(3)), x, y, max_grad_norm=1.0),
+        "uncompiled": refusal(lambda: keras.Sequential([layers.Dense(1)]), x, y),
+    }
+    return found
 
 
 def main(names: list[str]) -> None:

@@ -57,10 +57,15 @@ def accelerate(model: Any, options: TrainerOptions | Mapping[str, Any] | None = 
     return model
 
 
+def steps_in(model: Any) -> KerasSteps | None:
+    """The steps of an accelerated model; None for another."""
+    return _STEPS.get(model)
+
+
 def trainer_of(model: Any) -> Trainer:
     """The onward.Trainer of an accelerated model's last step, for `report()`, `plan`, `explain`.
     Raises OnwardError before the first step."""
-    steps = _STEPS.get(model)
+    steps = steps_in(model)
     if steps is None or steps.last is None:
         raise OnwardError("no step has run in Onward; fix: accelerate(model), then fit")
     return steps.last
@@ -85,4 +90,4 @@ def steps_of(backend: str) -> Callable[[Any], KerasSteps]:
     )
 
 
-__all__ = ["accelerate", "trainer_of"]
+__all__ = ["accelerate", "steps_in", "trainer_of"]

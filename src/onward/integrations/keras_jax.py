@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import onnx
 import torch
 from keras import tree
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from onnx import helper
 
 from onward.errors import MissingExtraError
 from onward.integrations.keras_graph import GraphSteps, Names
@@ -70,13 +73,15 @@ class JaxSteps(GraphSteps):
         others = list(others)
         for i in forward.updated:
             others[i] = from_torch(found[f"state_{i}"])
-        outputs = None
+        outputs, masks = None, dict[str, Any]()
         if self.has_metrics:
             count = len(tree.flatten(forward.predictions))
             outputs = packed(forward.predictions, [
                 from_torch(found[f"output_{i}"]) for i in range(count)
             ])  # fmt: skip
-        logs, metrics = self._update_metrics(metrics, from_torch(loss), x, y, outputs, weight)
+            masks = {str(i): from_torch(found[f"mask_{i}"]) for i in forward.masked}
+        given = (metrics, from_torch(loss), x, y, outputs, weight, masks)
+        logs, metrics = self._update_metrics(*given)
         return logs, (trainable, others, optimizer, metrics)
 
     def _renew(self) -> None:
@@ -90,7 +95,7 @@ class JaxSteps(GraphSteps):
         optimizer = model.optimizer
 
         def update_metrics(
-            metrics: Any, loss: Any, x: Any, y: Any, outputs: Any, weight: Any
+            metrics: Any, loss: Any, x: Any, y: Any, outputs: Any, weight: Any, masks: Any
         ) -> Any:
             owner = reference()
             assert owner is not None
@@ -101,6 +106,9 @@ class JaxSteps(GraphSteps):
                 if outputs is None:
                     logs = owner.get_metrics_result()
                 else:
+                    flat = tree.flatten(outputs)
+                    for i, mask in masks.items():
+                        keras.src.backend.set_keras_mask(flat[int(i)], mask)
                     if owner._compile_loss is not None and owner._compile_loss.metrics:
                         owner._compile_loss(y, outputs, weight)
                     logs = owner.compute_metrics(x, y, outputs, weight)
@@ -134,13 +142,14 @@ class JaxSteps(GraphSteps):
                 start += size
             return tuple(_arrays(forward(*parts, given[start:])))
 
-        return to_onnx(traced, specs, [n for kind in names for n in kind], forward.names())
+        with _whole_ranges():
+            return to_onnx(traced, specs, [n for kind in names for n in kind], forward)
 
 
 def to_onnx(
-    function: Any, specs: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]
+    function: Any, specs: Sequence[Any], inputs: Sequence[str], forward: KerasForward
 ) -> onnx.ModelProto:
-    """A JAX function as an ONNX file, by jax2onnx."""
+    """A JAX function as an ONNX file, by jax2onnx, with the names of what `forward` returns."""
     try:
         import jax2onnx
     except ImportError as error:
@@ -149,12 +158,56 @@ def to_onnx(
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        return jax2onnx.to_onnx(
-            function, inputs=list(specs), input_names=list(inputs), output_names=list(outputs),
+        proto = jax2onnx.to_onnx(
+            function, inputs=list(specs), input_names=list(inputs), output_names=forward.names(),
             opset=OPSET,
         )  # fmt: skip
     finally:
         log.setLevel(level)
+    _select_in_abs(proto)
+    return proto
+
+
+@contextmanager
+def _whole_ranges() -> Iterator[None]:
+    """A context in which Keras's `arange` has all its arguments, which jax2onnx's form of
+    `jax.numpy.arange` needs."""
+    numpy = import_module("keras.src.backend.jax.numpy")
+    before = numpy.arange
+
+    def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None) -> Any:
+        ends = (0, start) if stop is None else (start, stop)
+        return before(*ends, 1 if step is None else step, dtype)
+
+    numpy.arange = arange
+    try:
+        yield
+    finally:
+        numpy.arange = before
+
+
+def _select_in_abs(model: onnx.ModelProto) -> None:
+    """Writes |x| as a choice between x and -x, whose slope at 0 is 1 as JAX's is; that of Abs is 0
+    there, as in PyTorch and TensorFlow. A regularizer of weights that begin at 0 shows it."""
+    graph = model.graph
+    for place, node in reversed(list(enumerate(graph.node))):
+        if node.op_type == "ReduceL1":
+            inner = f"{node.output[0]}_abs"
+            graph.node.insert(place, helper.make_node("Abs", [node.input[0]], [inner]))
+            node.op_type, node.input[0] = "ReduceSum", inner
+    for place, node in reversed(list(enumerate(graph.node))):
+        if node.op_type != "Abs":
+            continue
+        [x], [y] = node.input, node.output
+        above, below = f"{y}_above", f"{y}_below"
+        made = [
+            helper.make_node("Neg", [x], [below]),
+            helper.make_node("GreaterOrEqual", [x, below], [above]),
+            helper.make_node("Where", [above, x, below], [y]),
+        ]
+        del graph.node[place]
+        for new in reversed(made):
+            graph.node.insert(place, new)
 
 
 def from_torch(x: torch.Tensor) -> Any:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import onnx
 import tensorflow as tf
 import torch
 from keras import tree
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from onnx import numpy_helper
 
 from onward.errors import MissingExtraError, OnwardError
 from onward.integrations.keras_graph import GraphSteps, Names
@@ -113,6 +115,9 @@ class TensorFlowSteps(GraphSteps):
         ) -> Any:
             owner = reference()
             owner._loss_tracker.update_state(loss, sample_weight=size)
+            x, y, outputs, weight, masks = tree.map_structure(
+                _opened, (x, y, outputs, weight, masks)
+            )
             if outputs is None:
                 return owner.get_metrics_result()
             flat = tree.flatten(outputs)
@@ -171,6 +176,14 @@ def to_onnx(function: Any, specs: Sequence[Any]) -> onnx.ModelProto:
         raise MissingExtraError("tf2onnx", "keras") from error
     from keras.src.export.tf2onnx_lib import patch_tf2onnx
 
+    concrete = function.get_concrete_function(*specs)
+    held = list(concrete.captured_inputs)
+    inputs = concrete.inputs[len(concrete.inputs) - len(held) :]
+    captured = dict(zip([x.name for x in inputs], held, strict=True))
+    if any(x.dtype == tf.resource for x in held):
+        raise OnwardError(
+            "the forward reads a variable that no layer of the model tracks; fix: add_weight"
+        )
     patch_tf2onnx()
     logger = logging.getLogger("tf2onnx")
     level = logger.level
@@ -182,6 +195,11 @@ def to_onnx(function: Any, specs: Sequence[Any]) -> onnx.ModelProto:
         )  # fmt: skip
     finally:
         logger.setLevel(level)
+    for info in list(proto.graph.input):
+        if info.name in captured:  # a constant of the program, which tf2onnx takes for an input
+            array = captured[info.name].numpy()
+            proto.graph.initializer.append(numpy_helper.from_array(array, info.name))
+            proto.graph.input.remove(info)
     return proto
 
 
@@ -199,8 +217,6 @@ def _select(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
 
 def _erfc(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
     """Erfc(x) as 1 - Erf(x), and Erfc(-x) as 1 + Erf(x), which is the form that GELU has."""
-    import numpy as np
-
     [output], [dtype], [shape] = node.output, node.output_dtypes, node.output_shapes
     given, op = node.input[0], "Sub"
     maker = node.inputs[0]
@@ -226,8 +242,6 @@ def _erfc(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
 
 def _sparse_cross_entropy(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
     """SparseSoftmaxCrossEntropyWithLogits as SoftmaxCrossEntropyLoss."""
-    if ctx.graph_outputs_use(node.output[1]) if hasattr(ctx, "graph_outputs_use") else False:
-        raise OnwardError("the gradient output of a cross-entropy is not supported")
     outputs, dtypes, shapes = node.output, node.output_dtypes, node.output_shapes
     inputs = list(node.input)
     ctx.remove_node(node.name)
@@ -237,8 +251,31 @@ def _sparse_cross_entropy(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
     )  # fmt: skip
 
 
+def _log1p(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
+    """Log1p(x) as Log(x + 1)."""
+    _shifted(ctx, node, ("Add", "Log"))
+
+
+def _expm1(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
+    """Expm1(x) as Exp(x) - 1."""
+    _shifted(ctx, node, ("Exp", "Sub"))
+
+
+def _shifted(ctx: Any, node: Any, ops: tuple[str, str]) -> None:
+    [given], [output] = node.input, node.output
+    [dtype], [shape] = node.output_dtypes, node.output_shapes
+    ctx.remove_node(node.name)
+    one = ctx.make_const(f"{node.name}_one", np.float32(1.0)).output[0]
+    for number, op in enumerate(ops):
+        inputs = [given, one] if op in ("Add", "Sub") else [given]
+        named = {"outputs": [output]} if number else {}
+        given = ctx.make_node(op, inputs, dtypes=[dtype], shapes=[shape], **named).output[0]
+
+
 HANDLERS = {
     "Erfc": _erfc,
+    "Expm1": _expm1,
+    "Log1p": _log1p,
     "Select": _select,
     "SelectV2": _select,
     "SparseSoftmaxCrossEntropyWithLogits": _sparse_cross_entropy,
@@ -264,6 +301,14 @@ def _without_optionals(data: Any) -> Any:
 
 def _tensor(x: Any) -> Any:
     return x if x is None or tf.is_tensor(x) else tf.convert_to_tensor(x)
+
+
+def _opened(x: Any) -> Any:
+    """An array whose number of samples is unknown while a function is traced, as those are that
+    Keras's own train function takes."""
+    if x is None or not x.shape.rank:
+        return x
+    return tf.compat.v1.placeholder_with_default(x, [None, *x.shape[1:]])
 
 
 def _is_built(model: Any) -> bool:
