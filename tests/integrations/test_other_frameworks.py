@@ -61,7 +61,9 @@ def test_a_tensorflow_module_trains_as_by_tensorflow() -> None:
                 tf.nn.sparse_softmax_cross_entropy_with_logits(batch["labels"], logits)
             )
         for variable, grad in zip(
-            theirs.trainable_variables, tape.gradient(value, theirs.trainable_variables), strict=True
+            theirs.trainable_variables,
+            tape.gradient(value, theirs.trainable_variables),
+            strict=True,
         ):
             variable.assign_sub(RATE * grad)
         assert losses[number] == pytest.approx(float(value), rel=1e-5)

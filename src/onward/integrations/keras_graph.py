@@ -117,9 +117,7 @@ def _paths(variables: Sequence[Any]) -> list[str]:
     return found
 
 
-def _refuse_state(
-    proto: onnx.ModelProto, names: Sequence[str], called: dict[str, str]
-) -> None:
+def _refuse_state(proto: onnx.ModelProto, names: Sequence[str], called: dict[str, str]) -> None:
     """Raises OnwardError where a forward reads or changes a variable that is not of f32."""
     read = {x for node in proto.graph.node for x in node.input}
     read |= {info.name for info in proto.graph.output}

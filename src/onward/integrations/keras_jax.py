@@ -100,7 +100,9 @@ class JaxSteps(GraphSteps):
             owner = reference()
             assert owner is not None
             variables = owner.metrics_variables
-            with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as s:
+            with keras.StatelessScope(
+                state_mapping=list(zip(variables, metrics, strict=True))
+            ) as s:
                 size = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
                 owner._loss_tracker.update_state(loss, sample_weight=size)
                 if outputs is None:

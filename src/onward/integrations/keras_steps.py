@@ -137,9 +137,7 @@ class KerasSteps(ABC):
         self, program: KerasProgram, leaves: Sequence[Any], wanted: Sequence[str]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Runs a batch. Returns the loss and the outputs that are wanted."""
-        feeds = {
-            name: to_torch(leaves[i]).to(dtype) for name, (i, dtype) in program.inputs.items()
-        }
+        feeds = {name: to_torch(leaves[i]).to(dtype) for name, (i, dtype) in program.inputs.items()}
         result = program.trainer.train_step(feeds, fetch=tuple(wanted))
         return result.loss, dict(result.outputs)
 

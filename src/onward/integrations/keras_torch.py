@@ -123,9 +123,7 @@ class _Call(torch.nn.Module):
         super().__init__()
         self._of = [forward]
 
-    def forward(
-        self, trainable: Any, others: Any, metrics: Any, leaves: Any, factors: Any
-    ) -> Any:
+    def forward(self, trainable: Any, others: Any, metrics: Any, leaves: Any, factors: Any) -> Any:
         return tuple(self._of[0](trainable, others, metrics, leaves, factors))
 
 
@@ -137,9 +135,7 @@ def _exported(call: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, bool]
         batch = [{0: torch.export.Dim("batch", min=2)} for _ in leaves]
         try:
             open_dims = (*dims[:3], batch, dims[4])
-            return torch.export.export(
-                call, given, dynamic_shapes=open_dims, strict=False
-            ), True
+            return torch.export.export(call, given, dynamic_shapes=open_dims, strict=False), True
         except Exception:  # whatever the forward asks of a size that is not known
             pass
     return torch.export.export(call, given, strict=False), False

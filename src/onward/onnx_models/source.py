@@ -70,9 +70,7 @@ class OnnxSource:
         model.CopyFrom(given)
         _name_constants(model.graph)
         readable, open_sizes = _readable(model)
-        return cls(
-            given, readable, path, open_sizes, None if named is None else frozenset(named)
-        )
+        return cls(given, readable, path, open_sizes, None if named is None else frozenset(named))
 
     def graph(self, parameters: Mapping[str, str], dims: Mapping[str, int]) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
