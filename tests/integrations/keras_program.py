@@ -355,7 +355,8 @@ def callbacks() -> Found:
 
     return compared(
         fit_both(
-            transformer, x, y, lambda: {"optimizer": optimizer("momentum"), "loss": cross_entropy()},
+            transformer, x, y,
+            lambda: {"optimizer": optimizer("momentum"), "loss": cross_entropy()},
             epochs=5, callbacks=made,
         )
     )  # fmt: skip
@@ -508,7 +509,7 @@ def attention_dropout() -> Found:
 
 @case
 def saved_and_gone_on() -> Found:
-    """A model that is saved in the middle goes on as one that was not, and so does its optimizer."""
+    """A model that is saved in the middle goes on as one that was not; its optimizer too."""
     import tempfile
     from pathlib import Path
 

@@ -16,21 +16,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
-from onward.errors import MissingExtraError, OnwardError
+from onward.errors import OnwardError
+from onward.integrations.keras_package import keras
 from onward.integrations.keras_refusals import refuse_model, refuse_options
+from onward.integrations.keras_steps import KerasSteps
 from onward.options import TrainerOptions
 from onward.train import Trainer
 from onward.train.arguments import checked_options
-
-if find_spec("keras") is None:
-    raise MissingExtraError("keras", "keras")
-
-import keras  # noqa: E402  # there, as the lines before have made sure
-
-from onward.integrations.keras_steps import KerasSteps  # noqa: E402
 
 _STEPS: weakref.WeakKeyDictionary[Any, KerasSteps] = weakref.WeakKeyDictionary()
 

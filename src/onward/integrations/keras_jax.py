@@ -8,19 +8,16 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-import jax
-import keras
 import onnx
 import torch
-from keras import tree
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from onnx import helper
 
-from onward.errors import MissingExtraError
 from onward.integrations.keras_graph import GraphSteps, Names
 from onward.integrations.keras_onnx import BATCH
-from onward.integrations.keras_steps import KerasProgram
+from onward.integrations.keras_package import keras, package, set_mask, tree, unpack
 from onward.integrations.keras_tracing import KerasForward, packed
+
+jax: Any = package("jax")
 
 OPSET = 21
 
@@ -48,8 +45,7 @@ class JaxSteps(GraphSteps):
         return logs, state
 
     def _step(self, state: Any, data: Any) -> Any:
-        model = self.model
-        x, y, weight = unpack_x_y_sample_weight(data)
+        x, y, weight = unpack(data)
         x, y, weight = tree.map_structure(_array, (x, y, weight))
         trainable, others, optimizer, metrics = state
         values = (trainable, others, metrics)
@@ -110,7 +106,7 @@ class JaxSteps(GraphSteps):
                 else:
                     flat = tree.flatten(outputs)
                     for i, mask in masks.items():
-                        keras.src.backend.set_keras_mask(flat[int(i)], mask)
+                        set_mask(flat[int(i)], mask)
                     if owner._compile_loss is not None and owner._compile_loss.metrics:
                         owner._compile_loss(y, outputs, weight)
                     logs = owner.compute_metrics(x, y, outputs, weight)
@@ -123,7 +119,9 @@ class JaxSteps(GraphSteps):
     # ---- tracing
 
     def factors_of(self, forward: KerasForward, leaves: list[Any], values: Any) -> int:
-        jax.eval_shape(lambda *given: _arrays(forward(*given, None)), *map(list, values), leaves)
+        jax.eval_shape(
+            lambda *given: _arrays(forward(*given, factors=None)), *map(list, values), leaves
+        )
         return len(forward.rates)
 
     def exported(
@@ -142,9 +140,9 @@ class JaxSteps(GraphSteps):
             for size in counts:
                 parts.append(list(given[start : start + size]))
                 start += size
-            return tuple(_arrays(forward(*parts, given[start:])))
+            return tuple(_arrays(forward(*parts, factors=given[start:])))
 
-        with _whole_ranges():
+        with _as_jax2onnx_reads():
             return to_onnx(traced, specs, [n for kind in names for n in kind], forward)
 
 
@@ -152,10 +150,7 @@ def to_onnx(
     function: Any, specs: Sequence[Any], inputs: Sequence[str], forward: KerasForward
 ) -> onnx.ModelProto:
     """A JAX function as an ONNX file, by jax2onnx, with the names of what `forward` returns."""
-    try:
-        import jax2onnx
-    except ImportError as error:
-        raise MissingExtraError("jax2onnx", "keras") from error
+    jax2onnx = package("jax2onnx")
     log = logging.getLogger("onnx_ir.serde")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -171,21 +166,32 @@ def to_onnx(
 
 
 @contextmanager
-def _whole_ranges() -> Iterator[None]:
-    """A context in which Keras's `arange` has all its arguments, which jax2onnx's form of
-    `jax.numpy.arange` needs."""
-    numpy = import_module("keras.src.backend.jax.numpy")
-    before = numpy.arange
+def _as_jax2onnx_reads() -> Iterator[None]:
+    """A context in which Keras's functions call JAX's as jax2onnx reads these: `arange` with all its
+    arguments, minima and maxima of one dtype."""
+    numpy: Any = import_module("keras.src.backend.jax.numpy")
+    before = {name: getattr(numpy, name) for name in ("arange", "minimum", "maximum")}
 
     def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None) -> Any:
         ends = (0, start) if stop is None else (start, stop)
-        return before(*ends, 1 if step is None else step, dtype)
+        return before["arange"](*ends, 1 if step is None else step, dtype)
+
+    def of_one_dtype(name: str) -> Any:
+        def call(x1: Any, x2: Any) -> Any:
+            if hasattr(x1, "dtype") and hasattr(x2, "dtype") and x1.dtype != x2.dtype:
+                dtype = jax.numpy.promote_types(x1.dtype, x2.dtype)
+                x1, x2 = x1.astype(dtype), x2.astype(dtype)
+            return before[name](x1, x2)
+
+        return call
 
     numpy.arange = arange
+    numpy.minimum, numpy.maximum = of_one_dtype("minimum"), of_one_dtype("maximum")
     try:
         yield
     finally:
-        numpy.arange = before
+        for name, function in before.items():
+            setattr(numpy, name, function)
 
 
 def _select_in_abs(model: onnx.ModelProto) -> None:

@@ -1,4 +1,4 @@
-"""Makes of an exporter's file the file that is trained: weights as initializers, dropouts as such."""
+"""Makes of an exporter's file the file that is trained: weights as initializers, dropouts again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finished(
     """The model of an exporter, to be trained; it is changed in place.
 
     weights: by input, the number that becomes its initializer. names: by input, the name that it
-    gets. factors: inputs by which the inputs of dropouts are multiplied, each with the rate. batched:
+    gets. factors: inputs by which those of dropouts are multiplied, each with the rate. batched:
     inputs whose first dim is the batch's open size. Raises OnwardError where the file does not have
     a dropout as it was traced.
     """
@@ -79,7 +79,7 @@ def _put_dropout(graph: onnx.GraphProto, factor: str, rate: float) -> None:
     if node.op_type != "Mul" or Counter(node.input)[name] != 1:
         raise _lost(factor)
     [x] = [i for i in node.input if i != name]
-    graph.initializer.append(numpy_helper.from_array(np.float32(rate), f"{factor}_ratio"))
+    graph.initializer.append(numpy_helper.from_array(np.array(rate, np.float32), f"{factor}_ratio"))
     graph.initializer.append(numpy_helper.from_array(np.array(True), f"{factor}_training"))
     made = helper.make_node(
         "Dropout", [x, f"{factor}_ratio", f"{factor}_training"], [node.output[0]], name=factor

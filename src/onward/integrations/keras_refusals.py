@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from onward.errors import OnwardError, one_line
+from onward.integrations.keras_package import keras
 from onward.options import TrainerOptions
 
 # options of onward.Trainer about what the Keras optimizer does
@@ -36,8 +37,6 @@ def refuse_options(options: TrainerOptions) -> None:
 def refuse_model(model: Any) -> None:
     """Raises OnwardError for a model without a training step in Onward, as far as its layers and
     what it was compiled with say."""
-    import keras
-
     if not model.compiled or model.optimizer is None:
         raise OnwardError("the model is not compiled; fix: model.compile(optimizer, loss) first")
     if model.run_eagerly:
@@ -62,8 +61,6 @@ def refuse_model(model: Any) -> None:
 
 
 def _refuse_layer(layer: Any) -> None:
-    import keras
-
     policy = layer.dtype_policy
     if policy.compute_dtype not in ("float32", None) and layer.weights:
         raise OnwardError(
@@ -85,11 +82,9 @@ def _replicas(model: Any) -> int:
 def layer_in(trace: TracebackType | None) -> str:
     """The innermost layer whose code a traceback passed through, as ` (layer 'name')`; empty where
     there is none."""
-    import keras
-
     found = ""
     while trace is not None:
-        own = trace.tb_frame.f_locals.get("self")
+        own: Any = trace.tb_frame.f_locals.get("self")
         if isinstance(own, keras.layers.Layer) and not isinstance(own, keras.Model):
             found = f" (layer '{own.name}')"
         trace = trace.tb_next
@@ -98,8 +93,6 @@ def layer_in(trace: TracebackType | None) -> str:
 
 def layer_here() -> str:
     """The name of the innermost layer whose code is running."""
-    import keras
-
     frame: Any = sys._getframe(1)
     while frame is not None:
         own = frame.f_locals.get("self")

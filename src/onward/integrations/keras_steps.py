@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import torch
-from keras import tree
 
 from onward.errors import OnwardError
+from onward.integrations.keras_package import keras, tree
 from onward.integrations.keras_refusals import refuse_model
 from onward.integrations.keras_tracing import KerasForward, numbered
 from onward.options import TrainerOptions
@@ -47,7 +46,8 @@ class KerasProgram:
     """What runs the batches of one kind.
 
     trainable, others: the tensors that stand for the model's variables, None for those that the
-    graph does not have. turned: which gradients are those of the transposed variable. inputs: the leaves of a batch that the graph reads, by name, with their dtypes.
+    graph does not have. turned: which gradients are those of the transposed variable. inputs: the
+    leaves of a batch that the graph reads, by name, with their dtypes.
     """
 
     forward: KerasForward
@@ -165,8 +165,8 @@ def _refuse_leaves(leaves: Sequence[Any]) -> None:
         kind = keras.backend.standardize_dtype(leaf.dtype)
         if kind == "string" or type(leaf).__name__ in ("RaggedTensor", "SparseTensor", "BCOO"):
             raise OnwardError(
-                f"the batch has a {type(leaf).__name__} of {kind}, which no graph takes; fix: dense "
-                "arrays of numbers"
+                f"the batch has a {type(leaf).__name__} of {kind}, which no graph takes; fix: "
+                "dense arrays of numbers"
             )
         if not len(leaf.shape):
             raise OnwardError("the batch has a number without a dim of samples; fix: arrays")

@@ -1,8 +1,8 @@
 """Steps of Keras models on the TensorFlow backend; their graphs are written by tf2onnx.
 
-tf2onnx has no form of some ops, and has forms of others that lose numbers: a selection as products,
-which is NaN beside infinity, and cross-entropy as the logarithm of a quotient, which is infinite for
-a label of small probability. `HANDLERS` writes these.
+tf2onnx has no form of some ops, and forms of others that lose numbers: a selection as products,
+which is NaN beside infinity, and cross-entropy as the logarithm of a quotient, which is infinite
+for a label of small probability. `HANDLERS` writes these.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import onnx
-import tensorflow as tf
 import torch
-from keras import tree
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from onnx import numpy_helper
 
-from onward.errors import MissingExtraError, OnwardError
+from onward.errors import OnwardError
 from onward.integrations.keras_graph import GraphSteps, Names
-from onward.integrations.keras_steps import KerasProgram
+from onward.integrations.keras_package import package, set_mask, tree, unpack
 from onward.integrations.keras_tracing import KerasForward, packed
+
+tf: Any = package("tensorflow")
 
 OPSET = 18  # the newest that tf2onnx writes
 
@@ -52,7 +50,7 @@ class TensorFlowSteps(GraphSteps):
 
     def _step(self, data: Any) -> Any:
         model = self.model
-        x, y, weight = unpack_x_y_sample_weight(data)
+        x, y, weight = unpack(data)
         if not (model.built and model.optimizer.built and _is_built(model)):
             model._symbolic_build(data_batch=(x, y, weight))
         self._renew()
@@ -113,7 +111,7 @@ class TensorFlowSteps(GraphSteps):
         def update_metrics(
             loss: Any, size: Any, x: Any, y: Any, outputs: Any, weight: Any, masks: Any
         ) -> Any:
-            owner = reference()
+            owner: Any = reference()
             owner._loss_tracker.update_state(loss, sample_weight=size)
             x, y, outputs, weight, masks = tree.map_structure(
                 _opened, (x, y, outputs, weight, masks)
@@ -122,7 +120,7 @@ class TensorFlowSteps(GraphSteps):
                 return owner.get_metrics_result()
             flat = tree.flatten(outputs)
             for i, mask in masks.items():
-                keras.src.backend.set_keras_mask(flat[int(i)], mask)
+                set_mask(flat[int(i)], mask)
             if owner._compile_loss is not None and owner._compile_loss.metrics:
                 owner._compile_loss(y, outputs, weight)
             return owner.compute_metrics(x, y, outputs, sample_weight=weight)
@@ -140,7 +138,7 @@ class TensorFlowSteps(GraphSteps):
 
         @tf.function(autograph=False)
         def counted(*given: Any) -> Any:
-            forward(*split(given), None)
+            forward(*split(given), factors=None)
             return tf.constant(0)
 
         counted.get_concrete_function(*specs)
@@ -162,7 +160,7 @@ class TensorFlowSteps(GraphSteps):
 
         @tf.function(input_signature=specs, autograph=False)
         def traced(*given: Any) -> dict[str, Any]:
-            results = forward(*split(given[:count]), given[count:])
+            results = forward(*split(given[:count]), factors=given[count:])
             return dict(zip(forward.names(), map(tf.identity, results), strict=True))
 
         return to_onnx(traced, specs)
@@ -170,12 +168,7 @@ class TensorFlowSteps(GraphSteps):
 
 def to_onnx(function: Any, specs: Sequence[Any]) -> onnx.ModelProto:
     """A TensorFlow function as an ONNX file, by tf2onnx with the handlers above it."""
-    try:
-        import tf2onnx
-    except ImportError as error:
-        raise MissingExtraError("tf2onnx", "keras") from error
-    from keras.src.export.tf2onnx_lib import patch_tf2onnx
-
+    tf2onnx = package("tf2onnx")
     concrete = function.get_concrete_function(*specs)
     held = list(concrete.captured_inputs)
     inputs = concrete.inputs[len(concrete.inputs) - len(held) :]
@@ -184,7 +177,7 @@ def to_onnx(function: Any, specs: Sequence[Any]) -> onnx.ModelProto:
         raise OnwardError(
             "the forward reads a variable that no layer of the model tracks; fix: add_weight"
         )
-    patch_tf2onnx()
+    package("keras.src.export.tf2onnx_lib").patch_tf2onnx()
     logger = logging.getLogger("tf2onnx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -217,21 +210,14 @@ def _select(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
 
 def _erfc(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
     """Erfc(x) as 1 - Erf(x), and Erfc(-x) as 1 + Erf(x), which is the form that GELU has."""
-    [output], [dtype], [shape] = node.output, node.output_dtypes, node.output_shapes
-    given, op = node.input[0], "Sub"
-    maker = node.inputs[0]
-    for _ in range(2):  # Neg(x), or Neg(x) times a factor
-        if maker.type == "Neg":
-            given, op = maker.input[0], "Add"
-            break
-        if maker.type != "Mul":
-            break
-        inner = next((i for i in range(2) if maker.inputs[i].type == "Neg"), None)
-        if inner is None:
-            break
-        parts = [maker.inputs[inner].input[0], maker.input[1 - inner]]
+    output, dtype, shape = node.output[0], node.output_dtypes[0], node.output_shapes[0]
+    given, op, maker = node.input[0], "Sub", node.inputs[0]
+    negated = [i for i, x in enumerate(maker.inputs) if x.type == "Neg"]
+    if maker.type == "Neg":
+        given, op = maker.input[0], "Add"
+    elif maker.type == "Mul" and negated:
+        parts = [maker.inputs[negated[0]].input[0], maker.input[1 - negated[0]]]
         given, op = ctx.make_node("Mul", parts, dtypes=[dtype], shapes=[shape]).output[0], "Add"
-        break
     ctx.remove_node(node.name)
     erf = ctx.make_node("Erf", [given], dtypes=[dtype], shapes=[shape])
     one = ctx.make_const(f"{node.name}_one", np.float32(1.0))
@@ -262,8 +248,8 @@ def _expm1(ctx: Any, node: Any, *_: Any, **__: Any) -> None:
 
 
 def _shifted(ctx: Any, node: Any, ops: tuple[str, str]) -> None:
-    [given], [output] = node.input, node.output
-    [dtype], [shape] = node.output_dtypes, node.output_shapes
+    given, output = node.input[0], node.output[0]
+    dtype, shape = node.output_dtypes[0], node.output_shapes[0]
     ctx.remove_node(node.name)
     one = ctx.make_const(f"{node.name}_one", np.float32(1.0)).output[0]
     for number, op in enumerate(ops):
@@ -290,7 +276,7 @@ def from_torch(x: torch.Tensor) -> Any:
     x = x.detach()
     if x.dtype == torch.bool or not x.numel() or not x.dim():
         return tf.convert_to_tensor(x.numpy())
-    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x.contiguous()))
+    return tf.experimental.dlpack.from_dlpack(torch.to_dlpack(x.contiguous()))
 
 
 def _without_optionals(data: Any) -> Any:

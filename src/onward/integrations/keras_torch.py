@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import torch
-from keras import tree
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from torch import fx
 
 from onward.errors import OnwardError
+from onward.integrations.keras_package import keras, set_mask, tree, unpack
 from onward.integrations.keras_refusals import refusing
 from onward.integrations.keras_steps import KerasProgram, KerasSteps, KerasUpdate, quietly
 from onward.integrations.keras_tracing import KerasForward, packed
@@ -29,7 +27,7 @@ class TorchSteps(KerasSteps):
         """Runs the one batch of a list."""
         [data] = args
         model = self.model
-        x, y, weight = unpack_x_y_sample_weight(next(iter(data)))
+        x, y, weight = unpack(next(iter(data)))
         x, y, weight = tree.map_structure(_tensor, (x, y, weight))
         kinds = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
         program, leaves, _ = self.program((x, y, weight), kinds)
@@ -51,7 +49,7 @@ class TorchSteps(KerasSteps):
                 return model.get_metrics_result()
             flat = [found[f"output_{i}"] for i in range(len(tree.flatten(forward.predictions)))]
             for i in forward.masked:
-                keras.src.backend.set_keras_mask(flat[i], found[f"mask_{i}"])
+                set_mask(flat[i], found[f"mask_{i}"])
             outputs = packed(forward.predictions, flat)
             if model._compile_loss is not None and model._compile_loss.metrics:
                 model._compile_loss(y, outputs, weight)

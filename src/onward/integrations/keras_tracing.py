@@ -1,7 +1,7 @@
 """A Keras model's training forward and loss as one function of arrays, for a backend's exporter.
 
-Weights are arguments, so that no exporter folds, renames or transposes them. Each dropout multiplies
-its input by a number of its own, which is an argument as well: no exporter folds that either, and
+Weights are arguments, so that no exporter folds, renames or turns them. Each dropout multiplies its
+input by a number of its own, which is an argument as well: no exporter folds that either, and
 `keras_onnx.py` puts ONNX's Dropout in the place of each product.
 """
 
@@ -14,10 +14,8 @@ from importlib import import_module
 from itertools import count
 from typing import Any
 
-import keras
-from keras import tree
-
 from onward.errors import OnwardError
+from onward.integrations.keras_package import keras, tree
 from onward.integrations.keras_refusals import layer_here
 
 
