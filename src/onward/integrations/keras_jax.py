@@ -167,7 +167,7 @@ def to_onnx(
 
 @contextmanager
 def _as_jax2onnx_reads() -> Iterator[None]:
-    """A context in which Keras's functions call JAX's as jax2onnx reads these: `arange` with all its
+    """A context in which Keras's functions call JAX's as jax2onnx reads these: `arange` with all
     arguments, minima and maxima of one dtype."""
     numpy: Any = import_module("keras.src.backend.jax.numpy")
     before = {name: getattr(numpy, name) for name in ("arange", "minimum", "maximum")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,12 +108,21 @@ def refusing(what: str) -> Iterator[None]:
     """A context in which any exception becomes an OnwardError of one line that names the layer."""
     try:
         yield
-    except OnwardError:
-        raise
+    except OnwardError as error:
+        said = _without_arguments(str(error))
+        if said == str(error):
+            raise
+        raise OnwardError(said) from error
     except Exception as error:  # whatever Keras, the backend and the exporter raise
         where = layer_in(error.__traceback__)
-        said = one_line(str(error) or type(error).__name__, 300)
+        said = one_line(_without_arguments(str(error)) or type(error).__name__, 300)
         raise OnwardError(f"{what}{where}: {said}") from error
+
+
+def _without_arguments(said: str) -> str:
+    """A message without what Keras writes around it: the call, and its arguments."""
+    found = re.search(r"\x1b\[1m(.*?)\x1b\[0m", said, re.DOTALL)
+    return found[1] if found is not None else said
 
 
 __all__ = ["layer_here", "layer_in", "refuse_model", "refuse_options", "refusing"]
