@@ -29,7 +29,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms sweep node-tests outsiders lint format docs clean sdist wheel sbom arm
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz fuzz-files fuzz-mesh mutation sanitize triton false-alarms keras sweep node-tests outsiders lint format docs clean sdist wheel sbom arm
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -76,6 +76,9 @@ sanitize: $(VENV)/.installed-test ## run the kernels' tests under AddressSanitiz
 
 triton: $(VENV)/.installed-gpu,test ## run every Triton kernel by Triton's interpreter; no GPU is needed
 	$(BIN)/python -m pytest --whole tests/kernels/test_triton_interpreted.py $(TEST_ARGS)
+
+keras: $(VENV)/.installed-test,keras-test ## train Keras models on TensorFlow, JAX and torch beside Keras itself (half an hour)
+	$(BIN)/python -m pytest --whole tests/integrations/test_keras.py tests/integrations/test_other_frameworks.py $(TEST_ARGS)
 
 false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
 	$(BIN)/python tests/faults/false_alarms.py

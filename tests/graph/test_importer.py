@@ -240,3 +240,34 @@ def test_constants_of_any_size_are_not_made(line: str, sizes: str) -> None:
     text += f"model (float[1] x) => (float[N] y) <{sizes}> {{ {line} }}"
     with pytest.raises(ValueError, match=r"it makes a constant of \d+ elements, more than \d+"):
         from_onnx(parser.parse_model(text))
+
+
+NARROW = """
+<ir_version: 10, opset_import: ["" : 18]>
+m (float[B, 6, 4] x) => (float[B, 3, 8] y, float total)
+<int64[1] zeroth = {0}, int32[2] tail = {3, 8}, int32[1] none = {0}, int32[1] one = {1}> {
+    wide = Shape (x)
+    narrow = Cast <to = 6> (wide)
+    rows = Gather <axis = 0> (narrow, zeroth)
+    target = Concat <axis = 0> (rows, tail)
+    back = Cast <to = 7> (target)
+    y = Reshape (x, back)
+    cut = Slice (narrow, none, one, none)
+    both = Concat <axis = 0> (cut, one, rows)
+    count = ReduceProd <keepdims = 0> (both, zeroth)
+    total = Cast <to = 1> (count)
+}
+"""
+
+
+def test_shapes_that_are_computed_in_i32_stay_open() -> None:
+    """As TensorFlow writes them: the graph serves any number of rows, beside onnx's evaluator."""
+    model = onnx.parser.parse_model(NARROW)
+    graph = from_onnx(model)
+    assert str(type_of(graph.outputs["y"])) == "f32[B,3,8]"
+    for rows in (2, 5):
+        x = np.arange(rows * 24, dtype=np.float32).reshape(rows, 6, 4)
+        expected = ReferenceEvaluator(model).run(None, {"x": x})
+        found = evaluate(graph, {"x": x})
+        np.testing.assert_array_equal(found["y"], expected[0])
+        assert found["total"] == expected[1] == rows * rows

@@ -42,12 +42,12 @@ CONTENTS = {"sr": 16000, "lengths": 5, "input_lengths": 5}  # of whole inputs, b
 HEAD = """# ONNX files of others
 
 Models that packages on the index ship, in the version that is named: opened by a
-[TrainingSession](onnx.md), their outputs compared with onnxruntime's, gradients of {judged} of their weights
-compared with central differences of onnxruntime's loss, and trained for four steps of SGD on the
+[TrainingSession](onnx.md), their outputs compared with onnxruntime's, the gradients of {judged}
+weights with central differences of onnxruntime's loss, and trained for four steps of SGD on the
 square of an output. This page is written by `python tests/onnx_models/real_files.py --write`, of
 {date}, onnxruntime {onnxruntime}. {opened} of {all} files open, {trains} train.
 
-| package | file | for | weights | outputs, of their norm | gradients | mean square, of four steps | what is not |
+| package | file | for | weights | outputs | gradients | mean square | what is not |
 |---|---|---|---|---|---|---|---|
 """
 

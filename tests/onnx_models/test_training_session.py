@@ -21,6 +21,7 @@ from torch.nn import functional as F
 import onward
 from onward import TrainingSession, loss
 from onward.errors import CaptureError, OnwardError
+from onward.onnx_models import OnnxModule, OnnxSource
 
 STEPS = 6
 
@@ -412,3 +413,56 @@ def test_weights_of_other_names_or_shapes_change_nothing() -> None:
     session.load_state_dict({"head.bias": np.ones(50, np.float32)})
     assert session.state_dict()["head.bias"].sum() == 50
     assert io.BytesIO(session.export_onnx().SerializeToString()).getbuffer().nbytes > 1000
+
+
+DROPPED = """
+<ir_version: 10, opset_import: ["" : 18]>
+m (float[B, 40] x) => (float loss, float[B, 40] out) <float ratio = {0.25}, bool on = {1}> {
+    h = MatMul (x, w)
+    out = Dropout (h, ratio, on)
+    square = Mul (out, out)
+    loss = ReduceMean <keepdims = 0> (square)
+}
+"""
+
+
+def test_dropout_of_a_file_is_on_in_training_alone() -> None:
+    """Masks differ from step to step and from sample to sample, and have the rate of the file."""
+    model = onnx.parser.parse_model(DROPPED)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(40, dtype=np.float32), "w"))
+    session = TrainingSession(model, onward.optim.SGD(lr=0.0), "loss")
+    x = np.ones((200, 40), np.float32)
+    assert session.evaluate({"x": x}).loss == pytest.approx(1.0)  # before any training as well
+    first, second = (session.step({"x": x}, fetch=["out"]).outputs["out"] for _ in range(2))
+    np.testing.assert_allclose(np.unique(first), [0.0, 4 / 3], rtol=1e-6)
+    assert (first == 0).mean() == pytest.approx(0.25, abs=0.02)  # four standard deviations
+    assert (first == second).mean() == pytest.approx(0.625, abs=0.03)
+    assert (first[0] != first[1]).any()
+    assert session.evaluate({"x": x}).loss == pytest.approx(1.0)
+    np.testing.assert_allclose(session.predict({"x": x}, ["out"])["out"], x)
+
+
+def test_named_weights_may_look_like_anything() -> None:
+    """One number, numbers of a mask's size, and the transpose of another weight are weights of
+    their own where the maker of the file says so."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    m (float[B, 2] x) => (float loss) {
+        h = MatMul (x, a)
+        g = MatMul (x, b)
+        s = Mul (h, one)
+        t = Add (s, large)
+        u = Mul (t, g)
+        v = Add (u, a)
+        loss = ReduceMean <keepdims = 0> (v)
+    }
+    """
+    model = onnx.parser.parse_model(text)
+    arrays = {"a": np.eye(2), "b": np.eye(2), "one": np.ones(1), "large": np.full(2, 2e4)}
+    for name, array in arrays.items():
+        tensor = onnx.numpy_helper.from_array(array.astype(np.float32), name)
+        model.graph.initializer.append(tensor)
+    assert set(OnnxModule(OnnxSource.of(model)).initializers) == {"a", "b"}
+    module = OnnxModule(OnnxSource.of(model, named=arrays))
+    assert set(module.initializers) == set(arrays)
+    assert len(list(module.parameters())) == 4

@@ -65,10 +65,7 @@ def evaluation(captured: CapturedModule) -> CapturedModule | None:
     if captured.asks:
         return None
     graph = captured.graph.clone()
-    for node in _dropping(graph):
-        graph.replace(node.outputs[0], _without(graph, node))
-        graph.remove([node])
-    _undrawn(graph)
+    without_dropout(graph)
     return replace(
         captured,
         graph=graph,
@@ -76,6 +73,14 @@ def evaluation(captured: CapturedModule) -> CapturedModule | None:
         reaches={name: set() for name in captured.reaches},
         asks="it is an evaluation",
     )
+
+
+def without_dropout(graph: Graph) -> None:
+    """Removes all dropout from a graph, and with it the random inputs."""
+    for node in _dropping(graph):
+        graph.replace(node.outputs[0], _without(graph, node))
+        graph.remove([node])
+    _undrawn(graph)
 
 
 def _dropping(graph: Graph) -> list[Node]:
@@ -144,4 +149,4 @@ def _base(node: object) -> object:
     return node
 
 
-__all__ = ["asks_more", "evaluation"]
+__all__ = ["asks_more", "evaluation", "without_dropout"]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from onward.capture import CapturedModule, CaptureRequest, GraphModule
+from onward.capture.evaluation import without_dropout
 from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -68,7 +69,7 @@ class OnnxModule(GraphModule):
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
         held = {n: array.T if n in source.turned else array for n, array in weights.items()}
-        tied = _tied(held, source.turned)
+        tied = _tied(held, source.turned) if source.named is None else {}
         chosen |= {twin for name, twin in tied.items() if name in chosen}
         for name in [*(n for n in held if n not in tied), *tied]:
             twin = tied.get(name)
@@ -155,6 +156,8 @@ class OnnxModule(GraphModule):
             leaves, numbers = self._leaves(request)
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
             graph = self.graph(self._fixed(sizes), numbers).clone()
+            if not request.differentiated:
+                without_dropout(graph)
         except CaptureError:
             raise
         except OnwardError as error:

@@ -9,7 +9,7 @@ are asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +58,8 @@ class OnnxSource:
     is one. is_open: whether one graph serves all sizes; otherwise each combination of sizes has a
     graph of its own. tensors: where the numbers of external initializers of `model` are, by name.
     files: those that hold them. numbers: inputs of one whole number, or one truth, whose content a
-    graph is read for."""
+    graph is read for. named: the initializers that are weights, whatever they look like; None:
+    those that look like weights."""
 
     given: onnx.ModelProto
     model: onnx.ModelProto
@@ -67,16 +68,18 @@ class OnnxSource:
     tensors: Mapping[str, Stored | GivenTensor] = field(default_factory=dict)
     files: Files = field(default_factory=Files)
     numbers: frozenset[str] = frozenset()
+    named: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, given: Any) -> OnnxSource:
-        """Reads a path, a ModelProto or an onnx_ir.Model. Raises OnwardError for anything else, and
-        for a file that cannot be read."""
+    def of(cls, given: Any, named: Collection[str] | None = None) -> OnnxSource:
+        """Reads a path, a ModelProto or an onnx_ir.Model. named: the weights, of a maker who knows
+        them. Raises OnwardError for anything else, and for a file that cannot be read."""
+        known = None if named is None else frozenset(named)
         if isinstance(given, (str, Path)):
             path = Path(given)
             files = Files(own_file(path))
             try:
-                return cls._read(read_skeleton(files.own), path, files)  # type: ignore[arg-type]
+                return cls._read(read_skeleton(files.own), path, files, known)  # type: ignore[arg-type]
             except Exception as error:  # whatever protobuf, numpy and the file system raise
                 said = str(error) if isinstance(error, ValueError) else repr(error)
                 where = one_line(repr(str(path)), 160)
@@ -89,10 +92,16 @@ class OnnxSource:
                 f"the model is a {type(given).__name__}; fix: a path to an .onnx file, an "
                 "onnx.ModelProto, or an onnx_ir.Model"
             )
-        return cls._read(given, None, Files())
+        return cls._read(given, None, Files(), known)
 
     @classmethod
-    def _read(cls, given: onnx.ModelProto, path: Path | None, files: Files) -> OnnxSource:
+    def _read(
+        cls,
+        given: onnx.ModelProto,
+        path: Path | None,
+        files: Files,
+        named: frozenset[str] | None,
+    ) -> OnnxSource:
         try:
             check_model(given)
         except OnwardError as error:
@@ -115,7 +124,7 @@ class OnnxSource:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
         add_raised(model.graph)
-        return _readable(cls(given, model, path, True, tensors, files))
+        return _readable(cls(given, model, path, True, tensors, files, named=named))
 
     def graph(
         self,
@@ -132,13 +141,12 @@ class OnnxSource:
             type = self.inputs[name]
             known[name] = np.full(type.shape, number, type.dtype.numpy())  # type: ignore[arg-type]
         try:
-            return from_onnx(self.model, dims, known, parameters, self.turned)
+            return from_onnx(self.model, dims, known, parameters, self.turned, draws=True)
         except ValueError as error:
             raise OnwardError(f"{PREFIX}{error}") from error
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The initializers of f32 with more than one number, by name; not masks, nor what an op
-        takes as a setting. They are read anew, into memory of the caller's own."""
+        """The weights by name, read anew into memory of the caller's own."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
             if tensor.name in self.names:
@@ -150,7 +158,11 @@ class OnnxSource:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of the weights."""
+        """The names of the weights: those that are `named`, or else the initializers of f32 with
+        more than one number; not masks, nor what an op takes as a setting."""
+        if self.named is not None:
+            own = {tensor.name for tensor in self.model.graph.initializer}
+            return self.named & own
         return frozenset(
             tensor.name
             for tensor in self.model.graph.initializer

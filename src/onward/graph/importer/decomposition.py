@@ -36,7 +36,8 @@ class NodeCall:
 
     given: its attributes; `attr` adds the schema's defaults. schema: None for an op that the
     standard lacks. subgraph: makes the nodes of an attribute that is a graph, given the values of
-    the graph's inputs.
+    the graph's inputs. dropped: `(x, ratio) -> y`, dropout at a site of its own; None where a graph
+    may not draw.
     """
 
     b: Builder
@@ -46,6 +47,7 @@ class NodeCall:
     schema: onnx.defs.OpSchema | None
     outputs: int
     subgraph: Subgraph
+    dropped: Callable[[Value, float], Value] | None = None
 
     def attr(self, name: str, default: Any = None) -> Any:
         if name in self.given:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from onward.graph.importer.decomposition import (
     said_of,
     tensor_array,
 )
+from onward.graph.importer.draws import Draws
 from onward.graph.importer.fold_bounds import FOLDED, Folds, require_sizes
 from onward.graph.importer.local_functions import check_functions
 from onward.graph.importer.refused import REFUSED
@@ -60,16 +62,18 @@ def from_onnx(
     known: Mapping[str, np.ndarray] | None = None,
     parameters: Mapping[str, str] | None = None,
     turned: Collection[str] = (),
+    draws: bool = False,
 ) -> Graph:
     """Reads an ONNX model as a graph. Its inputs have `Role.BATCH`, its initializers are constants.
 
     dims: sizes for named dims; others stay symbolic. known: inputs that become constants, such as
     shapes. parameters: initializers that become inputs of `Role.PARAM`, each with the input's name;
-    several may share one. turned: those of them whose input is the transpose. Raises ValueError
-    naming the first node that cannot be read, with the reason.
+    several may share one. turned: those of them whose input is the transpose. draws: whether
+    Dropout in training mode becomes Onward's own, with the graph's random inputs; otherwise it is
+    refused. Raises ValueError naming the first node that cannot be read, with the reason.
     """
     try:
-        return _read(model, dims or {}, known or {}, parameters or {}, turned)
+        return _read(model, dims or {}, known or {}, parameters or {}, turned, draws)
     except Exception as error:  # any, for a model that onnx's checker would refuse
         raise ValueError(one_line(said_of(error), 400)) from error
 
@@ -80,13 +84,15 @@ def _read(
     known: Mapping[str, np.ndarray],
     parameters: Mapping[str, str],
     turned: Collection[str],
+    draws: bool,
 ) -> Graph:
     if model.functions:
         check_functions(model)
         model = inline_local_functions(model)
     _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
-    reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
+    opsets = {o.domain: o.version for o in model.opset_import}
+    reader = _Reader(graph, opsets, Draws(graph) if draws else None)
     env: Environment = {}
     tensors = {t.name: t for t in model.graph.initializer}
     constants = dict(known)
@@ -149,8 +155,8 @@ def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
 class _Reader:
     """Makes the nodes of one model."""
 
-    def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
-        self.graph, self.opsets = graph, opsets
+    def __init__(self, graph: Graph, opsets: Mapping[str, int], draws: Draws | None) -> None:
+        self.graph, self.opsets, self.draws = graph, opsets, draws
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
         self.bodies = self.nodes = 0
         self.folds = Folds()
@@ -203,7 +209,9 @@ class _Reader:
             return self._subgraph(body, values, env)
 
         builder = Builder(self.graph, module=node.name)
-        call = NodeCall(builder, op_type, inputs, given, schema, len(node.output), subgraph)
+        draws, count = self.draws, len(node.output)
+        dropped = None if draws is None else partial(draws.dropped, builder)
+        call = NodeCall(builder, op_type, inputs, given, schema, count, subgraph, dropped)
         folded = self._folded(node, call)
         if folded is not None:
             return folded

@@ -1,25 +1,31 @@
 """Folds what exporters compute of sizes: comparisons and selections of shapes with open sizes.
 
 Exporters write `x.expand(shape)` as `Expand(x, Where(shape == -1, 1, shape))`. A size is above 0,
-so that it equals no number below 1; what follows is a shape again.
+so that it equals no number below 1; what follows is a shape again. TensorFlow's compute shapes in
+i32, and multiply sizes with ReduceProd: see `_arithmetic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from onward.graph.graph import Value, array_of, content_of, type_of
 from onward.graph.importer.decomposition import NodeCall
-from onward.graph.types import DType, Size
+from onward.graph.types import DType, Size, Type
 
 Known = list[Size] | list[bool]
+Arrays = list[np.ndarray]
 FEW = 64  # numbers of a shape
 
 
 def folded(call: NodeCall) -> Value | None:
     """The result of a node that computes integers or booleans of known sizes; None for others."""
+    if call.op_type in _ARITHMETIC:
+        return _arithmetic(call)
     if call.op_type not in ("Equal", "Where", "ConstantOfShape", "Expand"):
         return None
     if call.op_type == "ConstantOfShape":
@@ -46,6 +52,73 @@ def folded(call: NodeCall) -> Value | None:
         chosen.append(a if condition else b)
     whole = call.b.sizes(chosen)
     return whole if max(map(len, shapes)) else call.b.squeeze(whole, [0])
+
+
+def _arithmetic(call: NodeCall) -> Value | None:
+    """The result of a node that computes with known sizes where type inference does not know it: in
+    i32, or a product of them. The numbers are known afterwards, and are computed as they were."""
+    kinds = {type_of(x).dtype for x in call.inputs if x is not None}
+    to = DType(int(call.given["to"])) if call.op_type == "Cast" else type_of(call.x()).dtype
+    if DType.INT32 not in {*kinds, to} and call.op_type != "ReduceProd":
+        return None
+    if not {*kinds, to} <= {DType.INT32, DType.INT64} or any(x is None for x in call.inputs):
+        return None
+    if any(len(type_of(x).shape) > 1 for x in call.inputs if x is not None):
+        return None
+    known = [_known(x) for x in call.inputs]
+    if any(k is None for k in known) or all(type(n) is int for k in known for n in k or ()):
+        return None  # unknown, or of numbers alone, which have been computed
+    arrays = [_array_of(k, type_of(x)) for k, x in zip(known, call.inputs, strict=True) if k and x]
+    if len(arrays) != len(call.inputs):
+        return None
+    found = np.asarray(_ARITHMETIC[call.op_type](call, arrays), object)
+    if found.ndim > 1 or found.size > FEW or not found.size:
+        return None
+    sizes = tuple(found.reshape(-1))
+    whole = call.b.sizes(sizes)
+    whole = whole if found.ndim else call.b.squeeze(whole, [0])
+    if to == DType.INT64:
+        return whole
+    narrow = call.b.Cast(whole, to=to)
+    narrow.meta["content"] = sizes
+    return narrow
+
+
+def _array_of(known: Known, type: Type) -> np.ndarray:
+    """The numbers of a value as an array of its rank, open sizes among them."""
+    array = np.empty(len(known), object)
+    array[:] = known
+    return array if type.rank else array.reshape(())
+
+
+def _gathered(call: NodeCall, arrays: Arrays) -> Any:
+    return np.take(arrays[0], arrays[1].astype(np.int64))
+
+
+def _sliced(call: NodeCall, arrays: Arrays) -> Any:
+    start, end = int(arrays[1][0]), int(arrays[2][0])
+    step = int(arrays[4][0]) if len(arrays) > 4 else 1
+    return arrays[0][start:end:step]
+
+
+def _multiplied(call: NodeCall, arrays: Arrays) -> Any:
+    keep = int(call.attr("keepdims", 1)) and arrays[0].ndim
+    total = np.array(math.prod(arrays[0].reshape(-1)), object)
+    return total.reshape(1) if keep else total
+
+
+_ARITHMETIC: dict[str, Callable[[NodeCall, Arrays], Any]] = {
+    "Cast": lambda call, arrays: arrays[0],
+    "Concat": lambda call, arrays: np.concatenate(arrays),
+    "Gather": _gathered,
+    "Slice": _sliced,
+    "ReduceProd": _multiplied,
+    "Squeeze": lambda call, arrays: arrays[0].reshape(()),
+    "Unsqueeze": lambda call, arrays: arrays[0].reshape(1),
+    "Mul": lambda call, arrays: arrays[0] * arrays[1],
+    "Add": lambda call, arrays: arrays[0] + arrays[1],
+    "Sub": lambda call, arrays: arrays[0] - arrays[1],
+}
 
 
 def _filled(call: NodeCall) -> Value | None:
@@ -76,7 +149,7 @@ def _known(value: Value | None) -> Known | None:
     if array is not None and array.size <= FEW:
         if array.dtype == bool:
             return [bool(x) for x in array.reshape(-1)]
-        if array.dtype == np.int64:
+        if array.dtype in (np.int64, np.int32):
             return [int(x) for x in array.reshape(-1)]
         return None
     content = content_of(value)

@@ -131,9 +131,13 @@ def _dropout(c: NodeCall) -> Results:
     training = bool(c.array(2)) if c.present(2) else False
     ratio = float(c.array(1)) if c.present(1) else 0.5
     if training and ratio:
-        raise ValueError(
-            "dropout is read in inference only, since a runtime draws a mask of "
-            "its own; fix: export in eval mode"
-        )
+        if c.dropped is None:
+            raise ValueError(
+                "dropout is read in inference only, since a runtime draws a mask of "
+                "its own; fix: export in eval mode"
+            )
+        if c.outputs > 1:
+            raise ValueError("the mask of a dropout is not supported as a result")
+        return c.dropped(c.x(), ratio)
     mask = c.b.full(1, type_of(c.x()))
     return [c.x(), c.b.Cast(mask, to=DType.BOOL)][: c.outputs]
