@@ -102,21 +102,27 @@ def saved(folder: Path, run_name: str, mesh: str, rank: int) -> Tensors:
 def resumed(
     folder: Path, run_name: str, mesh: str, names: list[str], rank: int
 ) -> dict[str, Tensors]:
-    """Goes on from what each mesh has saved, the first time with a new Trainer."""
+    """Goes on from what each mesh has saved, its own first; `new`: from the mesh behind it, with a
+    new Trainer. One that has gone on before has chosen its cuts, by which sums of a window may be
+    added up in another order."""
     case, ranks = case_of(run_name, mesh), ranks_of(mesh)
-    trainer, found = trainer_of(case, ranks), dict[str, Tensors]()
-    at = names.index(mesh) + 1
-    for source in [*names[at:], *names[:at]]:
+
+    def gone_on(trainer: Any, source: str) -> Tensors:
         trainer.resume(folder / "checkpoints" / run_name / source)
-        found[source] = outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
-    source = names[at % len(names)]
+        return outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
+
+    at = names.index(mesh)
+    trainer = trainer_of(case, ranks)
+    found = {source: gone_on(trainer, source) for source in [*names[at:], *names[:at]]}
+    source = names[(at + 1) % len(names)]
+    found["new"] = gone_on(trainer_of(case, ranks), source)
     if (folder / "torch" / source).exists():
         state = empty_state(folder / "torch" / source)
         load(state, checkpoint_id=folder / "torch" / source)
         trainer = trainer_of(case, ranks)
         trainer.load_state_dict(state["trainer"])
         again = outcome(trainer, trained(trainer, case, rank, ranks, AFTER))
-        assert all(torch.equal(again[name], x) for name, x in found[source].items())
+        assert all(torch.equal(again[name], x) for name, x in found["new"].items())
         found["torch's"] = again
     return found
 

@@ -36,7 +36,7 @@ def test_a_run_goes_on_from_any_mesh_to_any_other(
     after = meshes_program.run(tmp_path, "resume", run_name, names)
     want = through["one process"]
     odd = [f"{mesh} throughout" for mesh in names if apart(through[mesh], want) > 1e-6]
-    for mesh, source in itertools.product(names, names):
+    for mesh, source in itertools.product(names, [*names, "new"]):
         distance = apart(after[mesh][source], want)
         odd += [f"from {source} to {mesh}: {distance:.1e}"] if distance > 1e-6 else []
     assert not odd, "\n".join(odd)

@@ -28,6 +28,7 @@ from onward.graph.types import Type
 from onward.onnx_models.bodies import all_nodes
 from onward.onnx_models.conversion import converted
 from onward.onnx_models.data_files import own_file
+from onward.onnx_models.dropout import put_dropout
 from onward.onnx_models.light import GivenTensor, add_raised, light_copy
 from onward.onnx_models.skeleton import read_skeleton
 from onward.onnx_models.soundness import check_model, inner_tensors
@@ -71,15 +72,21 @@ class OnnxSource:
     named: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, given: Any, named: Collection[str] | None = None) -> OnnxSource:
+    def of(
+        cls,
+        given: Any,
+        named: Collection[str] | None = None,
+        dropout: Mapping[str, float] | None = None,
+    ) -> OnnxSource:
         """Reads a path, a ModelProto or an onnx_ir.Model. named: the weights, of a maker who knows
-        them. Raises OnwardError for anything else, and for a file that cannot be read."""
-        known = None if named is None else frozenset(named)
+        them. dropout: probabilities by the values behind which it is put. Raises OnwardError for
+        anything else, and for a file that cannot be read."""
+        known, drops = None if named is None else frozenset(named), dict(dropout or {})
         if isinstance(given, (str, Path)):
             path = Path(given)
             files = Files(own_file(path))
             try:
-                return cls._read(read_skeleton(files.own), path, files, known)  # type: ignore[arg-type]
+                return cls._read(read_skeleton(files.own), path, files, known, drops)  # type: ignore[arg-type]
             except Exception as error:  # whatever protobuf, numpy and the file system raise
                 said = str(error) if isinstance(error, ValueError) else repr(error)
                 where = one_line(repr(str(path)), 160)
@@ -92,7 +99,7 @@ class OnnxSource:
                 f"the model is a {type(given).__name__}; fix: a path to an .onnx file, an "
                 "onnx.ModelProto, or an onnx_ir.Model"
             )
-        return cls._read(given, None, Files(), known)
+        return cls._read(given, None, Files(), known, drops)
 
     @classmethod
     def _read(
@@ -101,6 +108,7 @@ class OnnxSource:
         path: Path | None,
         files: Files,
         named: frozenset[str] | None,
+        dropout: Mapping[str, float],
     ) -> OnnxSource:
         try:
             check_model(given)
@@ -124,6 +132,7 @@ class OnnxSource:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
         add_raised(model.graph)
+        put_dropout(model, dropout)
         return _readable(cls(given, model, path, True, tensors, files, named=named))
 
     def graph(

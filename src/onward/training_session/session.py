@@ -80,7 +80,9 @@ class TrainingSession:
     `onward.optim`. loss: the name of an output that is the loss, or a loss of `onward.loss`; None:
     the session only predicts. trainable: initializers to train, by name or pattern; None: every one
     of f32 that the loss depends on, but for single numbers and masks. options: TrainerOptions, or a
-    dict of them. Raises OnwardError for a model that cannot be read, and for names that it lacks.
+    dict of them. dropout: probabilities by the names of values, or patterns of them, behind which
+    it is put in `step`, since exporters leave it out. Raises OnwardError for a model that cannot
+    be read, and for names that it lacks.
     """
 
     def __init__(
@@ -90,8 +92,9 @@ class TrainingSession:
         loss: Loss | str | None = None,
         trainable: Sequence[str] | None = None,
         options: TrainerOptions | Mapping[str, Any] | None = None,
+        dropout: Mapping[str, float] | None = None,
     ) -> None:
-        self.source = OnnxSource.of(model)
+        self.source = OnnxSource.of(model, dropout=dropout)
         self.module = OnnxModule(self.source, loss, trainable)
         if loss is not None and optimizer is None:
             raise OnwardError(

@@ -180,33 +180,48 @@ class _Slopes:
     def row(self, gradients: Sequence[np.ndarray]) -> ComparedTensor | None:
         """Compares gradients, the forms of one, along each direction; the worst of them. None where
         no direction says anything."""
+        size = float(np.linalg.norm(gradients[0]))
         found: list[ComparedTensor] = []
         for direction in _directions(gradients[0]):
-            size = float(np.linalg.norm(gradients[0]))
-            difference = self._difference(direction, float(np.sum(gradients[0] * direction)), size)
-            allowed = 3 * difference.unsure + WITHIN * size
-            if size and 3 * difference.unsure > LOOSE * size:
-                continue
-            for g in gradients:
-                off = abs(float(np.sum(g * direction)) - difference.slope)
-                found.append(ComparedTensor(SLOPE, f"grad.{self.path}", off, allowed, norm=size))
-        return max(found, key=lambda r: r.difference / (r.allowed or 1e-30), default=None)
+            slopes = [float(np.sum(g * direction)) for g in gradients]
+            found += self._along(direction, slopes, size)
+        return max(found, key=_share, default=None)
 
-    def _difference(self, direction: np.ndarray, slope: float, size: float) -> _Difference:
-        """The surest difference of three steps. direction: of norm 1. slope: the expected one.
-        size: the norm that slopes are compared with."""
+    def _along(
+        self, direction: np.ndarray, slopes: Sequence[float], size: float
+    ) -> list[ComparedTensor]:
+        """A row for each slope along a direction; none where differences say nothing. A slope that
+        differs is compared with differences of other steps too, since a step may cross kinks: one
+        that is wrong differs from all. size: the norm of the gradient."""
+        sharp: list[list[ComparedTensor]] = []
+        blunt: list[tuple[float, list[ComparedTensor]]] = []
+        for step in self._steps(slopes[0]):
+            difference = self._at(direction, step)
+            sure = 3 * difference.unsure
+            rows = [
+                ComparedTensor(
+                    SLOPE, f"grad.{self.path}", abs(slope - difference.slope),
+                    sure + WITHIN * size, norm=size,
+                )
+                for slope in slopes
+            ]  # fmt: skip
+            if difference.unsure <= SURE * size:
+                sharp.append(rows)
+                if all(row.ok for row in rows):
+                    break
+            elif sure <= LOOSE * size or not size:
+                blunt.append((sure, rows))
+        if sharp:
+            return min(sharp, key=lambda rows: max(map(_share, rows)))
+        return min(blunt, key=lambda each: each[0])[1] if blunt else []
+
+    def _steps(self, slope: float) -> Iterator[float]:
+        """The lengths of steps along a direction, that at which the loss changes by a known share
+        first. slope: the expected one."""
         weight = self.weights[self.path]
         largest = 0.1 * max(float(np.linalg.norm(weight)), math.sqrt(weight.size))
         first = min(largest, CHANGED * max(abs(self.loss), 1e-3) / max(abs(slope), 1e-30))
-        best: _Difference | None = None
-        for step in (first, first / 4, min(largest, 4 * first)):
-            found = self._at(direction, step)
-            if best is None or found.unsure < best.unsure:
-                best = found
-            if best.unsure <= SURE * size:
-                break
-        assert best is not None
-        return best
+        yield from (first, first / 4, min(largest, 4 * first), first / 16)
 
     def _at(self, direction: np.ndarray, step: float) -> _Difference:
         """The slope by Richardson's rule from steps of that length and of half of it."""
@@ -219,6 +234,10 @@ class _Slopes:
         ahead, behind = ((weight + s * direction).astype(weight.dtype) for s in (step, -step))
         there, back = (self.stock.loss({**self.weights, self.path: w}) for w in (ahead, behind))
         return (there - back) / (2 * step)
+
+
+def _share(row: ComparedTensor) -> float:
+    return row.difference / (row.allowed or 1e-30)
 
 
 def _directions(g: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,0 +1,78 @@
+"""Dropout put back into a model that an exporter wrote without it, behind values that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onward.errors import OnwardError
+from onward.onnx_models.bodies import all_nodes, bodies_of
+from onward.onnx_models.soundness import STANDARD
+
+OLDEST = 12  # the opset from which on a Dropout node may be in training mode
+BEHIND = "/dropout"  # ends the name of a value behind a dropout
+
+
+def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
+    """Adds a Dropout in training mode behind each value of the graph that a place names. places:
+    probabilities by the values' names, or patterns of them. Raises OnwardError for a place that
+    names no value, for a value that two name, and for a probability that is none."""
+    graph = model.graph
+    made = [name for node in graph.node for name in node.output if name]
+    chosen: dict[str, float] = {}
+    for place, ratio in places.items():
+        if not 0.0 <= ratio < 1.0:
+            raise OnwardError(f"dropout {place!r} is {ratio}; fix: a number from 0 to below 1")
+        found = [name for name in made if fnmatchcase(name, place)]
+        twice = [name for name in found if name in chosen]
+        if not found or twice:
+            what = f"names {twice[0]!r} a second time" if twice else "names no value of a node"
+            raise OnwardError(
+                f"dropout {place!r} {what}; fix: names or patterns of values, each once, such as "
+                f"{', '.join(made[:3])}"
+            )
+        chosen |= dict.fromkeys(found, ratio)
+    chosen = {name: ratio for name, ratio in chosen.items() if ratio}
+    if chosen and _opset(model) < OLDEST:
+        raise OnwardError(
+            f"opset {_opset(model)} has no dropout that trains; fix: convert the model to opset "
+            f"{OLDEST} or newer"
+        )
+    nodes = list(graph.node)
+    for i in reversed(range(len(nodes))):
+        for name in nodes[i].output:
+            if name in chosen:
+                _behind(graph, i, name, chosen[name])
+
+
+def _behind(graph: onnx.GraphProto, i: int, name: str, ratio: float) -> None:
+    """Adds a Dropout of the value that node i makes; what reads the value reads the result."""
+    new, settings = f"{name}{BEHIND}", (f"{name}{BEHIND}/ratio", f"{name}{BEHIND}/training")
+    for node in graph.node[i + 1 :]:
+        _reads(node, name, new)
+    for setting, value in zip(settings, (np.float32(ratio), np.True_), strict=True):
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value), setting))
+    graph.node.insert(i + 1, helper.make_node("Dropout", [name, *settings], [new], name=new))
+
+
+def _reads(node: onnx.NodeProto, name: str, new: str) -> None:
+    """Makes a node, and the bodies in it, read another value."""
+    inner = [n for body in bodies_of(node) for n in all_nodes(body)]
+    for each in (node, *inner):
+        for i, x in enumerate(each.input):
+            if x == name:
+                each.input[i] = new
+    for body in bodies_of(node):
+        if any(x.name == name for x in body.output):
+            raise OnwardError(f"a body returns {name!r}, behind which dropout cannot be put")
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+
+
+__all__ = ["put_dropout"]
