@@ -160,7 +160,7 @@ def compared(found: Found) -> Found:
         for (path, array), other in zip(
             ours["weights"].items(), theirs["weights"].values(), strict=True
         )
-        # its gradient is zero but for rounding, which Adam would enlarge
+        # the gradient of a key's bias is rounding alone, which Adam enlarges
         if not path.endswith("key/bias")
     }
     others = [
