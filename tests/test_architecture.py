@@ -323,13 +323,13 @@ PRIVATE_READ: dict[str, str] = {
     "_wrapped_by_lr_sched": "torch's schedulers look at it",
     "_is_overflow": "accelerate's optimizers say by it that a step was left out",
     "_get_name": "what a module calls itself in its own repr",
-    "_call_has_training_arg": "Keras's own train_step reads it, in the place of which we stand",
-    "_compile_loss": "Keras's own train_step reads it, in the place of which we stand",
-    "_compile_metrics": "Keras's own train_step reads it, in the place of which we stand",
-    "_compute_loss": "Keras's own train_step reads it, in the place of which we stand",
-    "_flatten_layers": "Keras's own train_step reads it, in the place of which we stand",
-    "_loss_tracker": "Keras's own train_step reads it, in the place of which we stand",
-    "_symbolic_build": "Keras's own train_step reads it, in the place of which we stand",
+    "_call_has_training_arg": "Keras's own train_step reads it, which ours stands in for",
+    "_compile_loss": "Keras's own train_step reads it, which ours stands in for",
+    "_compile_metrics": "Keras's own train_step reads it, which ours stands in for",
+    "_compute_loss": "Keras's own train_step reads it, which ours stands in for",
+    "_flatten_layers": "Keras's own train_step reads it, which ours stands in for",
+    "_loss_tracker": "Keras's own train_step reads it, which ours stands in for",
+    "_symbolic_build": "Keras's own train_step reads it, which ours stands in for",
 }
 
 

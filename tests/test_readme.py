@@ -203,7 +203,7 @@ def test_extras_are_those_of_the_package() -> None:
     named = [row[0].strip("`") for row in table(page, "| extra | installs | for |")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     # for whoever changes the code, and hf, ort and viz
-    inside = {"test", "sweep", "oracles", "dev", "dist", "docs", "places", "all"}
+    inside = {"test", "sweep", "oracles", "keras-test", "dev", "dist", "docs", "places", "all"}
     assert sorted(named) == sorted(set(project["optional-dependencies"]) - inside)
 
 

@@ -261,7 +261,7 @@ m (float[B, 6, 4] x) => (float[B, 3, 8] y, float total)
 
 
 def test_shapes_that_are_computed_in_i32_stay_open() -> None:
-    """As TensorFlow writes them: the graph serves any number of rows, beside onnx's evaluator."""
+    """The form that TensorFlow writes serves any number of rows, beside onnx's evaluator."""
     model = onnx.parser.parse_model(NARROW)
     graph = from_onnx(model)
     assert str(type_of(graph.outputs["y"])) == "f32[B,3,8]"

@@ -453,8 +453,7 @@ def test_named_weights_may_look_like_anything() -> None:
         s = Mul (h, one)
         t = Add (s, large)
         u = Mul (t, g)
-        v = Add (u, a)
-        loss = ReduceMean <keepdims = 0> (v)
+        loss = ReduceMean <keepdims = 0> (u)
     }
     """
     model = onnx.parser.parse_model(text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -94,7 +94,7 @@ def layer_in(trace: TracebackType | None) -> str:
 
 def layer_here() -> str:
     """The name of the innermost layer whose code is running."""
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     while frame is not None:
         own = frame.f_locals.get("self")
         if isinstance(own, keras.layers.Layer):

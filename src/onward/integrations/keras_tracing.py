@@ -86,7 +86,7 @@ class KerasForward:
         y: Any,
         weight: Any,
     ) -> tuple[Any, Any, list[Any], list[Any]]:
-        """As the `train_step` of the backend's own trainer computes it."""
+        """Calls the model and its loss as the `train_step` of the backend's own trainer does."""
         model = self.model
         if keras.backend.backend() == "jax":
             _, (loss, outputs, others_after, metrics_after) = model.compute_loss_and_updates(

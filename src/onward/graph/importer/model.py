@@ -362,7 +362,7 @@ class _Reader:
         opset = next(
             (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), self.opset
         )
-        inner = _Reader(self.graph, {"": opset})
+        inner = _Reader(self.graph, {"": opset}, self.draws)
         inner.nodes, inner.bodies, inner.folds = self.nodes, self.bodies, self.folds
         nodes: list[onnx.NodeProto] = []
         for item in body.node:
