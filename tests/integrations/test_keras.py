@@ -48,8 +48,6 @@ def found(backend: str) -> dict[str, dict[str, Any]]:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     cases = [*SAME, *MORE, *(HUB if find_spec("keras_hub") is not None else ())]
-    if backend == "tensorflow" and "hub_t5" in cases:
-        cases.remove("hub_t5")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *cases], capture_output=True, text=True, timeout=3000,
         env={**os.environ, "KERAS_BACKEND": backend}, check=False,
@@ -61,8 +59,6 @@ def found(backend: str) -> dict[str, dict[str, Any]]:
 
 def result(backend: str, case: str) -> dict[str, Any]:
     results = found(backend)
-    if (backend, case) == ("tensorflow", "hub_t5"):
-        pytest.skip("tf2onnx takes more memory for T5 than a machine has")
     if case in HUB and find_spec("keras_hub") is None:
         pytest.skip("keras_hub is not installed")
     assert case in results, f"the process ended before {case}"
