@@ -271,3 +271,18 @@ def test_shapes_that_are_computed_in_i32_stay_open() -> None:
         found = evaluate(graph, {"x": x})
         np.testing.assert_array_equal(found["y"], expected[0])
         assert found["total"] == expected[1] == rows * rows
+
+
+@pytest.mark.parametrize("end", [10**9, 2**31 - 1, 2**31, 2**63 - 1])
+def test_a_slice_to_the_end_of_an_open_size(end: int, execute: Execute) -> None:
+    """TensorFlow writes 10^9 there, others the largest number of their type."""
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    m (float[B, T] x) => (float[B, R] y) {{
+        s = Constant <value_ints = [1]> () e = Constant <value_ints = [{end}]> ()
+        a = Constant <value_ints = [1]> () y = Slice (x, s, e, a)
+    }}"""
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    graph = from_onnx(parser.parse_model(text))
+    assert str(type_of(graph.outputs["y"])) == "f32[B,T-1]"
+    found = execute(from_onnx(parser.parse_model(text), {"B": 3, "T": 5}), {"x": x})["y"]
+    np.testing.assert_array_equal(found, x[:, 1:])

@@ -106,7 +106,7 @@ def outcome(path: Path) -> dict[str, Any]:
         if not report.ok:
             row["why"] = "; ".join(str(report).splitlines()[1:6])
     except OnwardError as error:
-        row["why"] = str(error)
+        row["why"] = str(error).replace(str(path.parent), "")
     return row
 
 

@@ -95,12 +95,16 @@ def _split(call: Call) -> list[Type]:
     return out
 
 
+TO_THE_END = 10**9
+
+
 def clamp_slice(start: Size, end: Size, size: Size) -> tuple[Size, Size]:
-    """Resolves `start:end` with step 1 on a dim as numpy does; INT64_MAX means to the end."""
+    """Resolves `start:end` with step 1 on a dim as numpy does. A number that no size reaches, such
+    as INT32_MAX or TensorFlow's 10^9, means to the end."""
 
     def place(n: Size, default: Size) -> Size:
         if isinstance(n, int):
-            if n >= 2**31:
+            if n >= TO_THE_END:
                 return default
             if n < 0:
                 moved = size + n
