@@ -184,7 +184,7 @@ CALLS: dict[str, Call] = {
 }  # fmt: skip
 
 
-def stock(call: Call) -> list[np.ndarray]:
+def stock(call: Call) -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(call.model().SerializeToString(), options)

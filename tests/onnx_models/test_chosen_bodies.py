@@ -40,7 +40,7 @@ def body(name: str, weight: np.ndarray, is_constant: bool, inner: bool = False) 
     if not inner:
         nodes.append(helper.make_node("Add", [f"{name}_m", "b"], [y.name]))
         return helper.make_graph(nodes, name, [], [y], held)
-    branches: dict[str, onnx.GraphProto] = {}
+    branches: dict[str, Any] = {}
     for key, factor in (("then_branch", 2.0), ("else_branch", 3.0)):
         z = helper.make_empty_tensor_value_info(f"{name}_{key}_z")
         scale = numpy_helper.from_array(np.full(3, factor, np.float32), "s")
@@ -88,7 +88,8 @@ CHOICES = [(16000, True), (16000, False), (8000, True), (16000, True)]
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_predictions_are_those_of_onnxruntime(shape: tuple[int, ...]) -> None:
     file = model(shape)
-    session, stock = TrainingSession(file), onnxruntime.InferenceSession(file.SerializeToString())
+    session = TrainingSession(file)
+    stock: Any = onnxruntime.InferenceSession(file.SerializeToString())
     assert session.inputs["rate"] == ("i64[]" if not shape else "i64[1]")
     for rate, deep in CHOICES:
         given = feeds(rate, deep, shape)
@@ -127,7 +128,7 @@ def test_each_body_trains_its_own_weights() -> None:
         np.testing.assert_allclose(weight, own[name].detach(), atol=1e-5)
     written = session.export_onnx()
     onnx.checker.check_model(written)
-    stock = onnxruntime.InferenceSession(written.SerializeToString())
+    stock: Any = onnxruntime.InferenceSession(written.SerializeToString())
     for rate, deep in CHOICES:
         given = feeds(rate, deep)
         [want] = stock.run(["y"], given)

@@ -3,6 +3,8 @@ it at the same places, with the same masks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -72,7 +74,7 @@ def test_steps_are_those_of_the_module_with_dropout() -> None:
         assert found == pytest.approx(want, rel=1e-5)
         assert abs(found - plain.step(given).loss) > 1e-3
     given = batch(9)
-    stock = onnxruntime.InferenceSession(session.export_onnx().SerializeToString())
+    stock: Any = onnxruntime.InferenceSession(session.export_onnx().SerializeToString())
     [want_logits] = stock.run(["logits"], {"ids": given["ids"]})
     np.testing.assert_allclose(
         session.predict({"ids": given["ids"]})["logits"], want_logits, rtol=1e-4, atol=1e-5
@@ -85,11 +87,11 @@ def test_steps_are_those_of_the_module_with_dropout() -> None:
 
 
 def test_what_a_body_reads_is_dropped_too() -> None:
-    body = {
+    body: dict[str, Any] = {
         f"{name}_branch": helper.make_graph(
             [helper.make_node("Mul", ["h", "k"], [name])], name, [],
             [helper.make_empty_tensor_value_info(name)],
-            [numpy_helper.from_array(np.float32(factor), "k")],
+            [numpy_helper.from_array(np.array(factor, np.float32), "k")],
         )
         for name, factor in (("then", 1.0), ("else", 2.0))
     }  # fmt: skip

@@ -97,7 +97,7 @@ def test_right_models_are_right_before_and_after_steps(name: str) -> None:
 
 def narrow(b: Any, dxs: list[Any], *_: Any) -> list[Any]:
     """A fault: the gradient of a table is that of the first half of its rows."""
-    rows = type_of(dxs[0]).shape[0]
+    rows: Any = type_of(dxs[0]).shape[0]
     kept = b.slice(dxs[0], 0, 0, rows // 2)
     rest = b.Mul(b.slice(dxs[0], 0, rows // 2, rows), 0.0)
     return [b.Concat(kept, rest, axis=0), *dxs[1:]]
