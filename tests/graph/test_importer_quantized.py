@@ -46,7 +46,8 @@ def model(
 CASES: dict[str, tuple[np.ndarray, np.ndarray | None, int | None, dict[str, Any]]] = {
     "u8 without a zero point": (np.array(0.03, np.float32), None, None, {}),
     **{
-        kind: (np.array(0.02, np.float32), np.array(5, dtype), None, {}) for kind, dtype in KINDS.items()
+        kind: (np.array(0.02, np.float32), np.array(5, dtype), None, {})
+        for kind, dtype in KINDS.items()
     },
     "along dim 1": (
         np.array([0.1, 0.02, 0.5, 0.001], np.float32), np.array([0, 3, -4, 9], np.int8), 1, {}
