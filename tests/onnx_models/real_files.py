@@ -104,9 +104,14 @@ def outcome(path: Path) -> dict[str, Any]:
         row["trains"] = losses[-1] < losses[0]
         row["ok"] = report.ok
         if not report.ok:
-            row["why"] = "; ".join(str(report).splitlines()[1:6])
+            odd = [r for r in report.rows if not r.ok]
+            worst = max(odd, key=lambda r: r.difference / r.allowed)
+            row["why"] = (
+                f"{len(odd)} of {len(report.rows)} tensors differ, most {worst.name} against "
+                f"{worst.engine}: {worst.difference:.1e} of {worst.allowed:.1e}"
+            )
     except OnwardError as error:
-        row["why"] = str(error).replace(str(path.parent), "")
+        row["why"] = str(error).replace(f"{path.parent}/", "")
     return row
 
 
@@ -143,6 +148,8 @@ def main() -> int:
                 continue
             found[name] = {"package": package, **_in_a_process(path)}
             print(name, found[name], flush=True)
+    if given.write and given.only and OUTCOMES.is_file():  # the others stay
+        found = {**json.loads(OUTCOMES.read_text())["files"], **found}
     if given.write:
         import onnxruntime
 

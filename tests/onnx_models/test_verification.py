@@ -163,7 +163,7 @@ def test_only_the_weights_that_are_named() -> None:
     report = session.verify(feeds, weights=["norm.*"])
     names = [row.name for row in report.rows if row.engine == SLOPE]
     assert names == ["grad.norm.weight", "grad.norm.bias"]
-    with pytest.raises(OnwardError, match=r"no trained weight is named 'nrom\.\*'; fix: "):
+    with pytest.raises(OnwardError, match=r"no weight is named 'nrom\.\*'; fix: "):
         session.verify(feeds, weights=["nrom.*"])
 
 

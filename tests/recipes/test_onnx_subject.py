@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "no weight": (
         ["verify", "model.onnx", "--data", "rows.npz", *LOSS, "--weights", "nrom*"],
-        "no trained weight is named 'nrom*'",
+        "no weight is named 'nrom*'",
     ),
     "another loss": (
         ["verify", "model.onnx", "--data", "rows.npz", "--loss", "cross_entrop:logits"],

@@ -77,7 +77,7 @@ def verify_session(
         for name, p in captured.parameters.items()
         if p.requires_grad and name in captured.reached
     }
-    chosen = _chosen(wrt, patterns)
+    chosen, idle = _chosen(wrt, [path for path, _ in module.named_parameters()], patterns)
     engines = Engines(compiler, captured, batch, module, None, list(wrt))
     graphs = Graphs(compiler, captured)
     padded = compiler.gradients(graphs.forward, wrt=list(wrt), zeros=captured.reached)
@@ -97,26 +97,34 @@ def verify_session(
             unsure.append(wrt[name])
         else:
             result.rows.append(row)
+    if idle:
+        result.notes.append(f"not trained, or not what the loss depends on: {some(idle)}")
     if unsure:
         result.notes.append(f"differences are too uncertain to judge {some(unsure)}")
     result.rows += against_onnxruntime(engines, padded)
     return result
 
 
-def _chosen(wrt: Mapping[str, str], patterns: Sequence[str] | None) -> list[str]:
-    """The graph inputs whose gradients are compared with differences, of those differentiated."""
+def _chosen(
+    wrt: Mapping[str, str], paths: Sequence[str], patterns: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """The graph inputs whose gradients are compared with differences, of those differentiated; and
+    the paths of weights that patterns name, but that the loss does not depend on or that are not
+    trained."""
     if patterns is None:
-        return list(wrt)
+        return list(wrt), []
     found: list[str] = []
+    idle: list[str] = []
     for pattern in patterns:
-        names = [name for name, path in wrt.items() if fnmatchcase(path, pattern)]
-        if not names:
+        if not any(fnmatchcase(path, pattern) for path in paths):
             raise OnwardError(
-                f"no trained weight is named {pattern!r}; fix: names or patterns such as "
+                f"no weight is named {pattern!r}; fix: names or patterns such as "
                 f"{', '.join(list(wrt.values())[:3])}"
             )
-        found += [name for name in names if name not in found]
-    return found
+        found += [n for n, path in wrt.items() if fnmatchcase(path, pattern) and n not in found]
+        others = set(paths) - set(wrt.values())
+        idle += [path for path in paths if path in others and fnmatchcase(path, pattern)]
+    return found, idle
 
 
 # ---- outputs
