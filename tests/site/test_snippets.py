@@ -113,10 +113,12 @@ def test_programs_about_explanations(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
     names: dict[str, Any] = {"onward": onward, "json": __import__("json"), "batch": batch}
     [program] = programs_of("docs/explain.md")
-    trainer_line, loop_line, rest = program.split("\n", 2)
+    *trainer_lines, loop_line, rest = program.split("\n", 3)
+    assert all("(trainer, " in line for line in trainer_lines)
     names["trainer"] = onward.Trainer(made, optimizer, torch.nn.functional.cross_entropy)
-    exec(trainer_line, names)
-    assert names["found"].captured and names["found"].memory is not None
+    for line in trainer_lines:
+        exec(line, names)
+        assert names["found"].captured and names["found"].memory is not None
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
     onward.accelerate(model)
     model(batch[0]).sum().backward()
