@@ -149,7 +149,7 @@ def _known(value: Value | None) -> Known | None:
     if array is not None and array.size <= FEW:
         if array.dtype == bool:
             return [bool(x) for x in array.reshape(-1)]
-        if array.dtype in (np.int64, np.int32):
+        if array.dtype.kind == "i" and array.dtype.itemsize in (4, 8):
             return [int(x) for x in array.reshape(-1)]
         return None
     content = content_of(value)
