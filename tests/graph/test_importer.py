@@ -286,3 +286,10 @@ def test_a_slice_to_the_end_of_an_open_size(end: int, execute: Execute) -> None:
     assert str(type_of(graph.outputs["y"])) == "f32[B,T-1]"
     found = execute(from_onnx(parser.parse_model(text), {"B": 3, "T": 5}), {"x": x})["y"]
     np.testing.assert_array_equal(found, x[:, 1:])
+
+
+def test_limits_of_another_type_are_refused() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    m (float[3] x) => (float[3] y) <int64 k = {1}> { y = Clip (x, k) }""")
+    with pytest.raises(ValueError, match=r"Clip: its limits are of another type than f32\[3\]"):
+        from_onnx(model)

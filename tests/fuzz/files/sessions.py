@@ -320,7 +320,7 @@ def check_session(folder: Path, session: TrainingSession) -> str | None:
 
 
 def _compared(session: TrainingSession, model: onnx.ModelProto) -> str | None:
-    graph = session.module.graph({})
+    graph = session.module.graph({}, {})
     sizes = [n for node in graph for v in node.outputs for n in type_of(v).shape]
     if any(isinstance(n, int) and n > MOST for n in sizes):
         return None

@@ -31,6 +31,8 @@ def _clip(c: NodeCall) -> Results:
     """Clip; if the limits are in the wrong order, the upper one applies. At a limit the gradient is
     x's, as in torch."""
     y = c.x()
+    if any(c.present(i) and c.type(i).dtype != type_of(y).dtype for i in (1, 2)):
+        raise ValueError(f"its limits are of another type than {type_of(y)}")
     if c.present(1):
         y = c.b.Where(c.b.Less(y, c.x(1)), c.x(1), y)
     if c.present(2):
