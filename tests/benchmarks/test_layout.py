@@ -18,7 +18,7 @@ SUITE = sorted((BENCHMARKS / "suite").rglob("*.py"))
 
 MAX_LINES = 300
 MAX_SCRIPT_LINES = 110
-# modules that may import onward.kernels; step_benchmark: the table of GPUs, for shares of their rates
+# modules that may import onward.kernels: step_benchmark reads the table of GPUs and their rates
 KERNELS_KNOWN_BY = {"kernel_table", "step_benchmark"}
 # private names of other packages that have no public one
 OF_OTHERS = {
