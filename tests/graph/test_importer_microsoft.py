@@ -228,6 +228,15 @@ REFUSED: dict[str, tuple[Call, str]] = {
              fixed=(1, 2)),
         "its numbers have 5 bits",
     ),
+    "queries before keys that are not theirs": (
+        Call("MultiHeadAttention", [floats(B, T, D), floats(B, S, D), floats(B, S, D)],
+             {"num_heads": H, "unidirectional": 1}),
+        "look back on other keys than their own",
+    ),
+    "tables of another size": (
+        Call("RotaryEmbedding", [floats(B, 3, T, D), PLACES, floats(16, 2), floats(16, 2)]),
+        "its heads have 8 numbers, and its tables are for 4",
+    ),
     "an op that is not known": (Call("NGramRepeatBlock", [floats(2)]), "is not standard ONNX"),
 }  # fmt: skip
 

@@ -137,3 +137,16 @@ def test_other_grids_are_refused(kind: str) -> None:
     del made.graph.node[1].attribute[:]
     with pytest.raises(ValueError, match=r"QuantizeLinear: it makes numbers of .*not supported"):
         from_onnx(made)
+
+
+@pytest.mark.parametrize(
+    "between", ["Transpose <perm = [1, 0]> (q)", "Flatten <axis = 0> (q)", "Concat <axis = 0> (q, q)"]
+)
+def test_rounded_numbers_that_are_moved_are_refused(between: str) -> None:
+    """The gradient would stop there without a word."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[3, 4] x) => (float[A, B] y) <float s = {{0.1}}, int8 z = {{0}}> {{
+        q = QuantizeLinear (x, s, z) t = {between} y = DequantizeLinear (t, s, z)
+    }}""")
+    with pytest.raises(ValueError, match=r"other ops have moved, through which no gradient"):
+        from_onnx(model)

@@ -85,6 +85,8 @@ def _unpacked(c: NodeCall) -> np.ndarray:
     bits, block = int(c.attr("bits", 4)), int(c.attr("block_size"))
     if bits not in (2, 4, 8):
         raise ValueError(f"its numbers have {bits} bits, which is not supported")
+    if any(c.present(i) and c.array(i).dtype.kind == "i" for i in (1, 3)):
+        raise ValueError("its numbers are packed otherwise than in bytes, which is not supported")
     blocks = -(-inner // block)
     numbers = _of_bits(c.array(1).reshape(outer, blocks, -1), bits)  # [N,blocks,block]
     if numbers.shape[-1] != block:
@@ -222,6 +224,8 @@ def _attended(c: NodeCall, parts: list[Value], mask: int, bias: int) -> Value:
         added = c.x(bias) if added is None else b.Add(added, c.x(bias))
     scale = float(c.attr("scale") or 1 / math.sqrt(int(type_of(q).shape[3])))  # type: ignore[arg-type]
     causal = int(c.attr("unidirectional", 0))
+    if causal and type_of(q).shape[2] != type_of(k).shape[2]:
+        raise ValueError("its queries look back on other keys than their own, not supported")
     y = b.Attention(q, k, v, added, scale=scale, is_causal=causal)
     n, h, t, size = type_of(y).shape
     return b.reshape(b.transpose(y, [0, 2, 1, 3]), (n, t, h * size))
@@ -257,7 +261,9 @@ def _rotary(c: NodeCall) -> Results:
     if len(shape) == 3:
         n, t, width = shape
         x = b.transpose(b.reshape(x, (n, t, int(width) // (2 * half), 2 * half)), [0, 2, 1, 3])  # type: ignore[arg-type]
-    n, _, t, _ = type_of(x).shape
+    n, _, t, size = type_of(x).shape
+    if size != 2 * half:
+        raise ValueError(f"its heads have {size} numbers, and its tables are for {2 * half}")
     places = c.x(1)
     if c.rank(1) == 1:  # the first place of each row
         places = b.Add(b.unsqueeze(b.arange(t), [0]), b.reshape(places, (c.shape(1)[0], 1)))

@@ -54,7 +54,27 @@ def _dequantize(c: NodeCall) -> Results:
         number = b.Sub(number, _spread(c, 2, wide))
     y = b.cast(b.Mul(number, _spread(c, 1, wide)), kind)
     origin = q.meta.get(_FROM)
+    if origin is None and _was_rounded(q):
+        raise ValueError(
+            "it reads rounded numbers that other ops have moved, through which no gradient would "
+            "pass; fix: DequantizeLinear right behind QuantizeLinear"
+        )
     return y if origin is None else _straight_through(b, y, origin)
+
+
+def _was_rounded(q: Value) -> bool:
+    """Whether whole numbers come from a QuantizeLinear, by way of other whole numbers."""
+    seen, left = set[Value](), [q]
+    while left:
+        value = left.pop()
+        if value in seen or type_of(value).is_floating:
+            continue
+        if _FROM in value.meta:
+            return True
+        seen.add(value)
+        node = value.producer()
+        left += [] if node is None else [x for x in node.inputs if x is not None]
+    return False
 
 
 def _straight_through(b: Builder, y: Value, origin: _Rounded) -> Value:
