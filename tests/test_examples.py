@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parent.parent / "examples"
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from example_programs import EXAMPLES, example
 
 
 def test_every_program_is_listed() -> None:
-    listed = (FOLDER / "README.md").read_text()
-    programs = [path.name for path in FOLDER.glob("*.py")]
+    listed = (EXAMPLES / "README.md").read_text()
+    programs = [path.name for path in EXAMPLES.glob("*.py")]
     assert programs
     assert [name for name in programs if f"`{name}" not in listed] == []
 
@@ -77,7 +65,7 @@ def test_two_processes_learn() -> None:
     """Started as the program's first lines say."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run(
-        [*command, str(FOLDER / "data_parallel.py")], capture_output=True, text=True, timeout=300
+        [*command, str(EXAMPLES / "data_parallel.py")], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
     losses = [
@@ -94,7 +82,10 @@ def test_two_processes_learn() -> None:
 def test_any_mesh_makes_the_losses_of_one_process(words: list[str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run(
-        [*command, str(FOLDER / "any_mesh.py"), *words], capture_output=True, text=True, timeout=300
+        [*command, str(EXAMPLES / "any_mesh.py"), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = re.search(

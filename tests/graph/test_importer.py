@@ -267,7 +267,7 @@ def test_shapes_that_are_computed_in_i32_stay_open() -> None:
     assert str(type_of(graph.outputs["y"])) == "f32[B,3,8]"
     for rows in (2, 5):
         x = np.arange(rows * 24, dtype=np.float32).reshape(rows, 6, 4)
-        expected = ReferenceEvaluator(model).run(None, {"x": x})
+        expected: Any = ReferenceEvaluator(model).run(None, {"x": x})
         found = evaluate(graph, {"x": x})
         np.testing.assert_array_equal(found["y"], expected[0])
         assert found["total"] == expected[1] == rows * rows

@@ -140,7 +140,8 @@ def test_other_grids_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "between", ["Transpose <perm = [1, 0]> (q)", "Flatten <axis = 0> (q)", "Concat <axis = 0> (q, q)"]
+    "between",
+    ["Transpose <perm = [1, 0]> (q)", "Flatten <axis = 0> (q)", "Concat <axis = 0> (q, q)"],
 )
 def test_rounded_numbers_that_are_moved_are_refused(between: str) -> None:
     """The gradient would stop there without a word."""

@@ -15,12 +15,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import keras
 import numpy as np
-from keras import layers, ops
 
 from onward.errors import OnwardError
 from onward.integrations.keras import accelerate, steps_in, trainer_of
+from onward.integrations.keras_package import keras, package
+
+layers, ops = keras.layers, keras.ops
 
 ROWS, BATCH, LENGTH, WORDS = 76, 8, 7, 50  # the last batch of an epoch has 4 rows
 Found = dict[str, Any]
@@ -382,21 +383,31 @@ def frozen_layer() -> Found:
 
 # ---- keras_hub
 
+SMALL: dict[str, Any] = {
+    "vocabulary_size": WORDS, "num_layers": 2, "num_heads": 2, "hidden_dim": 16,
+    "intermediate_dim": 32, "dropout": 0.0,
+}  # fmt: skip
+
+
+def hub() -> Any:
+    return package("keras_hub.models")
+
+
+def padding(x: np.ndarray) -> np.ndarray:
+    """A mask of words that hides the ends of every third row."""
+    mask = np.ones_like(x)
+    mask[::3, 4:] = 0
+    return mask
+
 
 @case
 def hub_bert() -> Found:
-    from keras_hub.models import BertBackbone
-
     def made() -> Any:
-        backbone = BertBackbone(
-            vocabulary_size=WORDS, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=32,
-            dropout=0.0, max_sequence_length=LENGTH,
-        )  # fmt: skip
+        backbone = hub().BertBackbone(**SMALL, max_sequence_length=LENGTH)
         return keras.Model(backbone.input, layers.Dense(4)(backbone.output["pooled_output"]))
 
     x, _ = words(8)
-    mask = np.ones_like(x)
-    mask[::3, 4:] = 0
+    mask = padding(x)
     given = {"token_ids": x, "padding_mask": mask, "segment_ids": (x % 2).astype("int32")}
     return compared(
         fit_both(
@@ -409,18 +420,12 @@ def hub_bert() -> Found:
 
 @case
 def hub_gpt2() -> Found:
-    from keras_hub.models import GPT2Backbone, GPT2CausalLM
-
     def made() -> Any:
-        backbone = GPT2Backbone(
-            vocabulary_size=WORDS, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=32,
-            dropout=0.0, max_sequence_length=LENGTH,
-        )  # fmt: skip
-        return GPT2CausalLM(backbone)
+        backbone = hub().GPT2Backbone(**SMALL, max_sequence_length=LENGTH)
+        return hub().GPT2CausalLM(backbone)
 
     x, y = words(9)
-    mask = np.ones_like(x)
-    mask[::3, 4:] = 0
+    mask = padding(x)
     return compared(
         fit_both(
             made, {"token_ids": x, "padding_mask": mask}, y,
@@ -433,19 +438,13 @@ def hub_gpt2() -> Found:
 
 @case
 def hub_t5() -> Found:
-    from keras_hub.models import T5Backbone
-
     def made() -> Any:
-        backbone = T5Backbone(
-            vocabulary_size=WORDS, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=32,
-            dropout=0.0,
-        )  # fmt: skip
+        backbone = hub().T5Backbone(**SMALL)
         states = backbone.output["decoder_sequence_output"]
         return keras.Model(backbone.input, backbone.token_embedding(states, reverse=True))
 
     x, y = words(10)
-    mask = np.ones_like(x)
-    mask[::3, 4:] = 0
+    mask = padding(x)
     given = {
         "encoder_token_ids": x, "encoder_padding_mask": mask, "decoder_token_ids": y,
         "decoder_padding_mask": np.ones_like(y),
@@ -470,7 +469,7 @@ def dropout() -> Found:
     model.set_weights([np.eye(400, dtype="float32")])
     accelerate(model)
     seen = list[Any]()
-    steps = steps_in(model)
+    steps: Any = steps_in(model)
     run = steps.run
 
     def kept(*args: Any) -> Any:

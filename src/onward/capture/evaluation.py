@@ -65,7 +65,7 @@ def evaluation(captured: CapturedModule) -> CapturedModule | None:
     if captured.asks:
         return None
     graph = captured.graph.clone()
-    without_dropout(graph)
+    remove_dropout(graph)
     return replace(
         captured,
         graph=graph,
@@ -75,7 +75,7 @@ def evaluation(captured: CapturedModule) -> CapturedModule | None:
     )
 
 
-def without_dropout(graph: Graph) -> None:
+def remove_dropout(graph: Graph) -> None:
     """Removes all dropout from a graph, and with it the random inputs."""
     for node in _dropping(graph):
         graph.replace(node.outputs[0], _without(graph, node))
@@ -149,4 +149,4 @@ def _base(node: object) -> object:
     return node
 
 
-__all__ = ["asks_more", "evaluation", "without_dropout"]
+__all__ = ["asks_more", "evaluation", "remove_dropout"]

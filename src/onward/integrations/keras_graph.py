@@ -23,7 +23,27 @@ Names = tuple[list[str], list[str], list[str], list[str], list[str]]
 
 
 class GraphSteps(KerasSteps):
-    """Steps of a model that a backend's exporter turns into an ONNX file."""
+    """Steps of a model that a backend's exporter turns into an ONNX file. The optimizer and the
+    metrics are functions that the backend compiles, for what the model was compiled with."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._functions_of: tuple[Any, ...] | None = None
+        self._apply: Any = None
+        self._update_metrics: Any = None
+
+    def renew(self) -> None:
+        """Makes those functions, anew where the model has been compiled anew."""
+        model = self.model
+        made_of = (model.optimizer, model._compile_loss, model._compile_metrics)
+        before = self._functions_of
+        if before is None or any(a is not b for a, b in zip(made_of, before, strict=True)):
+            self.make_functions()
+            self._functions_of = made_of
+
+    @abstractmethod
+    def make_functions(self) -> None:
+        """Makes `_apply` and `_update_metrics`."""
 
     @abstractmethod
     def factors_of(self, forward: KerasForward, leaves: list[Any], values: Any) -> int:

@@ -26,12 +26,6 @@ class JaxSteps(GraphSteps):
     """Steps whose optimizer and metrics are jitted functions of Keras. Keras hands the state of all
     variables to a step and takes the new state; between steps its variables are empty."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self._functions_of: Any = None
-        self._apply: Any = None
-        self._update_metrics: Any = None
-
     def function(self, *args: Any) -> Any:
         """Runs `steps_per_execution` batches of an iterator. Raises StopIteration at its end."""
         state, iterator = args
@@ -49,7 +43,7 @@ class JaxSteps(GraphSteps):
         x, y, weight = tree.map_structure(_array, (x, y, weight))
         trainable, others, optimizer, metrics = state
         values = (trainable, others, metrics)
-        self._renew()
+        self.renew()
         program, leaves, _ = self.program((x, y, weight), values)
         self.load(program, values)
         forward, names = program.forward, self.wanted(program, self.has_metrics)
@@ -80,14 +74,8 @@ class JaxSteps(GraphSteps):
         logs, metrics = self._update_metrics(*given)
         return logs, (trainable, others, optimizer, metrics)
 
-    def _renew(self) -> None:
-        """Makes the jitted functions, anew where the model has been compiled anew."""
+    def make_functions(self) -> None:
         model, reference = self.model, self._model
-        made_of = (model.optimizer, model._compile_loss, model._compile_metrics)
-        if self._functions_of is not None and all(
-            a is b for a, b in zip(made_of, self._functions_of, strict=True)
-        ):
-            return
         optimizer = model.optimizer
 
         def update_metrics(
@@ -114,7 +102,6 @@ class JaxSteps(GraphSteps):
 
         self._apply = jax.jit(optimizer.stateless_apply)
         self._update_metrics = jax.jit(update_metrics)
-        self._functions_of = made_of
 
     # ---- tracing
 

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onward.errors import OnwardError
+from onward.onnx_models import dropout_node
 
 BATCH = "batch"  # the open size of a batch
 # what exporters write between a number and the product that it is broadcast for
@@ -79,11 +80,8 @@ def _put_dropout(graph: onnx.GraphProto, factor: str, rate: float) -> None:
     if node.op_type != "Mul" or Counter(node.input)[name] != 1:
         raise _lost(factor)
     [x] = [i for i in node.input if i != name]
-    graph.initializer.append(numpy_helper.from_array(np.array(rate, np.float32), f"{factor}_ratio"))
-    graph.initializer.append(numpy_helper.from_array(np.array(True), f"{factor}_training"))
-    made = helper.make_node(
-        "Dropout", [x, f"{factor}_ratio", f"{factor}_training"], [node.output[0]], name=factor
-    )
+    made, settings = dropout_node(x, node.output[0], rate, factor)
+    graph.initializer.extend(settings)
     node.CopyFrom(made)
     for passed in chain:
         graph.node.remove(passed)

@@ -29,12 +29,6 @@ OPSET = 18  # the newest that tf2onnx writes
 class TensorFlowSteps(GraphSteps):
     """Steps whose optimizer and metrics are TensorFlow functions of Keras."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self._apply: Any = None
-        self._update_metrics: Any = None
-        self._functions_of: Any = None
-
     def function(self, *args: Any) -> Any:
         """Runs `steps_per_execution` batches of an iterator. Raises StopIteration at its end."""
         [iterator] = args
@@ -53,7 +47,7 @@ class TensorFlowSteps(GraphSteps):
         x, y, weight = unpack(data)
         if not (model.built and model.optimizer.built and _is_built(model)):
             model._symbolic_build(data_batch=(x, y, weight))
-        self._renew()
+        self.renew()
         values = self._values()
         program, leaves, _ = self.program((x, y, weight), values)
         self.load(program, values)
@@ -86,15 +80,9 @@ class TensorFlowSteps(GraphSteps):
         kinds = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
         return tuple([tf.convert_to_tensor(v.value) for v in kind] for kind in kinds)  # type: ignore[return-value]
 
-    def _renew(self) -> None:
-        """Makes the TensorFlow functions, anew where the model has been compiled anew."""
-        model = self.model
-        made_of = (model.optimizer, model._compile_loss, model._compile_metrics)
-        if self._functions_of is not None and all(
-            a is b for a, b in zip(made_of, self._functions_of, strict=True)
-        ):
-            return
-        optimizer, reference = model.optimizer, self._model
+    def make_functions(self) -> None:
+        model, reference = self.model, self._model
+        optimizer = model.optimizer
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         by_id = {id(v): v for v in model.trainable_variables}
@@ -127,7 +115,6 @@ class TensorFlowSteps(GraphSteps):
 
         self._apply = apply
         self._update_metrics = tf.function(update_metrics, autograph=False, reduce_retracing=True)
-        self._functions_of = made_of
 
     # ---- tracing
 

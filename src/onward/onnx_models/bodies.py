@@ -12,23 +12,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
+from onward.graph.importer.nested_nodes import bodies_of
 from onward.onnx_models.soundness import STANDARD
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the bodies in it."""
-    for node in graph.node:
-        yield node
-        for body in bodies_of(node):
-            yield from all_nodes(body)
-
-
-def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies that a node has as attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def constant_of(node: onnx.NodeProto) -> TensorProto | None:
@@ -120,4 +105,4 @@ def _copied(tensor: TensorProto) -> TensorProto:
     return made
 
 
-__all__ = ["all_nodes", "bodies_of", "constant_of", "raise_weights", "weights_of_bodies"]
+__all__ = ["constant_of", "raise_weights", "weights_of_bodies"]

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onward.errors import OnwardError
-from onward.onnx_models.bodies import all_nodes, bodies_of
+from onward.graph.importer.nested_nodes import bodies_of, nodes_within
 from onward.onnx_models.soundness import STANDARD
 
 OLDEST = 12  # the opset from which on a Dropout node may be in training mode
@@ -51,18 +51,27 @@ def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
 
 def _behind(graph: onnx.GraphProto, i: int, name: str, ratio: float) -> None:
     """Adds a Dropout of the value that node i makes; what reads the value reads the result."""
-    new, settings = f"{name}{BEHIND}", (f"{name}{BEHIND}/ratio", f"{name}{BEHIND}/training")
+    new = f"{name}{BEHIND}"
     for node in graph.node[i + 1 :]:
         _reads(node, name, new)
-    for setting, value in zip(settings, (np.float32(ratio), np.True_), strict=True):
-        graph.initializer.append(numpy_helper.from_array(np.asarray(value), setting))
-    graph.node.insert(i + 1, helper.make_node("Dropout", [name, *settings], [new], name=new))
+    made, settings = dropout_node(name, new, ratio, new)
+    graph.initializer.extend(settings)
+    graph.node.insert(i + 1, made)
+
+
+def dropout_node(
+    x: str, y: str, ratio: float, name: str
+) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
+    """A Dropout in training mode, of x as y, and the initializers that it reads. name: of the node,
+    with which theirs begin."""
+    settings = {"ratio": np.array(ratio, np.float32), "training": np.array(True)}
+    held = [numpy_helper.from_array(array, f"{name}/{key}") for key, array in settings.items()]
+    return helper.make_node("Dropout", [x, *(t.name for t in held)], [y], name=name), held
 
 
 def _reads(node: onnx.NodeProto, name: str, new: str) -> None:
     """Makes a node, and the bodies in it, read another value."""
-    inner = [n for body in bodies_of(node) for n in all_nodes(body)]
-    for each in (node, *inner):
+    for each in nodes_within([node]):
         for i, x in enumerate(each.input):
             if x == name:
                 each.input[i] = new
@@ -75,4 +84,4 @@ def _opset(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
 
 
-__all__ = ["put_dropout"]
+__all__ = ["dropout_node", "put_dropout"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from onward.capture import CapturedModule, CaptureRequest, GraphModule
-from onward.capture.evaluation import without_dropout
+from onward.capture.evaluation import remove_dropout
 from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -157,7 +157,7 @@ class OnnxModule(GraphModule):
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
             graph = self.graph(self._fixed(sizes), numbers).clone()
             if not request.differentiated:
-                without_dropout(graph)
+                remove_dropout(graph)
         except CaptureError:
             raise
         except OnwardError as error:

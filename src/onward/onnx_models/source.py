@@ -23,9 +23,9 @@ from onnx import TensorProto, numpy_helper
 from onward.errors import OnwardError, one_line
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx, input_type
+from onward.graph.importer.nested_nodes import nodes_within
 from onward.graph.names import parameter_name
 from onward.graph.types import Type
-from onward.onnx_models.bodies import all_nodes
 from onward.onnx_models.conversion import converted
 from onward.onnx_models.data_files import own_file
 from onward.onnx_models.dropout import put_dropout
@@ -199,10 +199,10 @@ class OnnxSource:
         """The weights that are read as the right factor of a MatMul alone, `f32[K,N]`: the
         transposes of what a linear layer of PyTorch holds."""
         rank = {t.name: len(t.dims) for t in self.model.graph.initializer}
-        right = {n.input[1] for n in all_nodes(self.model.graph) if n.op_type == "MatMul"}
+        right = {n.input[1] for n in nodes_within(self.model.graph.node) if n.op_type == "MatMul"}
         others = {
             x
-            for n in all_nodes(self.model.graph)
+            for n in nodes_within(self.model.graph.node)
             for i, x in enumerate(n.input)
             if (n.op_type, i) != ("MatMul", 1)
         }
@@ -214,7 +214,7 @@ class OnnxSource:
         """What ops take as settings or statistics."""
         return frozenset(
             x
-            for n in all_nodes(self.model.graph)
+            for n in nodes_within(self.model.graph.node)
             for i, x in enumerate(n.input)
             if i in SETTINGS.get(n.op_type, ())
         )

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
-from onward.capture.aten.random import random_site
+from onward.capture.aten.random import site_of
 from onward.capture.held_sizes import SizeError
 from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
@@ -31,7 +31,7 @@ def _attention(
     shape = (*type_of(q).shape[:-1], type_of(k).shape[-2])
     like = Value(name="probabilities")
     like.meta["type"] = type_of(q).with_shape(shape)
-    r = random_site(c, like)
+    r = site_of(c, like)
     attrs |= {"ratio": float(ratio), "site": r["site"], "sample_dim": r["sample_dim"]}
     last = [] if bias is None else [None, None, bias]
     return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], *last, **attrs)

@@ -10,37 +10,15 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.errors import CaptureError
-from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.ops.random import offset_type, seed_type
-from onward.graph.types import DType, Size, Type, divide
+from onward.graph.graph import Value, type_of
+from onward.graph.random_sites import random_site
+from onward.graph.types import DType, Size, Type
 
 
-def random_site(c: AtenCall, x: Value) -> dict[str, Any]:
-    """Returns the next site's inputs (seed, offset) and attributes (site, sample_dim) for a tensor
-    of x's shape. sample_dim: the dim of samples, -1 for none."""
-    graph, batch, shape = c.t.graph, c.t.batch_size, type_of(x).shape
-    seed, offset = seed_inputs(graph)
+def site_of(c: AtenCall, x: Value) -> dict[str, Any]:
+    """Returns what the next site draws by, for a tensor of x's shape (`random_site`)."""
     site, c.t.sites = c.t.sites, c.t.sites + 1
-    sample_dim = next(
-        (i for i, s in enumerate(shape[:-1]) if s == batch and (i == 0 or s != 1)), -1
-    )
-    if sample_dim < 0 and shape and batch is not None:  # flattened samples, [B*T, ...]
-        rows = divide(shape[0], batch)
-        if rows is not None and len(shape) > 1:
-            sample_dim = 0
-            offset = c.b.Mul(offset, c.b.squeeze(c.b.size(rows), [0]))
-    return {"seed": seed, "offset": offset, "site": site, "sample_dim": sample_dim}
-
-
-def seed_inputs(graph: Graph) -> tuple[Value, Value]:
-    """Returns the graph's random inputs, seed and sample offset; makes them at the first site."""
-    said = graph.signature
-    if said.seed is None or said.sample_offset is None:
-        seed = graph.input("seed", seed_type(), Role.RANDOM)
-        offset = graph.input("sample_offset", offset_type(), Role.RANDOM)
-        graph.signature = said.but(seed=seed.name, sample_offset=offset.name)
-        return seed, offset
-    return graph.find_input(said.seed), graph.find_input(said.sample_offset)
+    return random_site(c.b, x, site, c.t.batch_size)
 
 
 def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
@@ -55,7 +33,7 @@ def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
 
 def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
     """Returns x after dropout with probability `ratio`, at the next site."""
-    r = random_site(c, x)
+    r = site_of(c, x)
     return c.b.Dropout(
         x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
     )
@@ -76,7 +54,7 @@ def uniform(c: AtenCall, type: Type) -> Value:
     last = not shape or (shape[-1] == batch and batch not in shape[:-1])
     wide = type.with_shape((*shape, 1)) if last else type  # the dim of samples may not be last
     like = c.b.full(0.0, wide)
-    r = random_site(c, like)
+    r = site_of(c, like)
     y = c.b.RandomUniform(like, r["seed"], r["offset"], site=r["site"], sample_dim=r["sample_dim"])
     return c.b.reshape(y, shape)
 

@@ -8,12 +8,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.aten.call import AtenCall, table
-from onward.capture.aten.random import seed_inputs
 from onward.capture.regions.op import RESULTS
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, operator_region
 from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.region import spelled
+from onward.graph.random_sites import seed_inputs
 from onward.graph.types import Type, dtype_name
 
 

@@ -6,11 +6,10 @@ some dozens of functions that call the next one twice fill the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import onnx
 
 from onward.errors import one_line
+from onward.graph.importer.nested_nodes import nodes_within
 
 MOST = 1 << 16  # most nodes of a model once the functions' nodes are in their places
 DEEPEST = 64  # most functions within functions
@@ -20,7 +19,7 @@ _Key = tuple[str, str, str]
 def check_functions(model: onnx.ModelProto) -> None:
     """Raises ValueError for functions that call themselves, directly or through others, and for
     calls that come to more nodes than `MOST`."""
-    bodies = {_key(f): list(_nodes(f.node)) for f in model.functions}
+    bodies = {_key(f): list(nodes_within(f.node)) for f in model.functions}
     sizes: dict[_Key, int] = {}
     depths: dict[_Key, int] = {}
     calls = {key: {c for n in nodes if (c := _call(n)) in bodies} for key, nodes in bodies.items()}
@@ -42,22 +41,11 @@ def check_functions(model: onnx.ModelProto) -> None:
     if waiting:
         name = _said(next(iter(waiting)))
         raise ValueError(f"cannot read the function {name}, which calls itself")
-    total = sum(sizes.get(_call(n), 1) for n in _nodes(model.graph.node))
+    total = sum(sizes.get(_call(n), 1) for n in nodes_within(model.graph.node))
     if total > MOST:
         raise ValueError(f"cannot read functions whose calls come to more than {MOST} nodes")
     if max(depths.values(), default=0) > DEEPEST:
         raise ValueError(f"cannot read functions that call each other {DEEPEST} deep")
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, with those of the bodies in their attributes."""
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        yield node
-        for a in node.attribute:
-            for graph in [a.g, *a.graphs] if a.HasField("g") else a.graphs:
-                left += graph.node
 
 
 def _key(function: onnx.FunctionProto) -> _Key:

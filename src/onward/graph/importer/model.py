@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -92,7 +93,7 @@ def _read(
     _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
     opsets = {o.domain: o.version for o in model.opset_import}
-    reader = _Reader(graph, opsets, Draws(graph) if draws else None)
+    reader = _Reader(graph, opsets, Draws(graph) if draws else None, _Work())
     env: Environment = {}
     tensors = {t.name: t for t in model.graph.initializer}
     constants = dict(known)
@@ -152,21 +153,30 @@ def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
     return Type(DType(tensor.elem_type), tuple(sizes))
 
 
-class _Reader:
-    """Makes the nodes of one model."""
+@dataclass
+class _Work:
+    """What reading one model has cost so far, the bodies of ops included."""
 
-    def __init__(self, graph: Graph, opsets: Mapping[str, int], draws: Draws | None) -> None:
-        self.graph, self.opsets, self.draws = graph, opsets, draws
+    nodes: int = 0
+    bodies: int = 0
+    folds: Folds = field(default_factory=Folds)
+
+
+class _Reader:
+    """Makes the nodes of one model, or of the body of an op in it."""
+
+    def __init__(
+        self, graph: Graph, opsets: Mapping[str, int], draws: Draws | None, work: _Work
+    ) -> None:
+        self.graph, self.opsets, self.draws, self.work = graph, opsets, draws, work
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
-        self.bodies = self.nodes = 0
-        self.folds = Folds()
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
-                self.nodes += 1
-                if self.nodes > NODES:
+                self.work.nodes += 1
+                if self.work.nodes > NODES:
                     raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
                 results = self._node(node, env)
                 require_sizes([() if x is None else type_of(x).shape for x in results])
@@ -260,7 +270,7 @@ class _Reader:
         graphs = any(isinstance(v, onnx.GraphProto) for v in call.given.values())
         if not known or graphs or node.op_type in ("Identity", "Constant"):
             return None
-        if not self.folds.take(node.op_type, arrays, call.given):
+        if not self.work.folds.take(node.op_type, arrays, call.given):
             return None
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
         alone = onnx.NodeProto()
@@ -311,8 +321,8 @@ class _Reader:
     def _subgraph(
         self, body: onnx.GraphProto, values: Sequence[Value | None], outer: Environment
     ) -> list[Value]:
-        self.bodies += 1
-        if self.bodies > BODIES:
+        self.work.bodies += 1
+        if self.work.bodies > BODIES:
             raise ValueError(f"cannot unroll loops of more than {BODIES} iterations in all")
         env = dict(outer)
         for tensor in body.initializer:
@@ -362,8 +372,7 @@ class _Reader:
         opset = next(
             (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), self.opset
         )
-        inner = _Reader(self.graph, {"": opset}, self.draws)
-        inner.nodes, inner.bodies, inner.folds = self.nodes, self.bodies, self.folds
+        inner = _Reader(self.graph, {"": opset}, self.draws, self.work)
         nodes: list[onnx.NodeProto] = []
         for item in body.node:
             copy = onnx.NodeProto()
@@ -382,7 +391,6 @@ class _Reader:
                     copy.input[i] = ""
             nodes.append(copy)
         inner.read(nodes, env)
-        self.nodes, self.bodies = inner.nodes, inner.bodies
         return [env.get(name) for name in body.output]
 
 
