@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.graph.batch_statistics import write_out_batch_statistics
 from onward.graph.build import Builder, write_body
 from onward.graph.graph import ONWARD, OPSET, Graph, Node, Role, Value, attributes, type_of
 from onward.graph.opset import ir_version, settle_opset
@@ -33,6 +34,7 @@ def to_onnx(
     opset lacks.
     """
     copy = graph.clone()
+    write_out_batch_statistics(copy)
     settle_opset(copy, opset)  # before outputs get their names
     for value in list(copy.ir.inputs):
         array = (weights or {}).get(value.name or "")

@@ -23,6 +23,11 @@ def parameter_name(path: str) -> str:
     return PARAM + path
 
 
+def buffer_name(path: str) -> str:
+    """The input name of a model's buffer."""
+    return BUFFER + path
+
+
 def output_name(name: str) -> str:
     """The output name of a model's result."""
     return OUTPUT + name

@@ -21,9 +21,10 @@ from onward.capture.evaluation import remove_dropout
 from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.names import output_name, parameter_name
+from onward.graph.names import buffer_name, output_name, parameter_name
 from onward.graph.types import Type
 from onward.loss import Loss
+from onward.onnx_models.batch_norm import keep_statistics, statistics, train_by_batch
 from onward.onnx_models.source import OnnxSource
 
 KEPT = 8  # graphs of other sizes
@@ -33,11 +34,15 @@ ROWS = 1 << 20  # numbers that are compared at once
 @dataclass(frozen=True, eq=False)
 class _Program:
     """What a module is made of, kept apart from its attributes, which guards would walk through.
-    paths: of the parameters, by initializer. graphs: read so far, by the sizes that are numbers."""
+    paths: of the parameters, by initializer. buffers: the paths of running statistics, by
+    initializer. by_batch: whether training normalizes by the batch and moves these. graphs: read so
+    far, by the sizes that are numbers."""
 
     source: OnnxSource
     loss: Loss | str | None
     paths: Mapping[str, str]
+    buffers: Mapping[str, str]
+    by_batch: bool
     graphs: dict[tuple[tuple[tuple[str, int], ...], ...], Graph] = field(default_factory=dict)
 
 
@@ -49,8 +54,10 @@ class OnnxModule(GraphModule):
 
     loss: the name of an output that is the loss, or a loss of `onward.loss`; None: the model has
     none, and is evaluated only. trainable: names of initializers, or patterns such as
-    "encoder.*"; None: all. Single numbers and masks are never trained unless named. Raises
-    OnwardError for a model that no graph can hold, and for names that it lacks.
+    "encoder.*"; None: all. Single numbers and masks are never trained unless named. batch_norm:
+    whether batch normalization is by the batch in training, its statistics running on; None: where
+    the model's nodes are in training form. Raises OnwardError for a model that no graph can hold,
+    and for names that it lacks.
     """
 
     def __init__(
@@ -58,9 +65,11 @@ class OnnxModule(GraphModule):
         source: OnnxSource,
         loss: Loss | str | None = None,
         trainable: Sequence[str] | None = None,
+        batch_norm: bool | None = None,
     ) -> None:
         super().__init__()
-        weights = source.weights()
+        weights = source.arrays(source.names)
+        running = statistics(source.model, batch_norm) - source.names
         if loss is not None and not weights:
             raise OnwardError(
                 "the model has no weights of f32 to train: none of its initializers is an array of "
@@ -77,7 +86,10 @@ class OnnxModule(GraphModule):
                 paths[name] = self._place(name, held[name], trained=name in chosen)
             else:
                 paths[name] = paths[twin]
-        _PROGRAMS[self] = _Program(source, loss, paths)
+        buffers = {
+            name: self._place(name, array, None) for name, array in source.arrays(running).items()
+        }
+        _PROGRAMS[self] = _Program(source, loss, paths, buffers, batch_norm is not False)
         if source.is_open:
             _check_loss(loss, self.graph({}, {}))
 
@@ -87,13 +99,13 @@ class OnnxModule(GraphModule):
 
     @property
     def initializers(self) -> dict[str, torch.Tensor]:
-        """The weights by the names of their initializers, as these have them: views of the
-        parameters."""
+        """The weights and running statistics by the names of their initializers, as these have
+        them: views of the parameters and buffers."""
         turned, found = self.program.source.turned, dict[str, torch.Tensor]()
         for name, path in self.program.paths.items():
             weight = self.get_parameter(path).detach()
             found[name] = weight.t() if name in turned else weight
-        return found
+        return found | {n: self.get_buffer(path) for n, path in self.program.buffers.items()}
 
     def labels(
         self, sizes: Mapping[str, Sequence[int]], numbers: Mapping[str, int] | None = None
@@ -117,7 +129,8 @@ class OnnxModule(GraphModule):
         found = program.graphs.get(key)
         if found is None:
             names = {name: parameter_name(path) for name, path in program.paths.items()}
-            found = program.graphs[key] = program.source.graph(names, dims, numbers)
+            kept = {name: buffer_name(path) for name, path in program.buffers.items()}
+            found = program.graphs[key] = program.source.graph(names, dims, numbers, kept)
             while len(program.graphs) > KEPT:
                 del program.graphs[next(iter(program.graphs))]
         return found
@@ -156,19 +169,26 @@ class OnnxModule(GraphModule):
             leaves, numbers = self._leaves(request)
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
             graph = self.graph(self._fixed(sizes), numbers).clone()
+            written: dict[str, str] = {}
+            if request.differentiated and self.program.by_batch:
+                written = train_by_batch(graph)
+            else:
+                keep_statistics(graph)
             if not request.differentiated:
                 remove_dropout(graph)
         except CaptureError:
             raise
         except OnwardError as error:
             raise CaptureError(str(error)) from error
-        outputs = dict(graph.outputs)
+        running = {name: graph.outputs[name] for name in written.values()}
+        outputs = {name: x for name, x in graph.outputs.items() if name not in running}
         inputs = {v.name or "": v for v in graph.inputs_with(Role.BATCH)}
         if request.want_loss:
             inputs |= self._write_loss(graph, outputs, inputs)
         graph.outputs = {output_name(name): value for name, value in outputs.items()}
         results = {name: output_name(name) for name in outputs}
-        graph.signature = graph.signature.but(results=results)
+        graph.outputs |= running
+        graph.signature = graph.signature.but(results=results, written=written)
         if request.want_loss:
             graph.outputs["loss"] = inputs.pop("\0loss")
             graph.signature = graph.signature.but(loss="loss")
@@ -234,7 +254,9 @@ class OnnxModule(GraphModule):
         present = {v.name for v in graph.inputs}
         parameters = {name: p for name, p in parameters.items() if name in present}
         names = list(leaves)
-        result = CapturedModule(graph, parameters, {}, {})
+        buffers = {buffer_name(path): path for path in self.program.buffers.values()}
+        held = {name: self.get_buffer(p) for name, p in buffers.items() if name in present}
+        result = CapturedModule(graph, parameters, held, {})
         for i, name in enumerate(names):
             value = inputs[name]
             result.leaves[i] = value.name or ""
@@ -242,14 +264,13 @@ class OnnxModule(GraphModule):
         ends = [graph.outputs[n] for n in ("loss",) if n in graph.outputs]
         result.reached = _sources(ends) & parameters.keys()
         result.frozen = {name for name, p in parameters.items() if not p.requires_grad}
-        result.asks = ""
+        result.asks = "it normalizes by the batch" if graph.signature.written else ""
         return result
 
-    def _place(self, name: str, array: np.ndarray, trained: bool) -> str:
+    def _place(self, name: str, array: np.ndarray, trained: bool | None) -> str:
         """Registers a weight, in the array's own memory, under its name where PyTorch takes it as a
-        path. Returns the path."""
+        path. trained: None for a buffer. Returns the path."""
         parts = name.split(".")
-        parameter = torch.nn.Parameter(torch.from_numpy(array), requires_grad=trained)
         module: torch.nn.Module = self
         if all(parts):
             for part in parts[:-1]:
@@ -262,13 +283,21 @@ class OnnxModule(GraphModule):
                 module = inner
             else:
                 if not hasattr(module, parts[-1]):
-                    module.register_parameter(parts[-1], parameter)
+                    _register(module, parts[-1], array, trained)
                     return name
         plain = name.replace(".", "_") or "unnamed"
         while hasattr(self, plain):
             plain += "_"
-        self.register_parameter(plain, parameter)
+        _register(self, plain, array, trained)
         return plain
+
+
+def _register(module: torch.nn.Module, name: str, array: np.ndarray, trained: bool | None) -> None:
+    tensor = torch.from_numpy(array)
+    if trained is None:
+        module.register_buffer(name, tensor)
+    else:
+        module.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=trained))
 
 
 def _tied(held: Mapping[str, np.ndarray], turned: Set[str]) -> dict[str, str]:

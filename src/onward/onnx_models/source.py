@@ -140,25 +140,30 @@ class OnnxSource:
         parameters: Mapping[str, str],
         dims: Mapping[str, int],
         numbers: Mapping[str, int] | None = None,
+        buffers: Mapping[str, str] | None = None,
     ) -> Graph:
         """The model as a graph. parameters: the graph input of each weight that is one, by
         initializer; that of a turned one is its transpose. dims: sizes that are numbers, by name.
-        numbers: the contents of inputs that are constants of the graph. Raises OnwardError for a
-        model that no graph can hold."""
-        known = {n: x for n, x in self.constants.items() if n not in parameters}
+        numbers: the contents of inputs that are constants of the graph. buffers: the graph input of
+        each other initializer that is one. Raises OnwardError for a model that no graph can
+        hold."""
+        given = {*parameters, *(buffers or {})}
+        known = {n: x for n, x in self.constants.items() if n not in given}
         for name, number in (numbers or {}).items():
             type = self.inputs[name]
             known[name] = np.full(type.shape, number, type.dtype.numpy())  # type: ignore[arg-type]
         try:
-            return from_onnx(self.model, dims, known, parameters, self.turned, draws=True)
+            return from_onnx(
+                self.model, dims, known, parameters, self.turned, draws=True, buffers=buffers
+            )
         except ValueError as error:
             raise OnwardError(f"{PREFIX}{error}") from error
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """The weights by name, read anew into memory of the caller's own."""
+    def arrays(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Initializers by name, read anew into memory of the caller's own."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
-            if tensor.name in self.names:
+            if tensor.name in names:
                 stored = self.tensors.get(tensor.name)
                 found[tensor.name] = (
                     GivenTensor(tensor).array() if stored is None else stored.array()

@@ -81,7 +81,9 @@ class TrainingSession:
     the session only predicts. trainable: initializers to train, by name or pattern; None: every one
     of f32 that the loss depends on, but for single numbers and masks. options: TrainerOptions, or a
     dict of them. dropout: probabilities by the names of values, or patterns of them, behind which
-    it is put in `step`, since exporters leave it out. Raises OnwardError for a model that cannot
+    it is put in `step`, since exporters leave it out. batch_norm: whether `step` normalizes by the
+    batch and has the running statistics move; None: where the model's BatchNormalization nodes are
+    in training form. Raises OnwardError for a model that cannot
     be read, and for names that it lacks.
     """
 
@@ -93,9 +95,10 @@ class TrainingSession:
         trainable: Sequence[str] | None = None,
         options: TrainerOptions | Mapping[str, Any] | None = None,
         dropout: Mapping[str, float] | None = None,
+        batch_norm: bool | None = None,
     ) -> None:
         self.source = OnnxSource.of(model, dropout=dropout)
-        self.module = OnnxModule(self.source, loss, trainable)
+        self.module = OnnxModule(self.source, loss, trainable, batch_norm)
         if loss is not None and optimizer is None:
             raise OnwardError(
                 "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
@@ -166,7 +169,7 @@ class TrainingSession:
     # ---- state
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The weights by the names of their initializers, as copies."""
+        """The weights, and statistics that move, by the names of their initializers, as copies."""
         return {n: array_of(x).copy() for n, x in self.module.initializers.items()}
 
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:

@@ -16,7 +16,13 @@ from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Role
 from onward.graph.types import DType, Type
 from onward.loss import Loss
-from onward.onnx_models import OnnxModule, named_constants, with_weights
+from onward.onnx_models import (
+    OnnxModule,
+    in_inference,
+    in_training,
+    named_constants,
+    with_weights,
+)
 
 Weights = Mapping[str, np.ndarray]  # by path of the module's parameters
 
@@ -30,40 +36,61 @@ class StockModel:
 
     def __init__(self, module: OnnxModule, feeds: Mapping[str, np.ndarray]) -> None:
         self._module, self._feeds = module, feeds
-        model = with_weights(module.program.source, {})
+        self._session = _session(self._model(trains=False))
+
+    def _model(self, trains: bool) -> onnx.ModelProto:
+        """The model with its weights as inputs too. trains: whether batch normalization is by the
+        batch, as it is in a step."""
+        program = self._module.program
+        model = with_weights(program.source, {})
         named_constants(model.graph)
         own = {x.name for x in model.graph.input}
+        held = {*program.paths, *program.buffers}
         for tensor in model.graph.initializer:  # one that is an input too can be given
-            if tensor.name in module.program.paths and tensor.name not in own:
+            if tensor.name in held and tensor.name not in own:
                 made = onnx.helper.make_tensor_value_info(
                     tensor.name, tensor.data_type, tensor.dims
                 )
                 model.graph.input.append(made)
-        self._session = _session(model)
+        (in_training if trains else in_inference)(model, frozenset(program.buffers))
+        return model
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
         """The weights of now, by path."""
-        return {n: p.detach().numpy() for n, p in self._module.named_parameters()}
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        return {n: x.detach().numpy() for n, x in held}
 
     def outputs(self, weights: Weights) -> dict[str, np.ndarray]:
-        """Computes all outputs by name, with these weights."""
-        turned = self._module.program.source.turned
-        given = {name: self._feeds[name] for name in self._module.program.source.inputs}
-        for name, path in self._module.program.paths.items():
+        """Computes all outputs by name, with these weights, as in inference."""
+        return self._run(self._session, weights)
+
+    def _run(self, session: Any, weights: Weights) -> dict[str, np.ndarray]:
+        program = self._module.program
+        given = {name: self._feeds[name] for name in program.source.inputs}
+        for name, path in {**program.paths, **program.buffers}.items():
             array = weights[path]
-            given[name] = np.ascontiguousarray(array.T if name in turned else array)
-        names = [x.name for x in self._session.get_outputs()]
-        return dict(zip(names, self._session.run(names, given), strict=True))
+            turned = name in program.source.turned
+            given[name] = np.ascontiguousarray(array.T if turned else array)
+        names = [x.name for x in session.get_outputs()]
+        return dict(zip(names, session.run(names, given), strict=True))
 
     def loss(self, weights: Weights) -> float:
-        """Computes the session's loss, with these weights."""
-        made, loss = self.outputs(weights), self._module.program.loss
+        """Computes the session's loss as a step does, with these weights."""
+        made, loss = self._run(self._training, weights), self._module.program.loss
         if isinstance(loss, str):
             return float(made[loss])
         given = {x.name: x for x in self._loss_session.get_inputs()}
         arrays = {name: made[name] if name in made else self._feeds[name] for name in given}
         return float(self._loss_session.run(None, arrays)[0])
+
+    @cached_property
+    def _training(self) -> Any:
+        """The model as it is in a step."""
+        program = self._module.program
+        if program.buffers and program.by_batch:
+            return _session(self._model(trains=True))
+        return self._session
 
     @cached_property
     def _loss_session(self) -> Any:

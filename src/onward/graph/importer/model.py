@@ -64,6 +64,7 @@ def from_onnx(
     parameters: Mapping[str, str] | None = None,
     turned: Collection[str] = (),
     draws: bool = False,
+    buffers: Mapping[str, str] | None = None,
 ) -> Graph:
     """Reads an ONNX model as a graph. Its inputs have `Role.BATCH`, its initializers are constants.
 
@@ -71,10 +72,12 @@ def from_onnx(
     shapes. parameters: initializers that become inputs of `Role.PARAM`, each with the input's name;
     several may share one. turned: those of them whose input is the transpose. draws: whether
     Dropout in training mode becomes Onward's own, with the graph's random inputs; otherwise it is
-    refused. Raises ValueError naming the first node that cannot be read, with the reason.
+    refused. buffers: initializers that become inputs of `Role.BUFFER`. Raises ValueError naming the
+    first node that cannot be read, with the reason.
     """
     try:
-        return _read(model, dims or {}, known or {}, parameters or {}, turned, draws)
+        given = _Inputs(parameters or {}, turned, buffers or {})
+        return _read(model, dims or {}, known or {}, given, draws)
     except Exception as error:  # any, for a model that onnx's checker would refuse
         raise ValueError(one_line(said_of(error), 400)) from error
 
@@ -83,8 +86,7 @@ def _read(
     model: onnx.ModelProto,
     dims: Mapping[str, int],
     known: Mapping[str, np.ndarray],
-    parameters: Mapping[str, str],
-    turned: Collection[str],
+    given: _Inputs,
     draws: bool,
 ) -> Graph:
     if model.functions:
@@ -98,19 +100,12 @@ def _read(
     tensors = {t.name: t for t in model.graph.initializer}
     constants = dict(known)
     constants |= {
-        n: tensor_array(t) for n, t in tensors.items() if n not in parameters and n not in known
+        n: tensor_array(t) for n, t in tensors.items() if n not in given.names and n not in known
     }
     for info in model.graph.input:
         if info.name not in constants and info.name not in tensors:
             env[info.name] = graph.input(info.name, input_type(info, dims), Role.BATCH)
-    made: dict[str, Value] = {}
-    for name, path in parameters.items():
-        sizes = tuple(tensors[name].dims)
-        type = Type(DType(tensors[name].data_type), sizes[::-1] if name in turned else sizes)
-        if path not in made:
-            made[path] = graph.input(path, type, Role.PARAM)
-        given = made[path]
-        env[name] = Builder(graph).transpose(given, [1, 0]) if name in turned else given
+    env |= given.values(graph, tensors)
     for name, array in constants.items():
         env[name] = graph.constant(np.asarray(array))
     reader.read(model.graph.node, env)
@@ -121,6 +116,38 @@ def _read(
         graph.output(info.name, value)
     graph.sweep()
     return graph
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Initializers that become inputs of a graph (`from_onnx`)."""
+
+    parameters: Mapping[str, str]
+    turned: Collection[str]
+    buffers: Mapping[str, str]
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.parameters, *self.buffers}
+
+    def values(self, graph: Graph, tensors: Mapping[str, onnx.TensorProto]) -> dict[str, Value]:
+        """Adds the inputs to a graph. Returns the values that nodes read, by initializer."""
+        made, found = dict[str, Value](), dict[str, Value]()
+        for name, path in self.parameters.items():
+            type = _type_of(tensors[name])
+            is_turned = name in self.turned
+            if path not in made:
+                held = Type(type.dtype, type.shape[::-1]) if is_turned else type
+                made[path] = graph.input(path, held, Role.PARAM)
+            given = made[path]
+            found[name] = Builder(graph).transpose(given, [1, 0]) if is_turned else given
+        for name, path in self.buffers.items():
+            found[name] = graph.input(path, _type_of(tensors[name]), Role.BUFFER)
+        return found
+
+
+def _type_of(tensor: onnx.TensorProto) -> Type:
+    return Type(DType(tensor.data_type), tuple(tensor.dims))
 
 
 def _require_text(graph: onnx.GraphProto) -> None:

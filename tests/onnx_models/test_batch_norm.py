@@ -1,0 +1,268 @@
+"""Batch normalization of ONNX models in training: by the batch, with statistics that run on.
+
+The references are onnx's own evaluator for a step's statistics, PyTorch for a run, and stock
+onnxruntime for what is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from plain_run import run
+from safetensors.numpy import load_file
+
+import onward
+from onward import loss
+from onward.errors import OnwardError
+
+ROWS, CHANNELS = 6, 3
+
+
+def model(
+    training: bool = False,
+    momentum: float | None = 0.9,
+    twice: bool = False,
+    outputs: bool = True,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """x f32[B,3,L] -> BatchNormalization -> Relu -> a product per channel -> y. twice: a second
+    node has the same statistics."""
+    rng = np.random.default_rng(0)
+    held = {
+        "scale": 1 + 0.1 * rng.standard_normal(CHANNELS), "bias": rng.standard_normal(CHANNELS),
+        "mean": 0.3 * rng.standard_normal(CHANNELS), "variance": 0.5 + rng.random(CHANNELS),
+        "factor": rng.standard_normal((CHANNELS, 1)),
+    }  # fmt: skip
+    settings: dict[str, Any] = {"epsilon": 1e-3}
+    if momentum is not None:
+        settings["momentum"] = momentum
+    names = ["n"]
+    if training:
+        settings["training_mode"] = 1
+        names += ["mean_now", "variance_now"] if outputs else []
+    statistics = ["scale", "bias", "mean", "variance"]
+    nodes = [helper.make_node("BatchNormalization", ["x", *statistics], names, **settings)]
+    last = "n"
+    if twice:
+        again = ["m", *(f"{n}_2" for n in names[1:])]
+        nodes.append(helper.make_node("BatchNormalization", ["n", *statistics], again, **settings))
+        last = "m"
+    nodes += [
+        helper.make_node("Relu", [last], ["r"]), helper.make_node("Mul", ["r", "factor"], ["y"]),
+    ]  # fmt: skip
+    sizes = ["B", CHANNELS, "L"]
+    graph = helper.make_graph(
+        nodes, "norm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(made)
+    return made
+
+
+def feeds(seed: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = (2 + rng.standard_normal((ROWS, CHANNELS, 5))).astype(np.float32)
+    return {"x": x, "labels": rng.standard_normal(x.shape).astype(np.float32)}
+
+
+def session(
+    given: onnx.ModelProto, batch_norm: bool | None = None, **options: Any
+) -> onward.TrainingSession:
+    optimizer = onward.optim.SGD(lr=0.1)
+    return onward.TrainingSession(
+        given, optimizer, loss.mse("y"), batch_norm=batch_norm, options=options
+    )
+
+
+class Reference(torch.nn.Module):
+    """The model in PyTorch, by ONNX's rule of the running variance."""
+
+    def __init__(self, momentum: float, uses: int = 1) -> None:
+        super().__init__()
+        held = {t.name: numpy_helper.to_array(t) for t in model().graph.initializer}
+        for name in ("scale", "bias", "factor"):
+            self.register_parameter(name, torch.nn.Parameter(torch.tensor(held[name])))
+        self.mean, self.variance = torch.tensor(held["mean"]), torch.tensor(held["variance"])
+        self.momentum, self.uses = momentum, uses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.uses):
+            mean, variance = x.mean((0, 2)), x.var((0, 2), unbiased=False)
+            with torch.no_grad():
+                m = self.momentum
+                self.mean = m * self.mean + (1 - m) * mean
+                self.variance = m * self.variance + (1 - m) * variance
+            x = torch.nn.functional.batch_norm(
+                x, None, None, self.scale, self.bias, training=True, eps=1e-3
+            )
+        return x.relu() * self.factor
+
+
+@pytest.mark.parametrize(
+    ("form", "batch_norm", "momentum", "uses"),
+    [("inference", True, 0.9, 1), ("inference", True, 0.6, 1), ("inference", True, None, 1),
+     ("inference", True, 0.9, 2), ("training", None, 0.9, 1), ("training", True, 0.6, 1),
+     ("training", None, 0.9, 2)],
+)  # fmt: skip
+def test_steps_are_pytorchs(
+    form: str, batch_norm: bool | None, momentum: float | None, uses: int
+) -> None:
+    given = model(form == "training", momentum, uses == 2)
+    ours, theirs = session(given, batch_norm), Reference(momentum or 0.9, uses)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for i in range(5):
+        batch = feeds(i)
+        found = ours.step(batch).loss
+        made = theirs(torch.tensor(batch["x"]))
+        exact = torch.nn.functional.mse_loss(made, torch.tensor(batch["labels"]))
+        optimizer.zero_grad()
+        exact.backward()
+        optimizer.step()
+        assert found == pytest.approx(exact.item(), rel=1e-5)
+    weights = ours.state_dict()
+    for name in ("scale", "bias", "factor", "mean", "variance"):
+        want = getattr(theirs, name).detach().numpy()
+        np.testing.assert_allclose(weights[name], want, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["inference", "training"])
+def test_one_step_moves_the_statistics_as_onnx_says(form: str) -> None:
+    batch = feeds()
+    reference = model(training=True)
+    outputs = reference.graph.output
+    for name in ("mean_now", "variance_now"):
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [CHANNELS]))
+    y, mean, variance = ReferenceEvaluator(reference).run(None, {"x": batch["x"]})
+    ours = session(model(form == "training"), True if form == "inference" else None)
+    found = ours.step(batch, fetch=["y"])
+    np.testing.assert_allclose(found.outputs["y"], y, rtol=1e-4, atol=1e-5)
+    weights = ours.state_dict()
+    np.testing.assert_allclose(weights["mean"], mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights["variance"], variance, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["inference", "training"])
+def test_evaluation_and_files_take_the_running_statistics(form: str) -> None:
+    """The oracle is onnxruntime with the model in its inference form and the session's weights."""
+    ours = session(model(form == "training"), True)
+    for i in range(3):
+        ours.step(feeds(i))
+    held, batch = ours.state_dict(), feeds(9)
+    stock = model()
+    for tensor in stock.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(held[tensor.name], tensor.name))
+    runtime = onnxruntime.InferenceSession(stock.SerializeToString())
+    want = runtime.run(None, {"x": batch["x"]})[0]
+    np.testing.assert_allclose(ours.predict({"x": batch["x"]})["y"], want, rtol=1e-5, atol=1e-6)
+    exact = float(np.mean((want - batch["labels"]) ** 2))
+    assert ours.evaluate(batch).loss == pytest.approx(exact, rel=1e-5)
+    assert all((ours.state_dict()[n] == x).all() for n, x in held.items())
+    written = ours.export_onnx()
+    for tensor in written.graph.initializer:
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), held[tensor.name])
+    given = model(form == "training")
+    assert [n.SerializeToString() for n in written.graph.node] == [
+        n.SerializeToString() for n in given.graph.node
+    ]
+
+
+@pytest.mark.parametrize("batch_norm", [None, False])
+def test_the_inference_form_keeps_its_statistics(batch_norm: bool | None) -> None:
+    ours = session(model(), batch_norm)
+    first = ours.step(feeds(), fetch=["y"]).outputs["y"]
+    runtime = onnxruntime.InferenceSession(model().SerializeToString())
+    want = runtime.run(None, {"x": feeds()["x"]})[0]
+    np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-6)
+    assert "mean" not in ours.state_dict()
+
+
+def test_false_keeps_the_statistics_of_a_training_form() -> None:
+    ours = session(model(training=True), False)
+    first = ours.step(feeds(), fetch=["y"]).outputs["y"]
+    runtime = onnxruntime.InferenceSession(model().SerializeToString())
+    np.testing.assert_allclose(
+        first, runtime.run(None, {"x": feeds()["x"]})[0], rtol=1e-5, atol=1e-6
+    )
+    held = {t.name: numpy_helper.to_array(t) for t in model().graph.initializer}
+    np.testing.assert_array_equal(ours.state_dict()["mean"], held["mean"])
+
+
+@pytest.mark.parametrize("form", ["inference", "training", "kept", "aged"])
+def test_verify_has_onnxruntime_normalize_alike(form: str) -> None:
+    batch_norm = {"inference": True, "training": None, "aged": True}.get(form, False)
+    given = model(form in ("training", "kept"), opset=13 if form == "aged" else 17)
+    ours = session(given, batch_norm)
+    found = ours.verify(feeds())
+    assert found.ok, found
+    assert any("differences" in row.engine for row in found.rows)
+    ours.step(feeds())
+    assert ours.verify(feeds(2)).ok
+
+
+def test_a_run_goes_on_with_its_statistics(tmp_path: Path) -> None:
+    whole, first = session(model(), True), session(model(), True)
+    for i in range(4):
+        whole.step(feeds(i))
+    for i in range(2):
+        first.step(feeds(i))
+    first.save(tmp_path)
+    second = session(model(), True)
+    second.resume(tmp_path)
+    for i in range(2, 4):
+        second.step(feeds(i))
+    for name, x in whole.state_dict().items():
+        np.testing.assert_array_equal(second.state_dict()[name], x, err_msg=name)
+
+
+def test_a_window_moves_the_statistics_with_each_batch() -> None:
+    ours, theirs = session(model(), True, gradient_accumulation_steps=2), Reference(0.9)
+    for i in range(2):
+        ours.step(feeds(i))
+        theirs(torch.tensor(feeds(i)["x"]))
+    np.testing.assert_allclose(
+        ours.state_dict()["variance"], theirs.variance.numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_statistics() -> None:
+    ours = session(model(), True)
+    before, batch = ours.state_dict(), feeds()
+    batch["labels"][0, 0, 0] = np.inf
+    assert ours.step(batch).skipped
+    for name, x in ours.state_dict().items():
+        np.testing.assert_array_equal(x, before[name])
+
+
+def test_a_model_without_such_nodes_is_refused() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", 3])
+    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight]
+    )
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(OnwardError, match="batch_norm=True, and no BatchNormalization"):
+        session(given, True)
+
+
+def test_the_exported_step_moves_them_too(tmp_path: Path) -> None:
+    ours = session(model(), True)
+    ours.step(feeds(0))
+    folder = ours.export_training(tmp_path / "step")
+    losses, state = run(folder, [feeds(i) for i in range(1, 4)])
+    expected = [ours.step(feeds(i)).loss for i in range(1, 4)]
+    expected.append(ours.evaluate(feeds(3)).loss)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    found = load_file(state)
+    for name in ("mean", "variance"):
+        np.testing.assert_allclose(found[f"buffer.{name}"], ours.state_dict()[name], rtol=1e-5)
