@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a pass beside none": (
         lambda: extend.rewrite_pass(extend.Pass(my_pass), before="nope", reason="so"),
-        "one of fuse_composites, fuse_attention,",
+        "one of known_conditions, fuse_composites, fuse_attention,",
     ),
     "a pass beside one of the other list": (
         lambda: extend.rewrite_pass(extend.Pass(my_pass), "step", after="bias_activation",

@@ -106,7 +106,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     first = [time.perf_counter() - begin]
     begin = time.perf_counter()
     trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-4))
-    losses.append(float(trainer.train_step(**batch).loss))
+    losses.append(float(trainer.train_step(batch).loss))
     first.append(time.perf_counter() - begin)
     if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[1]):
         raise RuntimeError(f"the losses differ: {losses}")
@@ -115,7 +115,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
         times = [time.perf_counter()]
         session.step(feeds)
         times.append(time.perf_counter())
-        float(trainer.train_step(**batch).loss)
+        float(trainer.train_step(batch).loss)
         times.append(time.perf_counter())
         steps.append((times[1] - times[0], times[2] - times[1]))
     steps = steps[1:]  # the first of each finds cold caches

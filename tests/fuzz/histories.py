@@ -17,7 +17,7 @@ from fuzz.regions import changes, counts, is_odd
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
 PASSES = (
-    "fuse_composites", "fuse_attention", "constant_folding", "noop",
+    "known_conditions", "fuse_composites", "fuse_attention", "constant_folding", "noop",
     "common_subexpression_elimination", "patch_convolution",
     "slices_to_split", "split_first", "reshape_through_transpose", "flash_attention",
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",

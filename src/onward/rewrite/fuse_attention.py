@@ -221,7 +221,8 @@ def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Val
         if hides and inner is not None and inner.op_type == "Not" and inner.inputs[0] is not None:
             visible = inner.inputs[0]
         else:
-            visible = b.Not(where) if hides else where
+            visible = b.Not(_narrow(where)) if hides else where
+        visible = _narrow(visible)  # masks broadcast
         allowed = visible if allowed is None else b.And(allowed, visible)
     added: Value | None = None
     for addend in scores.added:
@@ -392,6 +393,14 @@ def _unexpanded(value: Value | None) -> Value | None:
     if node is not None and node.op_type in ("Expand", "Identity", "StopGradient"):
         return _unexpanded(node.inputs[0])
     return value
+
+
+def _narrow(value: Value) -> Value:
+    """What a value was expanded from, with as many dims."""
+    node = value.producer()
+    inner = node.inputs[0] if node is not None and node.op_type == "Expand" else None
+    kept = inner is not None and type_of(inner).rank == type_of(value).rank
+    return value if inner is None or not kept else _narrow(inner)
 
 
 def _number(value: Value | None) -> float | None:

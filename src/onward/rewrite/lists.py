@@ -26,6 +26,7 @@ from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.gemm_bias import gemm_bias
 from onward.rewrite.grouped_keys import grouped_keys
 from onward.rewrite.kept_biases import kept_biases
+from onward.rewrite.known_conditions import known_conditions
 from onward.rewrite.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_ahead,
@@ -50,6 +51,7 @@ from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
 _FORWARD: Sequence[AnyPass] = (
+    Pass(known_conditions),  # first: masks are read by the next passes
     # spellings written out by hand, before anything moves their ops
     Pass(fuse_composites, exact=False),
     Pass(fuse_attention, exact=False),
