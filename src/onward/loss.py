@@ -6,7 +6,8 @@ labels it needs; `write` adds it to a graph. Labels come in as inputs of these n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import onnx_ir as ir
 from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import type_of
-from onward.graph.types import DType, Type
+from onward.graph.types import DType, Type, parse_dtype
 
 Value = ir.Value
 Values = Mapping[str, Value]
@@ -132,6 +133,103 @@ class Contrastive:
         return found[0] if isinstance(found, tuple) else found
 
 
+@dataclass(frozen=True)
+class Like:
+    """The type of labels by an output of the model: its first `dims` dims (None: all; below 0: all
+    but the last ones), and a dtype such as `"i64"` (None: the output's)."""
+
+    output: str
+    dtype: str | None = None
+    dims: int | None = None
+
+    def type(self, outputs: Values) -> Type:
+        """The type. Raises OnwardError for an output or a dtype that there is not."""
+        if self.output not in outputs:
+            raise OnwardError(
+                f"labels are like the output '{self.output}', which the model does not have; fix: "
+                f"one of {', '.join(outputs)}"
+            )
+        found = type_of(outputs[self.output])
+        try:
+            dtype = found.dtype if self.dtype is None else parse_dtype(self.dtype)
+        except KeyError as error:
+            raise OnwardError(f"labels are of {self.dtype!r}: {error.args[0]}") from error
+        return Type(dtype, found.shape[: self.dims])
+
+
+@dataclass(frozen=True)
+class WrittenLoss:
+    """A loss that a function writes into the graph (`function`)."""
+
+    write_loss: Callable[..., Value]
+    given: Mapping[str, Like]
+
+    @property
+    def _names(self) -> list[str]:
+        """The values that the function takes, by the names of its parameters without a default."""
+        held = list(inspect.signature(self.write_loss).parameters.values())[1:]
+        return [p.name for p in held if p.default is inspect.Parameter.empty]
+
+    def labels(self, outputs: Values) -> dict[str, Type]:
+        unknown = [n for n in self._names if n not in self.given and n not in outputs]
+        if unknown:
+            raise OnwardError(
+                f"the loss takes '{unknown[0]}', which is no output of the model; fix: one of "
+                f"{', '.join(outputs)}, or say its type in labels={{...}}"
+            )
+        return {name: like.type(outputs) for name, like in self.given.items()}
+
+    def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
+        values = {n: labels[n] if n in self.given else outputs[n] for n in self._names}
+        try:
+            found = self.write_loss(b, **values)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise OnwardError(f"the function of the loss raised: {error}") from error
+        if not isinstance(found, Value) or type_of(found) != Type(DType.FLOAT, ()):
+            what = str(type_of(found)) if isinstance(found, Value) else type(found).__name__
+            raise OnwardError(
+                f"the function of the loss returned {what}; fix: one number, f32[], as "
+                "b.ReduceMean(x, keepdims=0) is"
+            )
+        return found
+
+
+def function(
+    write: Callable[..., Value], labels: Mapping[str, Like | str] | None = None
+) -> WrittenLoss:
+    """A loss of your own. write: takes a builder (`graph/build.py`), then values by the names of
+    its parameters: outputs of the model, and labels; it makes ONNX ops by their names (of several
+    outputs: a tuple; SoftmaxCrossEntropyLoss takes logits f32[N,C]), and returns f32[]. labels: the
+    type of each label, as `Like` says, or the name of an output of that type; a label that has the
+    name of an input of the model is that input. Raises OnwardError for a function without
+    parameters, and for labels that it does not take.
+
+        def huber(b, score, target):
+            far = b.Abs(b.Sub(score, target))
+            near = b.Less(far, 1.0)
+            half = b.Mul(b.Mul(far, far), 0.5)
+            return b.ReduceMean(b.Where(near, half, b.Sub(far, 0.5)), keepdims=0)
+
+        loss = onward.loss.function(huber, labels={"target": "score"})
+    """
+    given = {n: Like(x) if isinstance(x, str) else x for n, x in (labels or {}).items()}
+    made = WrittenLoss(write, given)
+    kinds = {p.kind for p in inspect.signature(write).parameters.values()}
+    plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    if not plain or not made._names:
+        raise OnwardError(
+            "the function of a loss takes a builder, then values by name; fix: "
+            "def loss(b, logits, labels): ..."
+        )
+    strange = [name for name in given if name not in made._names]
+    if strange:
+        raise OnwardError(
+            f"labels names '{strange[0]}', which the function of the loss does not take; fix: one "
+            f"of {', '.join(made._names)}"
+        )
+    return made
+
+
 def cross_entropy(
     output: str = "logits",
     target: str = "labels",
@@ -190,6 +288,6 @@ def _product(shape: tuple[Any, ...]) -> Any:
 
 
 __all__ = [
-    "BinaryCrossEntropy", "Contrastive", "CrossEntropy", "Loss", "MeanOfError", "bce_with_logits",
-    "contrastive", "cross_entropy", "l1", "mse",
+    "BinaryCrossEntropy", "Contrastive", "CrossEntropy", "Like", "Loss", "MeanOfError",
+    "WrittenLoss", "bce_with_logits", "contrastive", "cross_entropy", "function", "l1", "mse",
 ]  # fmt: skip

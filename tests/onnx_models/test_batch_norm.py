@@ -75,6 +75,12 @@ def feeds(seed: int = 1) -> dict[str, np.ndarray]:
     return {"x": x, "labels": rng.standard_normal(x.shape).astype(np.float32)}
 
 
+def inferred(given: onnx.ModelProto, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """What stock onnxruntime computes of y."""
+    runtime = onnxruntime.InferenceSession(given.SerializeToString())
+    return np.asarray(runtime.run(None, {"x": batch["x"]})[0])
+
+
 def session(
     given: onnx.ModelProto, batch_norm: bool | None = None, **options: Any
 ) -> onward.TrainingSession:
@@ -90,8 +96,9 @@ class Reference(torch.nn.Module):
     def __init__(self, momentum: float, uses: int = 1) -> None:
         super().__init__()
         held = {t.name: numpy_helper.to_array(t) for t in model().graph.initializer}
-        for name in ("scale", "bias", "factor"):
-            self.register_parameter(name, torch.nn.Parameter(torch.tensor(held[name])))
+        self.scale, self.bias, self.factor = (
+            torch.nn.Parameter(torch.tensor(held[name])) for name in ("scale", "bias", "factor")
+        )
         self.mean, self.variance = torch.tensor(held["mean"]), torch.tensor(held["variance"])
         self.momentum, self.uses = momentum, uses
 
@@ -142,7 +149,8 @@ def test_one_step_moves_the_statistics_as_onnx_says(form: str) -> None:
     outputs = reference.graph.output
     for name in ("mean_now", "variance_now"):
         outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [CHANNELS]))
-    y, mean, variance = ReferenceEvaluator(reference).run(None, {"x": batch["x"]})
+    results = ReferenceEvaluator(reference).run(None, {"x": batch["x"]})
+    y, mean, variance = (np.asarray(x) for x in results)
     ours = session(model(form == "training"), True if form == "inference" else None)
     found = ours.step(batch, fetch=["y"])
     np.testing.assert_allclose(found.outputs["y"], y, rtol=1e-4, atol=1e-5)
@@ -161,8 +169,7 @@ def test_evaluation_and_files_take_the_running_statistics(form: str) -> None:
     stock = model()
     for tensor in stock.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(held[tensor.name], tensor.name))
-    runtime = onnxruntime.InferenceSession(stock.SerializeToString())
-    want = runtime.run(None, {"x": batch["x"]})[0]
+    want = inferred(stock, batch)
     np.testing.assert_allclose(ours.predict({"x": batch["x"]})["y"], want, rtol=1e-5, atol=1e-6)
     exact = float(np.mean((want - batch["labels"]) ** 2))
     assert ours.evaluate(batch).loss == pytest.approx(exact, rel=1e-5)
@@ -180,19 +187,14 @@ def test_evaluation_and_files_take_the_running_statistics(form: str) -> None:
 def test_the_inference_form_keeps_its_statistics(batch_norm: bool | None) -> None:
     ours = session(model(), batch_norm)
     first = ours.step(feeds(), fetch=["y"]).outputs["y"]
-    runtime = onnxruntime.InferenceSession(model().SerializeToString())
-    want = runtime.run(None, {"x": feeds()["x"]})[0]
-    np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first, inferred(model(), feeds()), rtol=1e-5, atol=1e-6)
     assert "mean" not in ours.state_dict()
 
 
 def test_false_keeps_the_statistics_of_a_training_form() -> None:
     ours = session(model(training=True), False)
     first = ours.step(feeds(), fetch=["y"]).outputs["y"]
-    runtime = onnxruntime.InferenceSession(model().SerializeToString())
-    np.testing.assert_allclose(
-        first, runtime.run(None, {"x": feeds()["x"]})[0], rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(first, inferred(model(), feeds()), rtol=1e-5, atol=1e-6)
     held = {t.name: numpy_helper.to_array(t) for t in model().graph.initializer}
     np.testing.assert_array_equal(ours.state_dict()["mean"], held["mean"])
 
