@@ -197,9 +197,9 @@ class Builder:
     # ---- shorthands whose spelling in ONNX is longer
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """Reshapes x. One size may be -1: what is left. The shape is written with 0 (copy a dim) and
-        one -1 where possible, so that no shape arithmetic is needed at run time. Raises ValueError
-        for sizes that x does not have."""
+        """Reshapes x. One size may be -1: what is left. The shape is written with 0 (copy a dim)
+        and one -1 where possible, so that no shape arithmetic is needed at run time. Raises
+        ValueError for sizes that x does not have."""
         have = type_of(x).shape
         if -1 in shape and 0 not in shape:
             return self.Reshape(x, self.sizes(shape))
