@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -163,6 +163,7 @@ class WrittenLoss:
 
     write_loss: Callable[..., Value]
     given: Mapping[str, Like]
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def _names(self) -> list[str]:
@@ -171,16 +172,20 @@ class WrittenLoss:
         return [p.name for p in held if p.default is inspect.Parameter.empty]
 
     def labels(self, outputs: Values) -> dict[str, Type]:
-        unknown = [n for n in self._names if n not in self.given and n not in outputs]
+        wanted = [self.named.get(n, n) for n in self._names if n not in self.given]
+        unknown = [name for name in wanted if name not in outputs]
         if unknown:
             raise OnwardError(
                 f"the loss takes '{unknown[0]}', which is no output of the model; fix: one of "
-                f"{', '.join(outputs)}, or say its type in labels={{...}}"
+                f"{', '.join(outputs)} (outputs={{...}} for names that Python lacks), or say its "
+                "type in labels={...}"
             )
         return {name: like.type(outputs) for name, like in self.given.items()}
 
     def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
-        values = {n: labels[n] if n in self.given else outputs[n] for n in self._names}
+        values = {
+            n: labels[n] if n in self.given else outputs[self.named.get(n, n)] for n in self._names
+        }
         try:
             found = self.write_loss(b, **values)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -195,14 +200,17 @@ class WrittenLoss:
 
 
 def function(
-    write: Callable[..., Value], labels: Mapping[str, Like | str] | None = None
+    write: Callable[..., Value],
+    labels: Mapping[str, Like | str] | None = None,
+    outputs: Mapping[str, str] | None = None,
 ) -> WrittenLoss:
     """A loss of your own. write: takes a builder (`graph/build.py`), then values by the names of
     its parameters: outputs of the model, and labels; it makes ONNX ops by their names (of several
     outputs: a tuple; SoftmaxCrossEntropyLoss takes logits f32[N,C]), and returns f32[]. labels: the
     type of each label, as `Like` says, or the name of an output of that type; a label that has the
-    name of an input of the model is that input. Raises OnwardError for a function without
-    parameters, and for labels that it does not take.
+    name of an input of the model is that input. outputs: the name of an output by the parameter
+    that takes it, where they differ. Raises OnwardError for a function without parameters, and for
+    labels and outputs that it does not take.
 
         def huber(b, score, target):
             far = b.Abs(b.Sub(score, target))
@@ -213,7 +221,7 @@ def function(
         loss = onward.loss.function(huber, labels={"target": "score"})
     """
     given = {n: Like(x) if isinstance(x, str) else x for n, x in (labels or {}).items()}
-    made = WrittenLoss(write, given)
+    made = WrittenLoss(write, given, dict(outputs or {}))
     kinds = {p.kind for p in inspect.signature(write).parameters.values()}
     plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     if not plain or not made._names:
@@ -221,12 +229,13 @@ def function(
             "the function of a loss takes a builder, then values by name; fix: "
             "def loss(b, logits, labels): ..."
         )
-    strange = [name for name in given if name not in made._names]
-    if strange:
-        raise OnwardError(
-            f"labels names '{strange[0]}', which the function of the loss does not take; fix: one "
-            f"of {', '.join(made._names)}"
-        )
+    for word, named in (("labels", given), ("outputs", made.named)):
+        strange = [name for name in named if name not in made._names]
+        if strange:
+            raise OnwardError(
+                f"{word} names '{strange[0]}', which the function of the loss does not take; fix: "
+                f"one of {', '.join(made._names)}"
+            )
     return made
 
 

@@ -117,6 +117,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a label that it does not take": (
         lambda: loss.function(huber, {"target": "logits", "more": "logits"}), "labels names 'more'",
     ),
+    "an output that it does not take": (
+        lambda: loss.function(huber, outputs={"more": "logits"}), "outputs names 'more'",
+    ),
+    "an output that there is not": (
+        lambda: session_of(loss.function(huber, {"target": "logits"}, {"logits": "nope"})),
+        "takes 'nope', which is no output",
+    ),
     "a value that there is not": (
         lambda: session_of(loss.function(huber)), "takes 'target', which is no output",
     ),
@@ -151,6 +158,16 @@ def test_what_cannot_be_meant_is_refused(name: str) -> None:
     call, message = WRONG[name]
     with pytest.raises(OnwardError, match=message):
         call()
+
+
+def test_a_parameter_may_take_an_output_of_another_name() -> None:
+    def squares(b: Any, y: Any) -> Any:
+        return b.ReduceMean(b.Mul(y, y), keepdims=0)
+
+    batch = {"ids": np.arange(10).reshape(2, 5)}
+    made = session_of(loss.function(squares, outputs={"y": "logits"})).step(batch)
+    exact = (Words()(torch.tensor(batch["ids"])) ** 2).mean()
+    assert made.loss == pytest.approx(exact.item(), rel=1e-5)
 
 
 def test_a_run_goes_on(tmp_path: Path) -> None:

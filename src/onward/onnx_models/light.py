@@ -23,9 +23,10 @@ class GivenTensor:
     def __init__(self, tensor: TensorProto) -> None:
         self.tensor = tensor
 
-    def array(self) -> np.ndarray:
-        """The numbers, in memory of the caller's own."""
-        return np.array(numpy_helper.to_array(self.tensor))
+    def array(self, turned: bool = False) -> np.ndarray:
+        """The numbers, in memory of the caller's own. turned: the transpose of a matrix."""
+        array = numpy_helper.to_array(self.tensor)
+        return np.array(array.T if turned else array, order="C")
 
     def content(self) -> bytes:
         """The bytes."""

@@ -77,13 +77,12 @@ class OnnxModule(GraphModule):
             )
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
-        held = {n: array.T if n in source.turned else array for n, array in weights.items()}
-        tied = _tied(held, source.turned) if source.named is None else {}
+        tied = _tied(weights, source.turned) if source.named is None else {}
         chosen |= {twin for name, twin in tied.items() if name in chosen}
-        for name in [*(n for n in held if n not in tied), *tied]:
+        for name in [*(n for n in weights if n not in tied), *tied]:
             twin = tied.get(name)
             if twin is None:
-                paths[name] = self._place(name, held[name], trained=name in chosen)
+                paths[name] = self._place(name, weights[name], trained=name in chosen)
             else:
                 paths[name] = paths[twin]
         buffers = {

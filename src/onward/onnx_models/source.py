@@ -160,14 +160,13 @@ class OnnxSource:
             raise OnwardError(f"{PREFIX}{error}") from error
 
     def arrays(self, names: Collection[str]) -> dict[str, np.ndarray]:
-        """Initializers by name, read anew into memory of the caller's own."""
+        """Initializers by name, read anew into memory of the caller's own; the `turned` as their
+        transposes."""
         found: dict[str, np.ndarray] = {}
         for tensor in self.model.graph.initializer:
             if tensor.name in names:
-                stored = self.tensors.get(tensor.name)
-                found[tensor.name] = (
-                    GivenTensor(tensor).array() if stored is None else stored.array()
-                )
+                held = self.tensors.get(tensor.name) or GivenTensor(tensor)
+                found[tensor.name] = held.array(tensor.name in self.turned)
         return found
 
     @cached_property

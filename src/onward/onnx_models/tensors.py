@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -39,8 +40,11 @@ class Stored:
     offset: int
     nbytes: int
 
-    def array(self) -> np.ndarray:
-        """The numbers, in memory of the caller's own."""
+    def array(self, turned: bool = False) -> np.ndarray:
+        """The numbers, in memory of the caller's own. turned: the transpose of a matrix of f32,
+        read some rows at a time."""
+        if turned:
+            return self._turned()
         if self.tensor.data_type != onnx.TensorProto.FLOAT:
             held = onnx.TensorProto(data_type=self.tensor.data_type, dims=self.tensor.dims)
             held.raw_data = self.content()
@@ -48,14 +52,31 @@ class Stored:
         found = np.empty(self.nbytes // 4, np.dtype("<f4"))
         with self.file.opened() as file:
             file.seek(self.offset)
-            view = memoryview(found.view(np.uint8).data)
-            done = 0
-            while done < self.nbytes:
-                count = file.readinto(view[done : done + (1 << 30)])  # type: ignore[attr-defined]
-                if not count:
-                    raise OnwardError(f"{one_line(repr(str(self.file.path)), 200)} is cut")
-                done += count
+            self._fill(file, found)
         return found.astype(np.float32, copy=False).reshape(tuple(self.tensor.dims))
+
+    def _turned(self) -> np.ndarray:
+        rows, columns = self.tensor.dims
+        found = np.empty((columns, rows), np.float32)
+        count = max(1, CHUNK // (4 * max(columns, 1)))
+        block = np.empty((min(count, rows), columns), np.dtype("<f4"))
+        with self.file.opened() as file:
+            file.seek(self.offset)
+            for i in range(0, rows, count):
+                part = block[: min(count, rows - i)]
+                self._fill(file, part)
+                found[:, i : i + len(part)] = part.T
+        return found
+
+    def _fill(self, file: BinaryIO, array: np.ndarray) -> None:
+        """Reads the next numbers of a file into an array. Raises OnwardError where it ends."""
+        view = memoryview(array.reshape(-1).view(np.uint8).data)
+        done = 0
+        while done < array.nbytes:
+            count = file.readinto(view[done : done + (1 << 30)])  # type: ignore[attr-defined]
+            if not count:
+                raise OnwardError(f"{one_line(repr(str(self.file.path)), 200)} is cut")
+            done += count
 
     def content(self) -> bytes:
         """The bytes."""
