@@ -73,7 +73,7 @@ class StockModel:
             turned = name in program.source.turned
             given[name] = np.ascontiguousarray(array.T if turned else array)
         names = [x.name for x in session.get_outputs()]
-        return dict(zip(names, session.run(names, given), strict=True))
+        return {n: _array(x) for n, x in zip(names, session.run(names, given), strict=True)}
 
     def loss(self, weights: Weights) -> float:
         """Computes the session's loss as a step does, with these weights."""
@@ -109,6 +109,13 @@ class StockModel:
             if not value.uses():
                 graph.ir.inputs.remove(value)
         return _session(to_proto(graph))
+
+
+def _array(result: Any) -> np.ndarray:
+    """An output as an array: a ZipMap returns a dict of probabilities for each row."""
+    if isinstance(result, list) and result and isinstance(result[0], dict):
+        return np.array([list(row.values()) for row in result], np.float32)
+    return np.asarray(result)
 
 
 def _session(model: onnx.ModelProto) -> Any:
