@@ -266,11 +266,15 @@ def test_shapes_that_are_computed_in_i32_stay_open() -> None:
     graph = from_onnx(model)
     assert str(type_of(graph.outputs["y"])) == "f32[B,3,8]"
     for rows in (2, 5):
+        closed = from_onnx(model, {"B": rows})
+        assert str(type_of(closed.outputs["y"])) == f"f32[{rows},3,8]"
+        assert not any(node.op_type == "ReduceProd" for node in closed)
         x = np.arange(rows * 24, dtype=np.float32).reshape(rows, 6, 4)
         expected: Any = ReferenceEvaluator(model).run(None, {"x": x})
-        found = evaluate(graph, {"x": x})
-        np.testing.assert_array_equal(found["y"], expected[0])
-        assert found["total"] == expected[1] == rows * rows
+        for each in (graph, closed):
+            found = evaluate(each, {"x": x})
+            np.testing.assert_array_equal(found["y"], expected[0])
+            assert found["total"] == expected[1] == rows * rows
 
 
 @pytest.mark.parametrize("end", [10**9, 2**31 - 1, 2**31, 2**63 - 1])

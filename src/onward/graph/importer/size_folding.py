@@ -66,8 +66,8 @@ def _arithmetic(call: NodeCall) -> Value | None:
     if any(len(type_of(x).shape) > 1 for x in call.inputs if x is not None):
         return None
     known = [_known(x) for x in call.inputs]
-    if any(k is None for k in known) or all(type(n) is int for k in known for n in k or ()):
-        return None  # unknown, or of numbers alone, which have been computed
+    if any(k is None for k in known):
+        return None
     arrays = [_array_of(k, type_of(x)) for k, x in zip(known, call.inputs, strict=True) if k and x]
     if len(arrays) != len(call.inputs):
         return None
@@ -75,6 +75,10 @@ def _arithmetic(call: NodeCall) -> Value | None:
     if found.ndim > 1 or found.size > FEW or not found.size:
         return None
     sizes = tuple(found.reshape(-1))
+    if all(type(n) is int for n in sizes):
+        limits = np.iinfo(to.numpy())
+        fit = all(limits.min <= n <= limits.max for n in sizes)
+        return call.b.const(found.astype(to.numpy())) if fit else None
     whole = call.b.sizes(sizes)
     whole = whole if found.ndim else call.b.squeeze(whole, [0])
     if to == DType.INT64:
