@@ -54,7 +54,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a smaller plan runs a collective again", "plan/estimate.py",
-        "found.shared | taped | joint", "found.shared | taped", ORDER,
+        "shown_late | found.shared | taped", "shown_late | taped", ORDER,
     ),
     Fault(
         "ranks: the memory of an input is free before its exchange has ended",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,19 +146,48 @@ def test_the_hash_tells_sequences_apart() -> None:
     )
 
 
-def test_collectives_are_never_repeated_to_save_memory() -> None:
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "AllReduceStart": {"reduction": "sum"}, "BroadcastStart": {"root": 0},
+    "ReduceScatterStart": {"reduction": "sum", "dim": 0}, "AllGatherStart": {"dim": 0},
+    "AllToAllStart": {"split_dim": 0, "concat_dim": 1}, "ExchangeStart": {"distance": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", EXCHANGES)
+def test_collectives_are_never_repeated_to_save_memory(op: str) -> None:
     graph = Graph()
     x = graph.input("x", parse_type("f32[64,8]"), Role.BATCH)
     b = Builder(graph)
-    [y] = Collectives(graph, PAIR).run(
-        b, "AllReduceStart", [b.Mul(x, 2.0)], "tp", "y", reduction="sum"
-    )
+    [y] = Collectives(graph, PAIR).run(b, op, [b.Mul(x, 2.0)], "tp", "y", **EXCHANGES[op])
     graph.output("z", Builder(graph, backward=True).Mul(b.Tanh(y), y))
     kernels = select(graph, host())
     sort(graph)
     memory = MemoryEstimate(graph, kernels)
     repeatable = {n.op_type for n, may in zip(memory.nodes, memory.repeatable, strict=True) if may}
     assert repeatable == {"Mul", "Tanh"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_ready_early_waits_for_its_turn(seed: int) -> None:
+    """Numbers are given in an order other than that in which the exchanged values are computed."""
+    draw = random.Random(seed)
+    graph = Graph()
+    x = graph.input("x", parse_type("f32[8,8]"), Role.BATCH)
+    b, exchange = Builder(graph, backward=draw.random() < 0.7), Collectives(graph, PAIR)
+    values = [x]
+    for _ in range(draw.randint(3, 12)):
+        a, other = draw.choice(values), draw.choice(values)
+        values.append(draw.choice([b.Tanh, lambda v, w=other: b.MatMul(v, w)])(a))
+    made = values[1:]
+    draw.shuffle(made)
+    started = [
+        exchange.start(b, "AllReduceStart", [v], "tp", f"g{i}", reduction="sum")
+        for i, v in enumerate(made[:6])
+    ]
+    for i, each in enumerate(started):
+        graph.output(f"g{i}", each.wait(b)[0])
+    graph.output("value", values[-1])
+    assert numbers(make_plan(graph, {})) == list(range(1, len(started) + 1))
 
 
 def test_a_collective_that_needs_a_later_one_is_refused() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
+from onward.execute import Executable, Memory
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role
+from onward.graph.types import parse_type
+from onward.kernels import host
+from onward.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 STEPS = 12
@@ -107,6 +116,35 @@ def test_a_trainer_serves_other_threads_than_its_makers(threads: int) -> None:
         thread.join(120)
     got += [p.detach() for p in model.parameters()]
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_native_kernels_of_a_new_thread_have_pytorchs_number(threads: int) -> None:
+    """A step of native kernels alone, since PyTorch's operators would tell the thread as well."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    found = {x.split()[-1] for x in lines if "libgomp" in x}
+    if not found or not host().instructions:
+        pytest.skip("PyTorch is built with another OpenMP")
+    openmp = [ctypes.CDLL(path) for path in found]
+    graph = Graph()
+    x, w = (
+        graph.input(n, parse_type(t), Role.BATCH) for n, t in (("x", "f32[8,16]"), ("w", "f32[16]"))
+    )
+    graph.output("y", Builder(graph).LayerNormalization(x, w, w)[0])
+    plan = make_plan(graph, {})
+    assert {launch.kernel.name.partition(".")[0] for launch in plan.launches} == {"native"}
+    executable = Executable(plan, Memory(torch.device("cpu")), {})
+    feeds = {"x": torch.ones(8, 16), "w": torch.ones(16)}
+    numbers: list[int] = []
+
+    def run() -> None:
+        executable.run(feeds)
+        numbers.extend(each.omp_get_max_threads() for each in openmp)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(120)
+    assert threads in numbers
 
 
 def test_trainers_of_the_same_parameters_take_turns() -> None:

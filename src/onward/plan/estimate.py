@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.graph.graph import Graph, Node
-from onward.graph.ops.collective import is_collective
 from onward.kernels import Kernel
 from onward.plan.liveness import Liveness, Simulator
 from onward.plan.order import forward_half, order
@@ -64,9 +63,9 @@ class MemoryEstimate:
         # a region's code runs once, and autograd has saved what it read
         parts = {n for n, node in enumerate(self.nodes) if node.op_type == "Region"}
         taped = {s for n in parts for s in (*self.reads[n], *self.makes[n])}
-        # a rank that repeats a collective would wait for the others, which do not
-        joint = {s for n, x in enumerate(self.nodes) if is_collective(x) for s in self.makes[n]}
-        singular = shown_late | found.shared | taped | joint
+        # collectives are among the shared ones, since both their halves make their results: a rank
+        # that repeats one would wait for the others, which do not
+        singular = shown_late | found.shared | taped
         self.repeatable = [
             not access.is_backward
             and len(access.makes) == len(access.node.outputs)
