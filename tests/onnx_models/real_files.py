@@ -18,6 +18,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from converters import ABSENT
+
 HERE = Path(__file__).resolve().parent
 OUTCOMES, PAGE = HERE / "real_files.json", HERE.parents[1] / "docs" / "onnx_files.md"
 SECONDS = 600  # for a file
@@ -50,6 +54,28 @@ This page is written by `python tests/onnx_models/real_files.py --write`, of
 
 | package | file | for | weights | outputs | gradients | mean square | onnxsim | what is not |
 |---|---|---|---|---|---|---|---|---|
+"""
+
+
+CONVERTERS = """
+## By converter
+
+Small models by each converter, trained for eight steps of AdamW, by
+`python tests/onnx_models/converters.py --write`.
+
+| converter | model | weights | gradients | loss | what is not |
+|---|---|---|---|---|---|
+"""
+FINE_TUNED = """
+## Fine-tuned
+
+Two of the files above, on tasks that they were not made for, by
+`python tests/onnx_models/fine_tuned.py --write`; the score is the share of right answers on samples
+of other files, texts and fonts than those of training. "fragments": the type of a file by 96 bytes
+out of its middle. "directions": whether a small, blurred and noisy line of text is upside down.
+
+| task | package | updates | samples | before | after |
+|---|---|---|---|---|---|
 """
 
 
@@ -242,7 +268,31 @@ def page(content: dict[str, Any]) -> str:
             row["why"],
         ]  # fmt: skip
         lines.append(f"| {' | '.join(x.replace('|', '/') for x in cells)} |\n")
-    return "".join(lines)
+    return "".join([*lines, *_converters(), *_fine_tuned()])
+
+
+def _converters() -> list[str]:
+    """The table of converters' models (converters.py)."""
+    rows = json.loads((HERE / "converters.json").read_text())
+    lines = [CONVERTERS]
+    for name, row in rows.items():
+        right = "{} of {}".format(*row["gradients"]) if "gradients" in row else ""
+        losses = "{:.4g} to {:.4g}".format(*row["losses"]) if "losses" in row else ""
+        cells = [row["package"], name, str(row.get("weights", "")), right, losses, row["why"]]
+        lines.append(f"| {' | '.join(x.replace('|', '/') for x in cells)} |\n")
+    return [*lines, *(f"| {name} | | | | | {why} |\n" for name, why in ABSENT.items())]
+
+
+def _fine_tuned() -> list[str]:
+    """The table of files that were fine-tuned (fine_tuned.py)."""
+    lines = [FINE_TUNED]
+    for task, row in json.loads((HERE / "fine_tuned.json").read_text()).items():
+        cells = [
+            task, row["package"], f"{row['updates']} of {row['rows']} rows", str(row["samples"]),
+            f"{100 * row['before']:.1f} %", f"{100 * row['after']:.1f} %",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return lines
 
 
 if __name__ == "__main__":

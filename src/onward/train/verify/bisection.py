@@ -63,7 +63,7 @@ def _first_node(engines: Engines, graph: Graph) -> str:
                 kept.outputs[value.name or ""] = value
                 nodes[value.name or ""] = node
     ours = engines.values(kept, {name: name for name in kept.outputs})
-    theirs = engines.onnxruntime(kept)
+    [theirs] = engines.onnxruntime(kept)
     for share in NODE:
         for name, value in ours.items():
             gap, size = _gap(value, theirs[name])

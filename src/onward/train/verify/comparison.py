@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from onward.graph.graph import Graph
 from onward.graph.names import some, user_name
 from onward.prepare.graphs import Graphs
@@ -19,6 +21,8 @@ _IDLE = (
     "decay still moves"
 )
 ORACLE = 1e-5  # of the tensor's own norm: both engines run one graph but sum in different orders
+ROUNDING = 2.0**-23  # the relative change of weights that shows what a rounding may do
+MOVED = 3  # times what it does, which another order of sums may do
 REPLICAS = (8, 24)  # numbers of further draws of rounding noise: after one draw, and after nine
 
 
@@ -100,14 +104,35 @@ def _draw_more(draws: RepeatedDraws, engines: Engines, graph: Graph, more: int) 
 
 
 def against_onnxruntime(engines: Engines, graph: Graph) -> list[ComparedTensor]:
-    """Compares Onward with stock onnxruntime on one graph, with one set of dropout masks."""
+    """Compares Onward with stock onnxruntime on one graph, with one set of dropout masks. Where a
+    tensor is further off than rounding usually is, the weights are changed by a rounding: what
+    onnxruntime makes of these says how far rounding reaches in this model."""
     outputs = compared_outputs(graph)
-    ours, theirs = engines.values(graph, outputs), engines.onnxruntime(graph)
+    ours, [theirs] = engines.values(graph, outputs), engines.onnxruntime(graph)
     scale = max(float(theirs[made].norm()) for made in outputs.values())
-    return [
-        ComparedTensor(
-            "stock onnxruntime (dropout on)", name, float((ours[name] - theirs[made]).norm()),
-            ORACLE * float(theirs[made].norm()) + FP32.tensor * scale,
-        )
+    off = {name: float((ours[name] - theirs[made]).norm()) for name, made in outputs.items()}
+    allowed = {
+        name: ORACLE * float(theirs[made].norm()) + FP32.tensor * scale
         for name, made in outputs.items()
-    ]  # fmt: skip
+    }
+    if any(not off[name] <= allowed[name] for name in outputs):
+        for moved in engines.onnxruntime(graph, _rounded(engines)):
+            for name, made in outputs.items():
+                reached = MOVED * float((moved[made] - theirs[made]).norm())
+                allowed[name] = max(allowed[name], reached)
+    said = "stock onnxruntime (dropout on)"
+    return [ComparedTensor(said, name, off[name], allowed[name]) for name in outputs]
+
+
+def _rounded(engines: Engines) -> list[dict[str, torch.Tensor]]:
+    """Three draws of the model's parameters, each changed by about a rounding of fp32."""
+    generator = torch.Generator().manual_seed(0)
+    held = {n: p.detach().cpu() for n, p in engines.captured.parameters.items()}
+    return [
+        {
+            name: p * (1 + ROUNDING * torch.randn(p.shape, generator=generator))
+            for name, p in held.items()
+            if p.dtype == torch.float32
+        }
+        for _ in range(3)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -169,10 +169,12 @@ class Engines:
             return False
         return True
 
-    def onnxruntime(self, graph: Graph) -> Tensors:
-        """Runs a graph with stock onnxruntime, unoptimized; returns all outputs by their names in
-        the graph. It runs on one thread, since several overwrite each other's sums where they add
-        to one row of a table."""
+    def onnxruntime(
+        self, graph: Graph, weights: Sequence[Mapping[str, torch.Tensor]] = ({},)
+    ) -> Iterator[Tensors]:
+        """Runs a graph with stock onnxruntime, unoptimized; yields all outputs by their names in
+        the graph, for each set of weights, which replace the model's. It runs on one thread, since
+        several overwrite each other's sums where they add to one row of a table."""
         switch_off_telemetry()
         import onnxruntime as ort
 
@@ -186,21 +188,22 @@ class Engines:
         session = ort.InferenceSession(
             to_proto(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        given = {**self._inputs(graph), **self.captured.owned}
-        feeds: dict[str, np.ndarray] = {}
-        for item in session.get_inputs():
-            value = given[item.name]
-            dtype = type_of(graph.find_input(item.name)).dtype.numpy()
-            feeds[item.name] = (
-                value.detach().cpu().numpy()
-                if isinstance(value, torch.Tensor)
-                else np.array(value, dtype=dtype)
-            )
-        results = session.run(None, feeds)
-        return {
-            name: torch.from_numpy(np.array(result))
-            for name, result in zip(graph.outputs, results, strict=True)
-        }
+        for replaced in weights:
+            given = {**self._inputs(graph), **self.captured.owned, **replaced}
+            feeds: dict[str, np.ndarray] = {}
+            for item in session.get_inputs():
+                value = given[item.name]
+                dtype = type_of(graph.find_input(item.name)).dtype.numpy()
+                feeds[item.name] = (
+                    value.detach().cpu().numpy()
+                    if isinstance(value, torch.Tensor)
+                    else np.array(value, dtype=dtype)
+                )
+            results = session.run(None, feeds)
+            yield {
+                name: torch.from_numpy(np.array(result))
+                for name, result in zip(graph.outputs, results, strict=True)
+            }
 
     # ---- eager PyTorch
 
