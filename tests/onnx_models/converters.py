@@ -58,7 +58,12 @@ def by_torch(kind: str, modern: bool) -> tuple[onnx.ModelProto, Batch, Any]:
     from onward import loss
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+    }
     models: dict[str, Callable[[], Any]] = {
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
@@ -116,9 +121,9 @@ def by_sklearn(kind: str) -> tuple[onnx.ModelProto, Batch, Any]:
 
     from onward import loss
 
-    x, y = load_digits(return_X_y=True)
+    x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
     x, rows = x.astype(np.float32), {"X": x[:64].astype(np.float32)}
-    shape = {"hidden_layer_sizes": (32,), "max_iter": 20, "random_state": 0}
+    shape: dict[str, Any] = {"hidden_layer_sizes": (32,), "max_iter": 20, "random_state": 0}
     if kind == "regressor":
         made = MLPRegressor(**shape).fit(x, y.astype(np.float32))
         target = y[:64, None].astype(np.float32)
