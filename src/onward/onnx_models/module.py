@@ -7,7 +7,9 @@ forward in eager PyTorch.
 
 from __future__ import annotations
 
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,7 +23,8 @@ from onward.capture.evaluation import remove_dropout
 from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.names import buffer_name, output_name, parameter_name
+from onward.graph.importer.nested_nodes import nodes_within
+from onward.graph.names import buffer_name, output_name, parameter_name, some
 from onward.graph.types import Type
 from onward.loss import Loss
 from onward.onnx_models.batch_norm import keep_statistics, statistics, train_by_batch
@@ -79,6 +82,7 @@ class OnnxModule(GraphModule):
         paths: dict[str, str] = {}
         tied = _tied(weights, source.turned) if source.named is None else {}
         chosen |= {twin for name, twin in tied.items() if name in chosen}
+        _warn_of_shared({name: weights[name] for name in chosen}, source)
         for name in [*(n for n in weights if n not in tied), *tied]:
             twin = tied.get(name)
             if twin is None:
@@ -297,6 +301,23 @@ def _register(module: torch.nn.Module, name: str, array: np.ndarray, trained: bo
         module.register_buffer(name, tensor)
     else:
         module.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=trained))
+
+
+def _warn_of_shared(weights: Mapping[str, np.ndarray], source: OnnxSource) -> None:
+    """Warns of weights of one number throughout that several nodes read: what exporters make of
+    the equal biases of a new model."""
+    read: Counter[str] = Counter()
+    for node in nodes_within(source.model.graph.node):
+        read.update(weights.keys() & {*node.input})
+    several = [name for name, count in read.items() if count > 1 and weights[name].size]
+    shared = [name for name in several if (weights[name] == weights[name].flat[0]).all()]
+    if shared:
+        warnings.warn(
+            f"several nodes read a weight of one number throughout: {some(shared)}; each trains as "
+            "one weight, and exporters store equal tensors once, such as the zero biases of a "
+            "new model; fix: export a model whose weights differ, as they do after a step",
+            stacklevel=4,
+        )
 
 
 def _tied(held: Mapping[str, np.ndarray], turned: Set[str]) -> dict[str, str]:
