@@ -153,3 +153,12 @@ def test_verify_says_that_there_is_nothing_to_compare() -> None:
     trainer = trainer_of(DRAWS["rand"][0])
     with pytest.raises(onward.OnwardError, match=r"draws random numbers at .*; fix: "):
         trainer.verify(torch.randn(4, 4))
+
+
+def test_dropout_of_one_number() -> None:
+    """A number is kept and scaled, or dropped, as in eager PyTorch."""
+    trainer = trainer_of(lambda x: F.dropout(x.sum(), 0.25, True).expand(x.shape[0]))
+    x = torch.ones(3, 4)
+    found = [float(drawn_by(trainer, x)[0]) for _ in range(60)]
+    assert set(found) == {0.0, 16.0}
+    assert 30 < sum(number > 0 for number in found) < 57

@@ -116,7 +116,10 @@ def test_what_a_body_reads_is_dropped_too() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, float], str]] = {
-    "no such value": ({"nothing": 0.1}, "dropout 'nothing' names no value of a node; fix: names"),
+    "no such value": (
+        {"nothing": 0.1},
+        "dropout 'nothing' names no floating value of a node; fix: names",
+    ),
     "a value twice": ({"*Relu*": 0.1, "*": 0.1}, "names '.*' a second time"),
     "no probability": ({"*": 1.0}, "is 1.0; fix: a number from 0 to below 1"),
 }
@@ -135,3 +138,34 @@ def test_an_opset_without_such_a_node_is_refused() -> None:
     )
     with pytest.raises(OnwardError, match=r"opset 11 has no dropout that trains; fix: convert"):
         TrainingSession(model, dropout=behind(model, 0.1))
+
+
+def test_a_pattern_passes_over_shapes_and_truths() -> None:
+    """Sizes are computed from the batch's, and a condition chooses; both match the pattern."""
+    floats, wholes = TensorProto.FLOAT, TensorProto.INT64
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    held = {"zero": np.array([0]), "one": np.array([1]), "rest": np.array([4])}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["n.h"]),
+        helper.make_node("Shape", ["x"], ["n.shape"]),
+        helper.make_node("Slice", ["n.shape", "zero", "one"], ["n.rows"]),
+        helper.make_node("Concat", ["n.rows", "rest"], ["n.sizes"], axis=0),
+        helper.make_node("Cast", ["n.sizes"], ["n.again"], to=wholes),
+        helper.make_node("Greater", ["n.h", "n.h"], ["n.truth"]),
+        helper.make_node("Where", ["n.truth", "x", "n.h"], ["n.chosen"]),
+        helper.make_node("Reshape", ["n.chosen", "n.again"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, floats, ["B", 4]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        nodes, "shapes", ends[:1], ends[1:],
+        [weight, *(numpy_helper.from_array(x, n) for n, x in held.items())],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = TrainingSession(
+        model, onward.optim.SGD(lr=0.0), loss.mse("y"), dropout={"n.*": 0.5}
+    )  # fmt: skip
+    feeds = {"x": np.ones((400, 4), np.float32), "labels": np.ones((400, 4), np.float32)}
+    made = session.step(feeds, fetch=["y"]).outputs["y"]
+    assert set(np.unique(made)) == {0.0, 4.0}, "twice dropped, each by a half"
+    assert 0.15 < float((made == 4).mean()) < 0.35
+    np.testing.assert_array_equal(session.evaluate(feeds, fetch=["y"]).outputs["y"], feeds["x"])

@@ -28,6 +28,16 @@ def random_site(b: Builder, x: Value, site: int, batch: Size | None) -> dict[str
     return {"seed": seed, "offset": offset, "site": site, "sample_dim": sample_dim}
 
 
+def dropout(b: Builder, x: Value, ratio: float, site: int, batch: Size | None) -> Value:
+    """x after dropout with probability `ratio` at a site; batch: as for `random_site`."""
+    if not type_of(x).rank:  # masks are drawn for rows
+        return b.squeeze(dropout(b, b.unsqueeze(x, [0]), ratio, site, batch), [0])
+    r = random_site(b, x, site, batch)
+    return b.Dropout(
+        x, r["seed"], r["offset"], ratio=ratio, site=r["site"], sample_dim=r["sample_dim"]
+    )
+
+
 def seed_inputs(graph: Graph) -> tuple[Value, Value]:
     """The graph's random inputs, seed and sample offset; makes them at the first site."""
     said = graph.signature
@@ -39,4 +49,4 @@ def seed_inputs(graph: Graph) -> tuple[Value, Value]:
     return graph.find_input(said.seed), graph.find_input(said.sample_offset)
 
 
-__all__ = ["random_site", "seed_inputs"]
+__all__ = ["dropout", "random_site", "seed_inputs"]

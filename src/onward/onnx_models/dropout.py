@@ -7,22 +7,30 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onward.errors import OnwardError
 from onward.graph.importer.nested_nodes import bodies_of, nodes_within
 from onward.onnx_models.soundness import STANDARD
 
 OLDEST = 12  # the opset from which on a Dropout node may be in training mode
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+# ops whose results are whole numbers or truths
+WHOLE = {
+    "And", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
+}  # fmt: skip
+# the input whose type a result has, where that is not the first; None: it is floating
+LIKE = {"DequantizeLinear": None, "OneHot": 2, "Where": 1, "If": None, "Loop": None, "Scan": None}
 BEHIND = "/dropout"  # ends the name of a value behind a dropout
 
 
 def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
-    """Adds a Dropout in training mode behind each value of the graph that a place names. places:
-    probabilities by the values' names, or patterns of them. Raises OnwardError for a place that
-    names no value, for a value that two name, and for a probability that is none."""
+    """Adds a Dropout in training mode behind each floating value of the graph that a place names.
+    places: probabilities by the values' names, or patterns of them. Raises OnwardError for a place
+    that names no such value, for a value that two name, and for a probability that is none."""
     graph = model.graph
-    made = [name for node in graph.node for name in node.output if name]
+    made = _floating(graph)
     chosen: dict[str, float] = {}
     for place, ratio in places.items():
         if not 0.0 <= ratio < 1.0:
@@ -30,7 +38,11 @@ def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
         found = [name for name in made if fnmatchcase(name, place)]
         twice = [name for name in found if name in chosen]
         if not found or twice:
-            what = f"names {twice[0]!r} a second time" if twice else "names no value of a node"
+            what = (
+                f"names {twice[0]!r} a second time"
+                if twice
+                else "names no floating value of a node"
+            )
             raise OnwardError(
                 f"dropout {place!r} {what}; fix: names or patterns of values, each once, such as "
                 f"{', '.join(made[:3])}"
@@ -47,6 +59,30 @@ def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
         for name in nodes[i].output:
             if name in chosen:
                 _behind(graph, i, name, chosen[name])
+
+
+def _floating(graph: onnx.GraphProto) -> list[str]:
+    """The values that nodes make and that may be floating, in order; shapes, indices and truths are
+    not."""
+    kinds = {t.name: t.data_type in FLOATS for t in graph.initializer}
+    kinds |= {x.name: x.type.tensor_type.elem_type in FLOATS for x in graph.input}
+    found: list[str] = []
+    for node in graph.node:
+        kept = {a.name: a for a in node.attribute}
+        if node.op_type in WHOLE:
+            kind = False
+        elif node.op_type == "Cast":
+            kind = kept["to"].i in FLOATS if "to" in kept else True
+        elif node.op_type in ("Constant", "ConstantOfShape"):
+            kind = "value" not in kept or kept["value"].t.data_type in FLOATS
+            kind = kind and not {"value_int", "value_ints"} & kept.keys()
+        else:
+            place = LIKE.get(node.op_type, 0)
+            like = node.input[place] if place is not None and place < len(node.input) else ""
+            kind = kinds.get(like, True)
+        kinds |= dict.fromkeys(node.output, kind)
+        found += [name for name in node.output if name and kind]
+    return found
 
 
 def _behind(graph: onnx.GraphProto, i: int, name: str, ratio: float) -> None:

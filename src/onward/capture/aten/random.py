@@ -11,7 +11,7 @@ import numpy as np
 from onward.capture.aten.call import AtenCall, table
 from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.random_sites import random_site
+from onward.graph.random_sites import dropout, random_site
 from onward.graph.types import DType, Size, Type
 
 
@@ -33,10 +33,8 @@ def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
 
 def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
     """Returns x after dropout with probability `ratio`, at the next site."""
-    r = site_of(c, x)
-    return c.b.Dropout(
-        x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
-    )
+    site, c.t.sites = c.t.sites, c.t.sites + 1
+    return dropout(c.b, x, float(ratio), site, c.t.batch_size)
 
 
 def _native_dropout(c: AtenCall, x: Value, ratio: float, train: bool | None) -> list[Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.random_sites import random_site
+from onward.graph.random_sites import dropout
 from onward.graph.types import Size
 
 
@@ -21,10 +21,7 @@ class Draws:
     def dropped(self, b: Builder, x: Value, ratio: float) -> Value:
         """x after dropout with probability `ratio`, at the next site."""
         site, self.sites = self.sites, self.sites + 1
-        r = random_site(b, x, site, self._batch())
-        return b.Dropout(
-            x, r["seed"], r["offset"], ratio=ratio, site=site, sample_dim=r["sample_dim"]
-        )
+        return dropout(b, x, ratio, site, self._batch())
 
     def _batch(self) -> Size | None:
         shapes = (type_of(x).shape for x in self.graph.inputs_with(Role.BATCH))
