@@ -270,13 +270,13 @@ def between_updates(setup: Setup, registered: list[Any]) -> dict[str, Any]:
 
 
 def test_generators_go_with_the_share(caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks along tp have one share; a share that nobody had draws numbers of its own, the same in
+    """Ranks along tp have one share; shares that nobody had draw numbers of their own, the same in
     every resumed run."""
     state = between_updates(SETUPS[1], [["Clock", {"at": 5, "table": torch.ones(2)}]])
-    setup = Setup({"dp_replicate": 4, "tp": 2})
+    setup = Setup({"dp_replicate": 5, "tp": 2})
     with caplog.at_level(logging.WARNING, "onward"):
         found, again = restored(setup, state), restored(setup, state)
-    assert caplog.text.count("random generators for 3 shares of a batch; those of the other 1") == 2
+    assert caplog.text.count("random generators for 3 shares of a batch; those of the other 2") == 2
     drawn: list[bytes] = []
     for mesh, own, other in zip(setup.meshes, found, again, strict=True):
         torch.manual_seed(mesh.share)
@@ -286,7 +286,7 @@ def test_generators_go_with_the_share(caplog: pytest.LogCaptureFixture) -> None:
         random_part().restore(own)
         drawn.append(torch.rand(4).numpy().tobytes() + np.random.rand(4).tobytes())
         assert own["registered"][0][1]["at"] == 5
-    assert drawn[::2] == drawn[1::2] and len(set(drawn)) == 4
+    assert drawn[::2] == drawn[1::2] and len(set(drawn)) == 5
     caplog.clear()
     restored(Setup({"dp_shard": 2}, 1), state)
     assert not caplog.records
