@@ -388,6 +388,18 @@ def test_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_onnx_session(tmp_path: Path) -> None:
+    ran = run(tmp_path, "onnx_session", "--quick", "--pairs", "3", "--models", "bert")
+    rows = ran.report("onnx_session")["rows"]
+    assert {row["exporter"] for row in rows} >= {"torchscript"}
+    for row in rows:
+        assert row["losses"][0] == pytest.approx(row["losses"][1], rel=1e-5)
+        assert all(seconds > 0 for seconds in (*row["first"], *row["seconds"], row["open"]))
+        alike = {"FlashAttention", "AddLayerNormalization", "BiasActivation", "AdamUpdate"}
+        assert not alike & row["ops"].keys(), "fused as the module's are"
+
+
+@pytest.mark.slow
 def test_first_step(tmp_path: Path) -> None:
     report = run(tmp_path, "first_step", "--quick").report("first_step")
     cold, warm = report["first"]
