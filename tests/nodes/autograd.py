@@ -56,8 +56,8 @@ def _beside(case: NodeCase, node: onnx.NodeProto, model: onnx.ModelProto) -> str
     given = {n: x.astype(np.float64) if is_floating(x) else x for n, x in case.feeds.items()}
     away = {n: moved(x, rng) if is_floating(x) and n in free else given[n] for n, x in
             case.feeds.items()}  # fmt: skip
-    opset = max(o.version for o in model.opset_import if o.domain == "")
     node = next(n for n in model.graph.node if n.op_type == node.op_type)
+    opset = max(o.version for o in model.opset_import if o.domain == node.domain)
     form, attributes = FORMS[node.op_type], Attributes(node, opset)
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     ends = list(node.output)

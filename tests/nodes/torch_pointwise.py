@@ -155,6 +155,11 @@ def _swiglu(a: Any, gate: T, x: T) -> T:
     return _swish(a, gate) * x
 
 
+@row("Binarizer")
+def _binarizer(a: Any, x: T) -> T:
+    return torch.where(x > a.threshold, x * 0 + 1, x * 0)
+
+
 @row("ThresholdedRelu", kinks="0 at the threshold")
 def _thresholded(a: Any, x: T) -> T:
     return F.threshold(x, a.alpha, 0.0)

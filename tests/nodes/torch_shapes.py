@@ -154,6 +154,12 @@ def _gather(a: Any, x: T, index: T) -> T:
     return found.reshape(*x.shape[:d], *index.shape, *x.shape[d + 1 :])
 
 
+@row("ArrayFeatureExtractor")
+def _array_feature_extractor(a: Any, x: T, index: T) -> T:
+    x = x if x.dim() > 1 else x.unsqueeze(0)
+    return x.index_select(x.dim() - 1, index.reshape(-1).to(torch.int64))
+
+
 @row("GatherElements")
 def _gather_elements(a: Any, x: T, index: T) -> T:
     return x.gather(a.axis, _from_start(index, x.shape[a.axis]))

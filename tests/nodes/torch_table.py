@@ -39,7 +39,7 @@ class Attributes:
     """The attributes of a node, with the defaults of its schema; None for one that it has not."""
 
     def __init__(self, node: onnx.NodeProto, opset: int) -> None:
-        schema = onnx.defs.get_schema(node.op_type, opset)
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
         self.version, self.outputs = schema.since_version, len(node.output)
         known = {n: a.default_value for n, a in schema.attributes.items() if a.default_value.type}
         known |= {a.name: a for a in node.attribute}
