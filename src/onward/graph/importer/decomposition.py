@@ -37,7 +37,7 @@ class NodeCall:
     given: its attributes; `attr` adds the schema's defaults. schema: None for an op that the
     standard lacks. subgraph: makes the nodes of an attribute that is a graph, given the values of
     the graph's inputs. dropped: `(x, ratio) -> y`, dropout at a site of its own; None where a graph
-    may not draw.
+    may not draw. room: raises ValueError where so many more nodes are too many.
     """
 
     b: Builder
@@ -48,6 +48,7 @@ class NodeCall:
     outputs: int
     subgraph: Subgraph
     dropped: Callable[[Value, float], Value] | None = None
+    room: Callable[[int], None] = lambda nodes: None
 
     def attr(self, name: str, default: Any = None) -> Any:
         if name in self.given:

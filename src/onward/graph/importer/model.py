@@ -202,9 +202,8 @@ class _Reader:
         """Makes nodes in order; adds their outputs to `env`."""
         for node in nodes:
             try:
+                self._room(1)
                 self.work.nodes += 1
-                if self.work.nodes > NODES:
-                    raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
                 results = self._node(node, env)
                 require_sizes([() if x is None else type_of(x).shape for x in results])
             except Exception as error:  # any, for a node that onnx's checker would refuse
@@ -248,7 +247,9 @@ class _Reader:
         builder = Builder(self.graph, module=node.name)
         draws, count = self.draws, len(node.output)
         dropped = None if draws is None else partial(draws.dropped, builder)
-        call = NodeCall(builder, op_type, inputs, given, schema, count, subgraph, dropped)
+        call = NodeCall(
+            builder, op_type, inputs, given, schema, count, subgraph, dropped, self._room
+        )
         folded = self._folded(node, call)
         if folded is not None:
             return folded
@@ -344,6 +345,11 @@ class _Reader:
         return [call.b.Shape(call.x(), start=low, end=max(low, high))]
 
     # ---- bodies
+
+    def _room(self, nodes: int) -> None:
+        """Raises ValueError where so many more nodes are too many."""
+        if self.work.nodes + nodes > NODES:
+            raise ValueError(f"cannot read more than {NODES} nodes, bodies unrolled")
 
     def _subgraph(
         self, body: onnx.GraphProto, values: Sequence[Value | None], outer: Environment

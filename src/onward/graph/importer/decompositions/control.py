@@ -7,6 +7,7 @@ may give infinities, whose gradients are NaN even when multiplied by 0.
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
@@ -27,6 +28,8 @@ def _loop(c: NodeCall) -> Results:
     body = c.given["body"]
     carried = list(c.inputs[2:])
     scanned: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
+    if most is not None and going and _goes_on(body):
+        c.room(min(most, STEPS) * len(body.node))
     step = 0
     while going and (most is None or step < most):
         if step >= STEPS:
@@ -41,6 +44,18 @@ def _loop(c: NodeCall) -> Results:
     if any(not held for held in scanned):
         raise ValueError("it is a loop without iterations that returns scan outputs")
     return [*carried, *[_stacked(c, held, 0) for held in scanned]]
+
+
+def _goes_on(body: onnx.GraphProto) -> bool:
+    """Whether the body hands the condition on that it is given, so that the count alone ends it."""
+    if len(body.input) < 2 or not body.output:
+        return False
+    given, found = body.input[1].name, body.output[0].name
+    nodes = [n for n in body.node if n.op_type == "Identity" and n.input and n.output]
+    makers = {n.output[0]: n.input[0] for n in nodes}
+    while found in makers:
+        found = makers.pop(found)
+    return found == given
 
 
 def _known(c: NodeCall, condition: Value) -> bool:
@@ -68,6 +83,7 @@ def _scan(c: NodeCall) -> Results:
     steps = c.sizes(first)[axes[0]]
     if steps > STEPS:
         raise ValueError(f"it is a scan of more than {STEPS} iterations")
+    c.room(steps * len(body.node))
     parts = [_apart(c, c.x(first + i), axes[i], steps) for i in range(count)]
     made: list[list[Value]] = [[] for _ in range(len(body.output) - first)]
     for step in range(steps):
