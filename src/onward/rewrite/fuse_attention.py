@@ -216,13 +216,13 @@ def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Val
     if len(low) > 1:
         return "its masks fill scores with different numbers"
     allowed: Value | None = None
-    for where, hides, _ in scores.filled:
+    for expanded, hides, _ in scores.filled:
+        where = _narrow(expanded)  # masks broadcast
         inner = where.producer()
         if hides and inner is not None and inner.op_type == "Not" and inner.inputs[0] is not None:
-            visible = inner.inputs[0]
+            visible = _narrow(inner.inputs[0])
         else:
-            visible = b.Not(_narrow(where)) if hides else where
-        visible = _narrow(visible)  # masks broadcast
+            visible = b.Not(where) if hides else where
         allowed = visible if allowed is None else b.And(allowed, visible)
     added: Value | None = None
     for addend in scores.added:

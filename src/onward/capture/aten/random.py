@@ -17,8 +17,13 @@ from onward.graph.types import DType, Size, Type
 
 def site_of(c: AtenCall, x: Value) -> dict[str, Any]:
     """Returns what the next site draws by, for a tensor of x's shape (`random_site`)."""
+    return random_site(c.b, x, _next(c), c.t.batch_size)
+
+
+def _next(c: AtenCall) -> int:
+    """Returns the number of the next site."""
     site, c.t.sites = c.t.sites, c.t.sites + 1
-    return random_site(c.b, x, site, c.t.batch_size)
+    return site
 
 
 def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
@@ -33,8 +38,7 @@ def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
 
 def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
     """Returns x after dropout with probability `ratio`, at the next site."""
-    site, c.t.sites = c.t.sites, c.t.sites + 1
-    return dropout(c.b, x, float(ratio), site, c.t.batch_size)
+    return dropout(c.b, x, float(ratio), _next(c), c.t.batch_size)
 
 
 def _native_dropout(c: AtenCall, x: Value, ratio: float, train: bool | None) -> list[Value]:
