@@ -201,14 +201,102 @@ def test_false_keeps_the_statistics_of_a_training_form() -> None:
 
 @pytest.mark.parametrize("form", ["inference", "training", "kept", "aged"])
 def test_verify_has_onnxruntime_normalize_alike(form: str) -> None:
+    """onnxruntime writes into the statistics that it is given where a node is in training form."""
     batch_norm = {"inference": True, "training": None, "aged": True}.get(form, False)
     given = model(form in ("training", "kept"), opset=13 if form == "aged" else 17)
     ours = session(given, batch_norm)
+    before = ours.state_dict()
     found = ours.verify(feeds())
     assert found.ok, found
     assert any("differences" in row.engine for row in found.rows)
+    for name, x in ours.state_dict().items():
+        np.testing.assert_array_equal(x, before[name], err_msg=name)
     ours.step(feeds())
     assert ours.verify(feeds(2)).ok
+
+
+def chain(forms: tuple[bool, ...], rank: int, opset: int) -> onnx.ModelProto:
+    """x f32[B,3,...] -> BatchNormalization for each form, True for training, all with the same
+    statistics and a scale of their own -> y."""
+    rng = np.random.default_rng(0)
+    held = {"bias": 0.2 * rng.random(CHANNELS), "mean": 0.3 * rng.standard_normal(CHANNELS)}
+    held["variance"] = 0.5 + rng.random(CHANNELS)
+    nodes, last = [], "x"
+    for i, trains in enumerate(forms):
+        held[f"scale{i}"] = 1 + 0.1 * rng.standard_normal(CHANNELS)
+        made = ["y" if i == len(forms) - 1 else f"n{i}"]
+        settings: dict[str, Any] = {"epsilon": 1e-3}
+        if trains:
+            made += [f"mean{i}", f"variance{i}"]
+            settings["training_mode"] = 1
+        inputs = [last, f"scale{i}", "bias", "mean", "variance"]
+        nodes.append(helper.make_node("BatchNormalization", inputs, made, **settings))
+        last = made[0]
+    sizes = ["B", CHANNELS, *([4, 2][: rank - 2])]
+    graph = helper.make_graph(
+        nodes, "norm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(made)
+    return made
+
+
+def by_pytorch(
+    given: onnx.ModelProto, by_batch: list[bool], batches: list[dict[str, np.ndarray]]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The losses and the weights of SGD. by_batch: of each node."""
+    held = {t.name: torch.tensor(numpy_helper.to_array(t)) for t in given.graph.initializer}
+    weights = {n: torch.nn.Parameter(x) for n, x in held.items() if n not in ("mean", "variance")}
+    optimizer, losses = torch.optim.SGD(weights.values(), lr=0.1), []
+    for batch in batches:
+        x = torch.tensor(batch["x"])
+        mean, variance = held["mean"], held["variance"]
+        over = [d for d in range(x.dim()) if d != 1]
+        for i, trains in enumerate(by_batch):
+            if trains:
+                now = x.detach()
+                held["mean"] = 0.9 * held["mean"] + 0.1 * now.mean(over)
+                held["variance"] = 0.9 * held["variance"] + 0.1 * now.var(over, unbiased=False)
+            x = torch.nn.functional.batch_norm(
+                x, None if trains else mean, None if trains else variance, weights[f"scale{i}"],
+                weights["bias"], training=trains, eps=1e-3,
+            )  # fmt: skip
+        exact = torch.nn.functional.mse_loss(x, torch.tensor(batch["labels"]))
+        optimizer.zero_grad()
+        exact.backward()
+        optimizer.step()
+        losses.append(exact.item())
+    return losses, {n: x.detach().numpy() for n, x in (held | weights).items()}
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+@pytest.mark.parametrize("batch_norm", [None, True, False])
+@pytest.mark.parametrize(
+    ("forms", "opset"),
+    [((False, True), 17), ((True, False), 17), ((False, True), 18), ((True, True), 21),
+     ((False, False), 9), ((False, False), 11), ((False, False), 18)],
+)  # fmt: skip
+def test_each_node_normalizes_by_its_own_form(
+    forms: tuple[bool, ...], opset: int, batch_norm: bool | None, rank: int
+) -> None:
+    """Also where nodes of both forms share their statistics."""
+    given, rng = chain(forms, rank, opset), np.random.default_rng(5)
+    sizes = (ROWS, CHANNELS, *(4, 2)[: rank - 2])
+    batches = [
+        {n: (1 + rng.standard_normal(sizes)).astype(np.float32) for n in ("x", "labels")}
+        for _ in range(3)
+    ]
+    ours = session(given, batch_norm)
+    found = ours.verify(batches[0])
+    assert found.ok, found
+    by_batch = [batch_norm is True or (form and batch_norm is None) for form in forms]
+    losses, weights = by_pytorch(given, by_batch, batches)
+    np.testing.assert_allclose([ours.step(batch).loss for batch in batches], losses, rtol=2e-5)
+    for name, x in ours.state_dict().items():
+        np.testing.assert_allclose(x, weights[name], rtol=2e-5, atol=1e-6, err_msg=name)
+    assert ours.verify(batches[1]).ok
 
 
 def test_a_run_goes_on_with_its_statistics(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of
-from onward.graph.ops.batch_norm import EPSILON, channels, other_dims
-
-MOMENTUM = 0.9  # of a node that states none
+from onward.graph.ops.batch_norm import EPSILON, MOMENTUM, channels, other_dims, run_on
 
 
 def write_out_batch_statistics(graph: Graph) -> None:
@@ -38,7 +36,7 @@ def _written_out(graph: Graph, node: Node) -> list[Value]:
     share = float(held.get("momentum", MOMENTUM))
     if share:
         mean, variance = (
-            b.Add(b.Mul(before, share), b.Mul(now, 1.0 - share))
+            run_on(b, before, now, share, 1.0 - share)
             for before, now in zip(running, (mean, variance), strict=True)
         )
     return [b.cast(y, type_of(x).dtype), mean, variance]

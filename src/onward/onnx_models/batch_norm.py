@@ -11,19 +11,20 @@ https://onnx.ai/onnx/operators/onnx__BatchNormalization.html
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.errors import OnwardError
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of, type_of
-from onward.graph.ops.batch_norm import EPSILON
-from onward.onnx_models.soundness import STANDARD
+from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of
+from onward.graph.ops.batch_norm import EPSILON, MOMENTUM, by_batch, run_on
+from onward.onnx_models.soundness import opset_of
 
-MOMENTUM = 0.9  # of a node that states none
 MEAN, VARIANCE = 3, 4  # places among a node's inputs
-SAYS_TRAINING = 14  # the opset from which on a node says that it is in training form
+NAMES_AXES = 18  # the opset from which on ReduceMean takes its axes as an input
 
 
 def statistics(model: onnx.ModelProto, batch_norm: bool | None) -> frozenset[str]:
@@ -48,32 +49,23 @@ def statistics(model: onnx.ModelProto, batch_norm: bool | None) -> frozenset[str
     return frozenset(found)
 
 
-def train_by_batch(graph: Graph) -> dict[str, str]:
-    """Has the nodes whose statistics are buffers normalize by the batch. Returns the output that is
-    the next value of each buffer, by input."""
+def train_by_batch(graph: Graph, everywhere: bool) -> dict[Value, Value]:
+    """Has the nodes whose statistics are buffers normalize by the batch: those in training form, or
+    all of them. Returns the next value of each buffer that moves, by input."""
     moved: dict[Value, Value] = {}
     for node in _nodes(graph):
         b, held = Builder.at(graph, node), attributes(node)
+        if not everywhere and not held.get("training_mode", 0):
+            continue
         x, scale, bias, *running = (v for v in node.inputs if v is not None)
-        kind = type_of(scale)
-        ones, zeros = b.full(1.0, kind), b.full(0.0, kind)
-        # with momentum 0 the new running statistics are the batch's mean and variance
-        y, *batch = b.BatchNormalization(
-            x, scale, bias, zeros, ones, epsilon=held.get("epsilon", EPSILON), momentum=0.0,
-            training_mode=1,
-        )  # fmt: skip
+        y, *batch = by_batch(b, x, scale, bias, held.get("epsilon", EPSILON))
         share = float(held.get("momentum", MOMENTUM))
         made: list[Value] = [y]
         for source, now in zip(running, batch, strict=True):
-            dtype = type_of(source).dtype
-            kept = b.Mul(moved.get(source, source), b.scalar(share, dtype))
-            moved[source] = b.Add(kept, b.Mul(b.cast(now, dtype), b.scalar(1.0 - share, dtype)))
+            moved[source] = run_on(b, moved.get(source, source), now, share, 1.0 - share)
             made.append(moved[source])
         _put(graph, node, made)
-    return {
-        source.name or "": graph.output(f"next.{source.name}", value, source)
-        for source, value in moved.items()
-    }
+    return moved
 
 
 def keep_statistics(graph: Graph) -> None:
@@ -106,60 +98,87 @@ def _put(graph: Graph, node: Node, values: list[Value]) -> None:
 # ---- the model itself
 
 
-def in_training(model: onnx.ModelProto, names: frozenset[str]) -> None:
-    """Has the nodes with these statistics normalize by the batch, in the model itself."""
-    opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
-    nodes = list(model.graph.node)
-    for i in reversed(range(len(nodes))):
-        if not _has(nodes[i], names) or _is_training(nodes[i]):
-            continue
-        if opset >= SAYS_TRAINING:
-            _undecided(nodes[i])
-            nodes[i].attribute.append(helper.make_attribute("training_mode", 1))
-            del nodes[i].output[1:]
-            nodes[i].output.extend(f"{nodes[i].output[0]}/{part}" for part in ("mean", "variance"))
-        else:
-            _give_batch(model.graph, i)
-
-
-def _give_batch(graph: onnx.GraphProto, i: int) -> None:
-    """Gives node i the batch's statistics in place of the running ones, by nodes of their own."""
-    node = graph.node[i]
-    name = f"{node.output[0]}/batch"
-    sizes = {"flat": [0, 0, -1], "wide": [1, -1, 1]}  # [N,C,S], and [1,C,1]
-    held = {k: numpy_helper.from_array(np.array(x), f"{name}/{k}") for k, x in sizes.items()}
-    graph.initializer.extend(held.values())
-    over = {"axes": [0, 2], "keepdims": 0}
-    made = [
-        helper.make_node("Reshape", [node.input[0], held["flat"].name], [f"{name}/x"]),
-        helper.make_node("ReduceMean", [f"{name}/x"], [f"{name}/mean"], **over),
-        helper.make_node("Reshape", [f"{name}/mean", held["wide"].name], [f"{name}/middle"]),
-        helper.make_node("Sub", [f"{name}/x", f"{name}/middle"], [f"{name}/apart"]),
-        helper.make_node("Mul", [f"{name}/apart", f"{name}/apart"], [f"{name}/square"]),
-        helper.make_node("ReduceMean", [f"{name}/square"], [f"{name}/variance"], **over),
-    ]
-    node.input[MEAN], node.input[VARIANCE] = f"{name}/mean", f"{name}/variance"
-    for each in reversed(made):
-        graph.node.insert(i, each)
+def in_training(model: onnx.ModelProto, names: frozenset[str], everywhere: bool) -> None:
+    """Has the nodes with these statistics normalize by the batch, in the model itself: those in
+    training form, or all of them. The batch's statistics are computed by nodes of their own, since
+    onnxruntime's BatchNormalization in training form writes into the running ones."""
+    opset = opset_of(model)
+    for node in list(model.graph.node):
+        if _has(node, names) and (everywhere or _is_training(node)):
+            share = next((a.f for a in node.attribute if a.name == "momentum"), MOMENTUM)
+            running, batch = node.input[MEAN:], _give_batch(model.graph, node, opset)
+            for i, name in enumerate(_given_form(node)):
+                _insert(model.graph, node, _moved(model.graph, running[i], batch[i], share, name))
 
 
 def in_inference(model: onnx.ModelProto, names: frozenset[str]) -> None:
     """Has the nodes with these statistics normalize by them, in the model itself."""
-    for node in model.graph.node:
+    for node in list(model.graph.node):
         if _has(node, names) and _is_training(node):
-            _undecided(node)
-            del node.output[1:]
+            running = node.input[MEAN:]
+            for i, name in enumerate(_given_form(node)):
+                _insert(model.graph, node, [helper.make_node("Identity", [running[i]], [name])])
+
+
+def _give_batch(graph: onnx.GraphProto, node: onnx.NodeProto, opset: int) -> list[str]:
+    """Gives a node the batch's mean and variance in place of the running ones; returns them."""
+    name = f"{node.output[0]}/batch"
+    flat = _held(graph, f"{name}/flat", np.array([0, 0, -1]))  # [N,C,S]
+    wide = _held(graph, f"{name}/wide", np.array([1, -1, 1]))  # [1,C,1]
+    over: dict[str, Any] = {"keepdims": 0}
+    axes = [_held(graph, f"{name}/axes", np.array([0, 2]))] if opset >= NAMES_AXES else []
+    if not axes:
+        over["axes"] = [0, 2]
+    made = [
+        helper.make_node("Reshape", [node.input[0], flat], [f"{name}/x"]),
+        helper.make_node("ReduceMean", [f"{name}/x", *axes], [f"{name}/mean"], **over),
+        helper.make_node("Reshape", [f"{name}/mean", wide], [f"{name}/middle"]),
+        helper.make_node("Sub", [f"{name}/x", f"{name}/middle"], [f"{name}/apart"]),
+        helper.make_node("Mul", [f"{name}/apart", f"{name}/apart"], [f"{name}/square"]),
+        helper.make_node("ReduceMean", [f"{name}/square", *axes], [f"{name}/variance"], **over),
+    ]
+    _insert(graph, node, made)
+    node.input[MEAN], node.input[VARIANCE] = f"{name}/mean", f"{name}/variance"
+    return [f"{name}/mean", f"{name}/variance"]
+
+
+def _moved(
+    graph: onnx.GraphProto, running: str, batch: str, share: float, name: str
+) -> list[onnx.NodeProto]:
+    """The nodes that make a next running statistic, by that name."""
+    shares = (np.array(share, np.float32), np.array(1.0 - share, np.float32))
+    kept, new = (_held(graph, f"{name}/{i}", x) for i, x in enumerate(shares))
+    return [
+        helper.make_node("Mul", [running, kept], [f"{name}/kept"]),
+        helper.make_node("Mul", [batch, new], [f"{name}/new"]),
+        helper.make_node("Add", [f"{name}/kept", f"{name}/new"], [name]),
+    ]
+
+
+def _given_form(node: onnx.NodeProto) -> list[str]:
+    """Has a node take statistics as they are given; returns its outputs that this form lacks."""
+    kept = [a for a in node.attribute if a.name != "training_mode"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    lost = list(node.output[1:])
+    del node.output[1:]
+    return lost
+
+
+def _held(graph: onnx.GraphProto, name: str, array: np.ndarray) -> str:
+    graph.initializer.append(numpy_helper.from_array(array, name))
+    return name
+
+
+def _insert(graph: onnx.GraphProto, node: onnx.NodeProto, made: list[onnx.NodeProto]) -> None:
+    """Adds nodes before a node."""
+    place = next(i for i, each in enumerate(graph.node) if each.output[0] == node.output[0])
+    for each in reversed(made):
+        graph.node.insert(place, each)
 
 
 def _has(node: onnx.NodeProto, names: frozenset[str]) -> bool:
     return node.op_type == "BatchNormalization" and node.input[MEAN] in names
-
-
-def _undecided(node: onnx.NodeProto) -> None:
-    """Removes what a node says about its form."""
-    kept = [a for a in node.attribute if a.name != "training_mode"]
-    del node.attribute[:]
-    node.attribute.extend(kept)
 
 
 def _is_training(node: onnx.NodeProto) -> bool:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward.errors import OnwardError
 from onward.graph.importer.nested_nodes import bodies_of, nodes_within
-from onward.onnx_models.soundness import STANDARD
+from onward.onnx_models.soundness import opset_of
 
 OLDEST = 12  # the opset from which on a Dropout node may be in training mode
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
@@ -38,20 +38,18 @@ def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
         found = [name for name in made if fnmatchcase(name, place)]
         twice = [name for name in found if name in chosen]
         if not found or twice:
-            what = (
-                f"names {twice[0]!r} a second time"
-                if twice
-                else "names no floating value of a node"
-            )
+            what = "names no floating value of a node"
+            if twice:
+                what = f"names {twice[0]!r} a second time"
             raise OnwardError(
                 f"dropout {place!r} {what}; fix: names or patterns of values, each once, such as "
                 f"{', '.join(made[:3])}"
             )
         chosen |= dict.fromkeys(found, ratio)
     chosen = {name: ratio for name, ratio in chosen.items() if ratio}
-    if chosen and _opset(model) < OLDEST:
+    if chosen and opset_of(model) < OLDEST:
         raise OnwardError(
-            f"opset {_opset(model)} has no dropout that trains; fix: convert the model to opset "
+            f"opset {opset_of(model)} has no dropout that trains; fix: convert the model to opset "
             f"{OLDEST} or newer"
         )
     nodes = list(graph.node)
@@ -114,10 +112,6 @@ def _reads(node: onnx.NodeProto, name: str, new: str) -> None:
     for body in bodies_of(node):
         if any(x.name == name for x in body.output):
             raise OnwardError(f"a body returns {name!r}, behind which dropout cannot be put")
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
 
 
 __all__ = ["dropout_node", "put_dropout"]

@@ -38,14 +38,14 @@ ROWS = 1 << 20  # numbers that are compared at once
 class _Program:
     """What a module is made of, kept apart from its attributes, which guards would walk through.
     paths: of the parameters, by initializer. buffers: the paths of running statistics, by
-    initializer. by_batch: whether training normalizes by the batch and moves these. graphs: read so
-    far, by the sizes that are numbers."""
+    initializer. batch_norm: which nodes normalize by the batch in training and move these: all, or
+    none, or None for those in training form. graphs: read so far, by the sizes that are numbers."""
 
     source: OnnxSource
     loss: Loss | str | None
     paths: Mapping[str, str]
     buffers: Mapping[str, str]
-    by_batch: bool
+    batch_norm: bool | None
     graphs: dict[tuple[tuple[tuple[str, int], ...], ...], Graph] = field(default_factory=dict)
 
 
@@ -92,7 +92,7 @@ class OnnxModule(GraphModule):
         buffers = {
             name: self._place(name, array, None) for name, array in source.arrays(running).items()
         }
-        _PROGRAMS[self] = _Program(source, loss, paths, buffers, batch_norm is not False)
+        _PROGRAMS[self] = _Program(source, loss, paths, buffers, batch_norm)
         if source.is_open:
             _check_loss(loss, self.graph({}, {}))
 
@@ -172,9 +172,10 @@ class OnnxModule(GraphModule):
             leaves, numbers = self._leaves(request)
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
             graph = self.graph(self._fixed(sizes), numbers).clone()
-            written: dict[str, str] = {}
-            if request.differentiated and self.program.by_batch:
-                written = train_by_batch(graph)
+            moved: dict[Value, Value] = {}
+            batch_norm = self.program.batch_norm
+            if request.differentiated and batch_norm is not False:
+                moved = train_by_batch(graph, everywhere=batch_norm is True)
             else:
                 keep_statistics(graph)
             if not request.differentiated:
@@ -183,14 +184,16 @@ class OnnxModule(GraphModule):
             raise
         except OnwardError as error:
             raise CaptureError(str(error)) from error
-        running = {name: graph.outputs[name] for name in written.values()}
-        outputs = {name: x for name, x in graph.outputs.items() if name not in running}
+        outputs = dict(graph.outputs)
         inputs = {v.name or "": v for v in graph.inputs_with(Role.BATCH)}
         if request.want_loss:
             inputs |= self._write_loss(graph, outputs, inputs)
         graph.outputs = {output_name(name): value for name, value in outputs.items()}
         results = {name: output_name(name) for name in outputs}
-        graph.outputs |= running
+        written = {
+            source.name or "": graph.output(f"next.{source.name}", value, source)
+            for source, value in moved.items()
+        }
         graph.signature = graph.signature.but(results=results, written=written)
         if request.want_loss:
             graph.outputs["loss"] = inputs.pop("\0loss")

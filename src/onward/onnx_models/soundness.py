@@ -209,8 +209,13 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> Non
             )
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """The opset of the standard's ops in a model."""
+    return next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+
+
 def _quoted(name: object) -> str:
     return one_line(repr(name), 80)
 
 
-__all__ = ["NODES", "check_model", "check_tensor", "inner_tensors"]
+__all__ = ["NODES", "check_model", "check_tensor", "inner_tensors", "opset_of"]

@@ -31,7 +31,7 @@ from onward.onnx_models.data_files import own_file
 from onward.onnx_models.dropout import put_dropout
 from onward.onnx_models.light import GivenTensor, add_raised, light_copy
 from onward.onnx_models.skeleton import read_skeleton
-from onward.onnx_models.soundness import check_model, inner_tensors
+from onward.onnx_models.soundness import check_model, inner_tensors, opset_of
 from onward.onnx_models.tensors import Files, Stored
 
 # inputs, by place, that are settings or statistics of an op, even where they are of f32
@@ -238,7 +238,7 @@ def _readable(source: OnnxSource) -> OnnxSource:
     """The source, its model converted to another opset where it can only be read so, and whether it
     can be read with open sizes. Raises OnwardError for one that cannot be read at all."""
     model = source.model
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model)
     first = _why_not(source)
     if first is None:
         return source

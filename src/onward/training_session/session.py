@@ -83,8 +83,8 @@ class TrainingSession:
     dict of them. dropout: probabilities by the names of values, or patterns of them, behind which
     it is put in `step`, since exporters leave it out. batch_norm: whether `step` normalizes by the
     batch and has the running statistics move; None: where the model's BatchNormalization nodes are
-    in training form. Raises OnwardError for a model that cannot
-    be read, and for names that it lacks.
+    in training form. Raises OnwardError for a model that cannot be read, and for names that it
+    lacks.
     """
 
     def __init__(

@@ -52,7 +52,11 @@ class StockModel:
                     tensor.name, tensor.data_type, tensor.dims
                 )
                 model.graph.input.append(made)
-        (in_training if trains else in_inference)(model, frozenset(program.buffers))
+        running = frozenset(program.buffers)
+        if trains:
+            in_training(model, running, everywhere=program.batch_norm is True)
+        else:
+            in_inference(model, running)
         return model
 
     @property
@@ -88,7 +92,7 @@ class StockModel:
     def _training(self) -> Any:
         """The model as it is in a step."""
         program = self._module.program
-        if program.buffers and program.by_batch:
+        if program.buffers and program.batch_norm is not False:
             return _session(self._model(trains=True))
         return self._session
 

@@ -11,6 +11,7 @@ from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
+from onward.graph.ops.batch_norm import by_batch, run_on
 from onward.graph.ops.group_norm import size_of_group
 from onward.graph.types import DType, Shape, Size, Type, product
 
@@ -139,12 +140,9 @@ def _by_batch(
 ) -> tuple[Value, list[Value]]:
     """Normalizes by the batch. Returns the result, and the batch's [mean, variance], each f[C]."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
-    ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
-    scale, shift = ones if weight is None else weight, zeros if bias is None else bias
-    # with momentum 0 the new running statistics are the batch's mean and variance
-    y, *batch = c.b.BatchNormalization(
-        x, scale, shift, zeros, ones, epsilon=eps, momentum=0.0, training_mode=1
-    )
+    scale = c.b.full(1.0, kind) if weight is None else weight
+    shift = c.b.full(0.0, kind) if bias is None else bias
+    y, *batch = by_batch(c.b, x, scale, shift, eps)
     return y, batch
 
 
@@ -158,9 +156,7 @@ def _run_on(
     unbiased = c.b.Div(c.value(count, dtype), c.value(count - 1, dtype))
     pairs = [(mean, batch[0]), (variance, c.b.Mul(batch[1], unbiased))]
     for place, (running, now) in enumerate(pairs, 3):
-        kept = c.b.Mul(running, c.b.scalar(1.0 - momentum, dtype))
-        moved = c.b.Add(kept, c.b.Mul(now, c.b.scalar(momentum, dtype)))
-        c.t.store(c, c.node.args[place], moved)
+        c.t.store(c, c.node.args[place], run_on(c.b, running, now, 1.0 - momentum, momentum))
 
 
 def _legit(

@@ -7,7 +7,7 @@ from typing import Any
 from onward.differentiate.rule_table import Gradients, rule
 from onward.graph.build import Builder
 from onward.graph.graph import Value, type_of
-from onward.graph.ops.batch_norm import EPSILON, channels, count, other_dims
+from onward.graph.ops.batch_norm import EPSILON, MOMENTUM, channels, count, other_dims
 
 
 @rule("BatchNormalization")
@@ -22,7 +22,7 @@ def _by_the_batch(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any])
     statistics."""
     dy, drunning_mean, drunning_var = dys
     x, scale = xs[:2]
-    momentum = float(attrs.get("momentum", 0.9))
+    momentum = float(attrs.get("momentum", MOMENTUM))
     mean, var = ys[1:]  # with momentum 0 these are the batch's statistics
     if momentum != 0.0:
         dims = b.ints(other_dims(x))

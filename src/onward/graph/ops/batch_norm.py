@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Value = ir.Value
 EPSILON = 1e-5
+MOMENTUM = 0.9  # of a node that states none
 
 
 def _check_channels(call: Call, x: Type, inputs: range) -> None:
@@ -55,6 +56,25 @@ def channels(b: Builder, x: Value, statistic: Value) -> Value:
 def other_dims(x: Value) -> list[int]:
     """All dims except the channels'."""
     return [d for d in range(type_of(x).rank) if d != 1]
+
+
+def by_batch(b: Builder, x: Value, scale: Value, bias: Value, epsilon: float) -> list[Value]:
+    """Normalizes x f[N,C,*S] by the batch: the result, and the batch's mean and variance f[C]."""
+    kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
+    # with momentum 0 the next running statistics are the batch's own
+    return list(
+        b.BatchNormalization(
+            x, scale, bias, b.full(0.0, kind), b.full(1.0, kind), epsilon=epsilon, momentum=0.0,
+            training_mode=1,
+        )
+    )  # fmt: skip
+
+
+def run_on(b: Builder, running: Value, now: Value, kept: float, new: float) -> Value:
+    """The next running statistic, in its own type: so much of the old one and of the batch's."""
+    dtype = type_of(running).dtype
+    old = b.Mul(running, b.scalar(kept, dtype))
+    return b.Add(old, b.Mul(b.cast(now, dtype), b.scalar(new, dtype)))
 
 
 def count(b: Builder, x: Value) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onward.graph.ops.batch_norm import EPSILON
+from onward.graph.ops.batch_norm import EPSILON, MOMENTUM
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def _bind_batch_norm(args: KernelArguments) -> Launch:
 
     if not args.attrs.get("training_mode", 0):
         return lambda: normalise(mean, var)
-    momentum = float(args.attrs.get("momentum", 0.9))
+    momentum = float(args.attrs.get("momentum", MOMENTUM))
 
     def launch() -> None:
         now = torch.batch_norm_update_stats(x, None, None, 0.0)  # the variance divided by n
