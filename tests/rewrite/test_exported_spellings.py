@@ -4,6 +4,7 @@ the oracle of what it computes."""
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,36 @@ def test_attention_written_out(case: tuple[str, str, str]) -> None:
     alone = mask not in ("none", "two of them", "a bias before", "a bias behind")
     fused = end == "as it is" or alone
     assert ("FlashAttention" in found) == fused
+
+
+FILLS = {
+    "keeps": "w = {wide} (keep) m = Where (w, s, infinite)",
+    "hides": "w = {wide} (hide) m = Where (w, infinite, s)",
+    "no longer keeps": "o = Not (keep) w = {wide} (o) m = Where (w, infinite, s)",
+    "keeps no longer": "w = {wide} (keep) o = Not (w) m = Where (o, infinite, s)",
+    "no longer hides": "w = {wide} (hide) o = Not (w) m = Where (o, s, infinite)",
+}
+SHAPES = [*itertools.product((1, 2), (1, 2), (1, 3), (1, 3))]
+
+
+@pytest.mark.parametrize("wide", ["Identity", "Expand"])
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...], fill: str, wide: str) -> None:
+    """Of samples, heads, queries and keys; expanded by the exporter or not."""
+    sizes = ", ".join(map(str, shape))
+    text = (
+        f"model (float[2, 2, 3, 4] q, float[2, 2, 3, 4] k, float[2, 2, 3, 4] v, bool[{sizes}] "
+        f"keep, bool[{sizes}] hide) => (float[2, 2, 3, 4] y) "
+        "<float zero = {0.0}, int64[4] whole = {2, 2, 3, 3}> "
+        "{ none = Log (zero) infinite = Identity (none) t = Transpose <perm = [0, 1, 3, 2]> (k) "
+        f"s = MatMul (q, t) {FILLS[fill].format(wide=wide)} "
+        "a = Softmax <axis = -1> (m) y = MatMul (a, v) }"
+    )
+    text = re.sub(r"Expand \((\w+)\)", r"Expand (\1, whole)", text)
+    keep = np.random.default_rng(1).random(shape) < 0.6
+    keep[..., 0] = True
+    feeds = {"q": numbers(2, 2, 3, 4), "k": numbers(2, 2, 3, 4) * 2, "v": numbers(2, 2, 3, 4)}
+    with np.errstate(all="ignore"):
+        found = rewritten(text, {**feeds, "keep": keep, "hide": ~keep})
+    assert "FlashAttention" in found
