@@ -44,6 +44,19 @@ class Case:
     make: Callable[[], tuple[onnx.ModelProto, Batch, Any]]
 
 
+def likely(b: Any, p: Any, target: Any) -> Any:
+    """The mean of -log of the probability that the right class has; p: f32[B,C]."""
+    right = b.GatherElements(p, b.unsqueeze(target, [1]), axis=1)
+    return b.Neg(b.ReduceMean(b.Log(b.Add(right, 1e-7)), keepdims=0))
+
+
+def likely_of(output: str) -> Any:
+    """The loss `likely` of an output of that name."""
+    from onward import loss
+
+    return loss.function(likely, {"target": loss.Like(output, "i64", 1)}, {"p": output})
+
+
 def tokens(rows: int = 4, length: int = 12) -> Batch:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 100, (rows, length))
@@ -131,13 +144,7 @@ def by_sklearn(kind: str) -> tuple[onnx.ModelProto, Batch, Any]:
     made = MLPClassifier(**shape)
     made = (make_pipeline(StandardScaler(), made) if kind == "pipeline" else made).fit(x, y)
     output = "output_probability"
-
-    def likely(b: Any, p: Any, target: Any) -> Any:
-        right = b.GatherElements(p, b.unsqueeze(target, [1]), axis=1)
-        return b.Neg(b.ReduceMean(b.Log(b.Add(right, 1e-7)), keepdims=0))
-
-    label = loss.function(likely, {"target": loss.Like(output, "i64", 1)}, {"p": output})
-    return to_onnx(made, x[:1]), {**rows, "target": y[:64].astype(np.int64)}, label
+    return to_onnx(made, x[:1]), {**rows, "target": y[:64].astype(np.int64)}, likely_of(output)
 
 
 def by_example(name: str) -> tuple[onnx.ModelProto, Batch, Any]:

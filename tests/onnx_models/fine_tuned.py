@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from converters import likely_of
 from real_files import files_of
 
 import onward
-from onward import TrainingSession, loss
+from onward import TrainingSession
 
 HERE = Path(__file__).resolve().parent
 OUTCOMES = HERE / "fine_tuned.json"
@@ -52,17 +53,6 @@ TASKS = {
 }  # fmt: skip
 
 Batch = dict[str, np.ndarray]
-
-
-def likely(b: Any, p: Any, target: Any) -> Any:
-    """The mean of -log of the probability that the right class has; p: f32[B,C]."""
-    right = b.GatherElements(p, b.unsqueeze(target, [1]), axis=1)
-    return b.Neg(b.ReduceMean(b.Log(b.Add(right, 1e-7)), keepdims=0))
-
-
-def written(output: str) -> Any:
-    """The loss `likely` of an output of that name."""
-    return loss.function(likely, {"target": loss.Like(output, "i64", 1)}, {"p": output})
 
 
 # ---- fragments of files
@@ -168,7 +158,7 @@ def fine_tuned(task: str, wheels: Path, updates: int) -> dict[str, Any]:
     package, file, output, rate = TASKS[task]
     path = next(p for p in files_of(wheels, package) if str(p).endswith(file))
     session = TrainingSession(
-        path, onward.optim.AdamW(lr=rate), written(output), options={"max_grad_norm": 1.0},
+        path, onward.optim.AdamW(lr=rate), likely_of(output), options={"max_grad_norm": 1.0},
         batch_norm=task == "directions",
     )  # fmt: skip
     if task == "fragments":

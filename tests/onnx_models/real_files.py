@@ -98,6 +98,11 @@ def feeds_of(session: Any, path: Path) -> dict[str, Any]:
     return found
 
 
+def floating(made: dict[str, Any]) -> str:
+    """The first output of floating-point numbers."""
+    return next(name for name, x in made.items() if x.dtype.kind == "f")
+
+
 def outcome(path: Path) -> dict[str, Any]:
     """What becomes of one file: a row of the page."""
     import warnings
@@ -116,7 +121,7 @@ def outcome(path: Path) -> dict[str, Any]:
         feeds = feeds_of(session, path)
         made = session.predict(feeds)
         row["opens"] = True
-        target = next(n for n, x in made.items() if np.issubdtype(x.dtype, np.floating))
+        target = floating(made)
         trained = TrainingSession(path, onward.optim.SGD(lr=1e-3), loss.mse(target))
         batch = {**feeds, "labels": np.zeros_like(made[target])}
         names = [n for n, p in trained.module.named_parameters() if p.requires_grad]
@@ -163,7 +168,7 @@ def by_onnxsim(path: Path) -> str:
     session = TrainingSession(path)
     feeds = feeds_of(session, path)
     made = session.predict(feeds)
-    target = next(n for n, x in made.items() if np.issubdtype(x.dtype, np.floating))
+    target = floating(made)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             sizes = {name: list(x.shape) for name, x in feeds.items()}

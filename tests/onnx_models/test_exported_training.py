@@ -6,10 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-import torch
-from onnx_files import Words, exported
+from onnx_files import words_batches, words_file
 from plain_run import run
 from safetensors.numpy import load_file
 
@@ -18,18 +16,6 @@ from onward import TrainingSession, loss
 from onward.errors import OnwardError
 
 STEPS = 20
-
-
-def file() -> onnx.ModelProto:
-    return exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
-
-
-def batches(rows: int = 4) -> list[dict[str, np.ndarray]]:
-    found: list[dict[str, np.ndarray]] = []
-    for i in range(STEPS):
-        ids = np.random.default_rng(i).integers(0, 50, (rows, 5 + i % 3))
-        found.append({"ids": ids, "labels": np.where(ids % 5 == 0, -100, (ids + 1) % 50)})
-    return found
 
 
 OPTIMIZERS = {
@@ -41,15 +27,15 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_onnxruntime_goes_on_as_the_session(name: str, tmp_path: Path) -> None:
     session = TrainingSession(
-        file(), OPTIMIZERS[name](), loss.cross_entropy("logits"),
+        words_file(), OPTIMIZERS[name](), loss.cross_entropy("logits"),
         options=onward.TrainerOptions(max_grad_norm=1.0),
     )  # fmt: skip
-    for batch in batches()[:2]:
+    for batch in words_batches(STEPS)[:2]:
         session.step(batch)
     folder = session.export_training(tmp_path / "exported")
-    losses, state = run(folder, batches())
-    expected = [session.step(batch).loss for batch in batches()]
-    expected.append(session.evaluate(batches()[-1]).loss)
+    losses, state = run(folder, words_batches(STEPS))
+    expected = [session.step(batch).loss for batch in words_batches(STEPS)]
+    expected.append(session.evaluate(words_batches(STEPS)[-1]).loss)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     found = load_file(state)
     for path, parameter in session.module.named_parameters():
@@ -58,22 +44,24 @@ def test_onnxruntime_goes_on_as_the_session(name: str, tmp_path: Path) -> None:
 
 def test_the_batch_that_shows_the_inputs_may_have_one_row(tmp_path: Path) -> None:
     """The files take any number of rows nevertheless."""
-    session = TrainingSession(file(), onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
-    one = {name: array[:1] for name, array in batches()[0].items()}
+    session = TrainingSession(words_file(), onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
+    one = {name: array[:1] for name, array in words_batches(STEPS)[0].items()}
     folder = session.export_training(tmp_path / "exported", feeds=one)
-    losses, _ = run(folder, batches(rows=3))
-    expected = [session.step(batch).loss for batch in batches(rows=3)]
+    losses, _ = run(folder, words_batches(STEPS, rows=3))
+    expected = [session.step(batch).loss for batch in words_batches(STEPS, rows=3)]
     np.testing.assert_allclose(losses[:-1], expected, rtol=1e-5)
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path: Path) -> None:
-    session = TrainingSession(file(), onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
+    session = TrainingSession(words_file(), onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
     with pytest.raises(
         OnwardError, match=r"needs an example batch; fix: run a step first, or give feeds"
     ):
         session.export_training(tmp_path / "exported")
     with pytest.raises(OnwardError, match=r"feeds lacks labels"):
-        session.export_training(tmp_path / "exported", feeds={"ids": batches()[0]["ids"]})
+        session.export_training(
+            tmp_path / "exported", feeds={"ids": words_batches(STEPS)[0]["ids"]}
+        )
     with pytest.raises(OnwardError, match=r"this session has no loss"):
-        TrainingSession(file()).export_training(tmp_path / "exported")
+        TrainingSession(words_file()).export_training(tmp_path / "exported")
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
-from onnx_files import Words, exported
+from onnx_files import words_file
 
 from onward import loss
 
@@ -21,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "onnx.md"
 def test_the_program_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+    file = words_file()
     onnx.save(file, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from onnx_files import TRANSFORMERS, Logits, Pooled, Words, exported, padded_tokens
+from onnx_files import TRANSFORMERS, Logits, Pooled, exported, padded_tokens, words_file
 from planting import after, attribute, gradient, grown, kernel, scaled
 
 import onward
@@ -25,7 +25,7 @@ SLOPE = "central differences of onnxruntime's loss"
 
 
 def words() -> tuple[TrainingSession, Feeds]:
-    file = exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+    file = words_file()
     ids = np.random.default_rng(0).integers(0, 50, (4, 7))
     made = TrainingSession(file, onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
     return made, {"ids": ids, "labels": np.where(ids % 3 == 0, -100, ids)}

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from onnx_files import Words, exported
+from onnx_files import Words, exported, words_file
 
 import onward
 from onward import TrainingSession, loss
@@ -70,10 +70,6 @@ def feeds(seed: int) -> dict[str, np.ndarray]:
     return {"ids": ids, "labels": np.roll(ids, 1, 1)}
 
 
-def words() -> onnx.ModelProto:
-    return exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
-
-
 def trained(path: Path) -> TrainingSession:
     session = TrainingSession(path, onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
     session.step(feeds(0))
@@ -109,7 +105,7 @@ def test_the_peak_is_little_more_than_the_weights(beside: bool, tmp_path: Path) 
 @pytest.mark.parametrize("location", ["data.bin", "sub.bin"])
 def test_files_beside_keep_their_names_and_places(location: str, tmp_path: Path) -> None:
     path, new = tmp_path / "model.onnx", tmp_path / "new" / "other.onnx"
-    save_beside(words(), path, location)
+    save_beside(words_file(), path, location)
     new.parent.mkdir()
     session = TrainingSession(path, onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
     session.export_onnx(tmp_path / "new" / "same.onnx")
@@ -137,7 +133,7 @@ def test_files_beside_keep_their_names_and_places(location: str, tmp_path: Path)
 
 def test_a_model_in_memory_is_the_file(tmp_path: Path) -> None:
     """Losses and the file are the same, whatever the weights lie in."""
-    model, found = words(), []
+    model, found = words_file(), []
     onnx.save(model, tmp_path / "one.onnx")
     save_beside(model, tmp_path / "two.onnx")
     for given in (model, tmp_path / "one.onnx", tmp_path / "two.onnx"):
@@ -154,7 +150,7 @@ def test_every_tensor_may_be_left_in_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors that are small are left there too, and those of bodies and attributes."""
-    model = words()
+    model = words_file()
     body = onnx.parser.parse_graph(
         "b () => (float[8] p) <float[8] k = {1,2,3,4,5,6,7,8}> { p = Exp (k) }"
     )
@@ -189,7 +185,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 ) -> None:
     monkeypatch.setattr(layout, "LARGEST", 5000)
     monkeypatch.setattr(skeleton, "LARGE", 64)
-    onnx.save(words(), tmp_path / "model.onnx")
+    onnx.save(words_file(), tmp_path / "model.onnx")
     session = trained(tmp_path / "model.onnx")
     session.export_onnx(tmp_path / "new.onnx")
     assert (tmp_path / "new.onnx.data").stat().st_size > 5000
@@ -229,7 +225,7 @@ def test_weights_that_shared_a_place_get_one_each(tmp_path: Path) -> None:
 def test_nothing_that_exists_is_written_to(tmp_path: Path) -> None:
     """A link counts as what exists, wherever it leads."""
     (tmp_path / "given").mkdir()
-    save_beside(words(), tmp_path / "given" / "model.onnx")
+    save_beside(words_file(), tmp_path / "given" / "model.onnx")
     session = trained(tmp_path / "given" / "model.onnx")
     with pytest.raises(OnwardError, match="exists"):
         session.export_onnx(tmp_path / "given" / "model.onnx")
@@ -248,7 +244,7 @@ def test_nothing_that_exists_is_written_to(tmp_path: Path) -> None:
 
 def test_a_folder_of_weights_is_made_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "given" / "sub").mkdir(parents=True)
-    save_beside(words(), tmp_path / "given" / "model.onnx")
+    save_beside(words_file(), tmp_path / "given" / "model.onnx")
     model = onnx.load(tmp_path / "given" / "model.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
         next(e for e in tensor.external_data if e.key == "location").value = "sub/data.bin"
@@ -267,7 +263,7 @@ def test_a_folder_of_weights_is_made_through_no_link(tmp_path: Path) -> None:
 
 
 def test_files_that_have_changed_are_not_mixed_with_what_was_read(tmp_path: Path) -> None:
-    save_beside(words(), tmp_path / "model.onnx")
+    save_beside(words_file(), tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
     extra = numpy_helper.from_array(np.arange(9, dtype=np.int64), "unused")
     model.graph.initializer.append(extra)

@@ -10,16 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_files import Words, exported
+from onnx_files import Words, words_file
 
 import onward
 from onward import loss
 from onward.errors import OnwardError
 from onward.loss import Like
-
-
-def file() -> onnx.ModelProto:
-    return exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
 
 
 def huber(b: Any, logits: Any, target: Any) -> Any:
@@ -84,7 +80,7 @@ def batches(name: str, rows: int = 3) -> list[dict[str, np.ndarray]]:
 def test_steps_are_pytorchs(name: str, rows: int) -> None:
     write, labels, theirs = LOSSES[name]
     session = onward.TrainingSession(
-        file(), onward.optim.SGD(lr=0.5), loss.function(write, labels)
+        words_file(), onward.optim.SGD(lr=0.5), loss.function(write, labels)
     )  # fmt: skip
     model = Words()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -104,7 +100,7 @@ def test_steps_are_pytorchs(name: str, rows: int) -> None:
 def test_differences_by_onnxruntime_agree(name: str) -> None:
     write, labels, _ = LOSSES[name]
     session = onward.TrainingSession(
-        file(), onward.optim.SGD(lr=0.1), loss.function(write, labels)
+        words_file(), onward.optim.SGD(lr=0.1), loss.function(write, labels)
     )  # fmt: skip
     found = session.verify(batches(name)[0])
     assert found.ok, found
@@ -146,7 +142,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def session_of(made: Any) -> onward.TrainingSession:
-    return onward.TrainingSession(file(), onward.optim.SGD(lr=0.1), made)
+    return onward.TrainingSession(words_file(), onward.optim.SGD(lr=0.1), made)
 
 
 def step_of(write: Callable[..., Any]) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_files import Words, exported
+from onnx_files import Words, words_batches, words_file
 
 import onward
 from onward import TrainingSession, loss
@@ -29,21 +29,13 @@ STEPS = 20
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-def batches() -> list[dict[str, np.ndarray]]:
-    found: list[dict[str, np.ndarray]] = []
-    for i in range(STEPS):
-        ids = np.random.default_rng(i).integers(0, 50, (4, 5 + i % 3))
-        found.append({"ids": ids, "labels": np.where(ids % 5 == 0, -100, (ids + 1) % 50)})
-    return found
-
-
 def of_a_session(folder: Path) -> list[float]:
     """Writes the step of an ONNX file; returns the losses from there on."""
-    model = exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+    model = words_file()
     session = TrainingSession(model, onward.optim.AdamW(lr=1e-2), loss.cross_entropy("logits"))
-    session.step(batches()[0])
+    session.step(words_batches(STEPS)[0])
     session.export_training(folder)
-    return [session.step(batch).loss for batch in batches()]
+    return [session.step(batch).loss for batch in words_batches(STEPS)]
 
 
 class Labelled(torch.nn.Module):
@@ -60,7 +52,7 @@ class Labelled(torch.nn.Module):
 def of_a_trainer(folder: Path) -> list[float]:
     """Writes the step of a module; returns the losses from there on."""
     trainer = onward.Trainer(Labelled(), onward.optim.AdamW(lr=1e-2))
-    held = [{name: torch.tensor(x) for name, x in batch.items()} for batch in batches()]
+    held = [{name: torch.tensor(x) for name, x in batch.items()} for batch in words_batches(STEPS)]
     trainer.train_step(held[0])
     trainer.export_training(folder)
     return [float(trainer.train_step(batch).loss) for batch in held]
@@ -88,7 +80,7 @@ def site(request: pytest.FixtureRequest, installed: Path) -> tuple[Path, list[fl
     """The folder with a step and batches in it, and the losses that are expected."""
     shutil.rmtree(installed / "step", ignore_errors=True)
     want = MAKERS[request.param](installed / "step")
-    given = [{name: x.tolist() for name, x in batch.items()} for batch in batches()]
+    given = [{name: x.tolist() for name, x in batch.items()} for batch in words_batches(STEPS)]
     (installed / "batches.json").write_text(json.dumps(given))
     return installed, want
 

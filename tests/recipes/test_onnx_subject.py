@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
-from onnx_files import Words, exported
+from onnx_files import words_file
 from planting import gradient, scaled
 
 from onward.cli import main
@@ -20,7 +19,7 @@ LOSS = ["--loss", "cross_entropy:logits"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+    file = words_file()
     onnx.save(file, tmp_path / "model.onnx")
     ids = np.random.default_rng(0).integers(0, 50, (12, 6))
     np.savez(tmp_path / "rows.npz", ids=ids, labels=(ids + 1) % 50, name=np.arange(12))

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx_files import Words, exported
+from onnx_files import words_file
 
 from onward.cli import main
 from onward.training_session import TrainingSession
@@ -22,7 +22,7 @@ ROWS = 48
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model, samples that it can learn, and the same samples in other formats."""
-    file = exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+    file = words_file()
     onnx.save(file, tmp_path / "model.onnx")
     ids = np.random.default_rng(0).integers(0, 50, (ROWS, 6))
     arrays = {"ids": ids, "labels": (ids + 1) % 50, "name": np.arange(ROWS)}

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from tiny import VOCABULARY, bert, gpt2
@@ -68,6 +69,21 @@ def exported(
             output_names=outputs, dynamic_axes=axes, dynamo=False, opset_version=opset,
         )  # fmt: skip
     return onnx.load_from_string(file.getvalue())
+
+
+def words_file() -> onnx.ModelProto:
+    """A `Words` whose output is named `logits`."""
+    return exported(Words(), {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["logits"])
+
+
+def words_batches(steps: int, rows: int = 4) -> list[dict[str, np.ndarray]]:
+    """Batches for `words_file`, of several lengths, ids i64[B,T] and labels i64[B,T], some of which
+    are -100."""
+    found: list[dict[str, np.ndarray]] = []
+    for i in range(steps):
+        ids = np.random.default_rng(i).integers(0, 50, (rows, 5 + i % 3))
+        found.append({"ids": ids, "labels": np.where(ids % 5 == 0, -100, (ids + 1) % 50)})
+    return found
 
 
 def padded_tokens(rows: int = 3, length: int = 8) -> dict[str, torch.Tensor]:
