@@ -5,38 +5,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import parser
-from onnx.reference import ReferenceEvaluator
+from exported import numbers, rewritten
 
-from onward.graph.evaluate import evaluate
-from onward.graph.importer import from_onnx
-from onward.kernels import Target
-from onward.plan import Fusible
-from onward.rewrite import FORWARD, run
-
-HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 LOWEST = float(np.finfo(np.float32).min)
-
-
-def rewritten(text: str, feeds: dict[str, np.ndarray]) -> list[str]:
-    """The ops after the passes of FORWARD; results must be those of onnx's evaluator."""
-    model = parser.parse_model(HEAD + text)
-    onnx.checker.check_model(model)
-    graph = from_onnx(model)
-    made, _ = run(graph, FORWARD, (), refuse=Fusible(Target(instructions="plain")))
-    want: Any = ReferenceEvaluator(model).run(None, feeds)
-    np.testing.assert_allclose(evaluate(made, feeds)["y"], want[0], rtol=1e-4, atol=1e-5)
-    return [node.op_type for node in made]
-
-
-def numbers(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
 
 FACTORS = {
     "x/2 one": "h = Mul (x, half) y = Mul (h, one)",
@@ -186,3 +160,66 @@ def test_a_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...], fill: str, 
     with np.errstate(all="ignore"):
         found = rewritten(text, {**feeds, "keep": keep, "hide": ~keep})
     assert "FlashAttention" in found
+
+
+TURNED = {
+    "q k^T": "qs = Mul (q, half) t = Transpose <perm = [0, 2, 3, 1]> (k) "
+    "qt = Transpose <perm = [0, 2, 1, 3]> (qs) s = MatMul (qt, t)",
+    "k q^T, transposed": "qs = Mul (q, half) kt = Transpose <perm = [0, 2, 1, 3]> (k) "
+    "qt = Transpose <perm = [0, 2, 3, 1]> (qs) p = MatMul (kt, qt) "
+    "s = Transpose <perm = [0, 1, 3, 2]> (p)",
+}
+MASKED = {
+    "shown": ("m = Where (keep, s, low)", "r = Where (keep, a, zero)"),
+    "hidden": ("m = Where (hide, low, s)", "r = Where (hide, zero, a)"),
+    "written twice": ("x1 = Not (hide) m = Where (x1, s, low)", "x2 = Not (hide) "
+                      "r = Where (x2, a, zero)"),
+    "once": ("m = Where (keep, s, low)", "r = Identity (a)"),
+    "not the same": ("m = Where (keep, s, low)", "r = Where (also, a, zero)"),
+    "a low score": ("m = Where (keep, s, minus)", "r = Where (keep, a, zero)"),
+}  # fmt: skip
+UNFUSED = ("not the same", "a low score")
+
+
+@pytest.mark.parametrize("masks", MASKED)
+@pytest.mark.parametrize("turned", TURNED)
+def test_attention_as_keras_writes_it(turned: str, masks: str) -> None:
+    """Probabilities that hidden keys have are replaced by zeros, also where every key is hidden."""
+    fill, zeros = MASKED[masks]
+    text = (
+        "model (float[B, T, 2, 4] q, float[B, T, 2, 4] k, float[B, T, 2, 4] v, bool[B, 1, T, T] "
+        "keep, bool[B, 1, T, T] hide, bool[1, 1, T, T] also) => (float[B, T, 2, 4] y) "
+        "<float half = {0.5}, float zero = {0.0}, float low = {-1e9}, float minus = {-100.0}> "
+        f"{{ {TURNED[turned]} {fill} a = Softmax <axis = -1> (m) {zeros} "
+        "vt = Transpose <perm = [0, 2, 1, 3]> (v) o = MatMul (r, vt) "
+        "y = Transpose <perm = [0, 2, 1, 3]> (o) }"
+    )
+    keep = np.random.default_rng(1).random((2, 1, 3, 3)) < 0.7
+    keep[1, 0, 1] = False
+    feeds = {name: numbers(2, 3, 2, 4) * (i + 1) for i, name in enumerate("qkv")}
+    feeds |= {"keep": keep, "hide": ~keep, "also": np.tri(3, dtype=bool)[None, None]}
+    found = rewritten(text, feeds)
+    assert ("FlashAttention" in found) == (masks not in UNFUSED)
+    if masks not in UNFUSED:
+        assert "Mul" not in found, "the factor of q is the scale"
+
+
+@pytest.mark.parametrize("first", ["h, bias", "bias, h"])
+def test_a_bias_of_heads_goes_into_its_product(first: str) -> None:
+    text = (
+        "model (float[B, 3, 4] x, float[4, 2, 5] w, float[2, 5] bias) => (float[B, 3, 2, 5] y) "
+        "<int64[2] flat = {4, 10}, int64[4] heads = {0, 0, 2, 5}> "
+        f"{{ f = Reshape (w, flat) p = MatMul (x, f) h = Reshape (p, heads) y = Add ({first}) }}"
+    )
+    feeds = {"x": numbers(2, 3, 4), "w": numbers(4, 2, 5), "bias": numbers(2, 5)}
+    assert "Add" not in rewritten(text, feeds)
+
+
+def test_a_number_per_row_and_feature_stays() -> None:
+    text = (
+        "model (float[4, 3] x, float[3, 6] w, float[4, 6] bias) => (float[2, 4, 6] y) "
+        "<int64[3] rows = {2, 4, 3}, int64[3] wide = {2, 4, 6}> "
+        "{ z = Concat <axis = 0> (x, x) p = MatMul (z, w) h = Reshape (p, wide) y = Add (h, bias) }"
+    )
+    feeds = {"x": numbers(4, 3), "w": numbers(3, 6), "bias": numbers(4, 6)}
+    assert "Add" in rewritten(text, feeds)

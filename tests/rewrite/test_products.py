@@ -150,22 +150,31 @@ def test_logits_in_rows_of_three_dims_are_looked_through() -> None:
 def test_other_losses_are_left_alone() -> None:
     m = Layer()
     labels = m.given("labels", "i64[6]")
-    weight = m.given("v", "f32[4,5]")
     graph = m.out(
         m.b.SoftmaxCrossEntropyLoss(m.gemm(), labels, reduction="none")[0],
         m.b.SoftmaxCrossEntropyLoss(m.b.Tanh(m.gemm()), labels)[0],
-        m.b.SoftmaxCrossEntropyLoss(m.b.Gemm(m.x, weight), labels)[0],  # stored [D,V]
         m.b.SoftmaxCrossEntropyLoss(m.gemm(alpha=2.0), labels)[0],
         *m.b.SoftmaxCrossEntropyLoss(m.gemm(), labels),  # the log-probabilities are asked for
     )
     before = ops(graph)
     assert reasons(linear_cross_entropy, graph) == [
         "reduction none",  # a Tanh after the product is no near miss
-        "the logits are not x w^T",
-        "the logits are not x w^T",
+        "the logits are no plain product of x and w",
         "the log-probabilities are read by other ops too",
     ]
     assert ops(graph) == before
+
+
+def test_a_weight_that_is_stored_by_inputs_is_turned(execute: Run) -> None:
+    m = Layer()
+    labels, weight = m.given("labels", "i64[6]"), m.given("v", "f32[4,5]")
+    graph = m.out(m.b.SoftmaxCrossEntropyLoss(m.b.Gemm(m.x, weight), labels, ignore_index=-100)[0])
+    m.same(graph, alone(linear_cross_entropy), 1)
+    dead_code_elimination(graph)
+    assert sorted(ops(graph)) == ["LinearCrossEntropy", "Transpose"]
+    want = evaluate(graph, m.feeds)
+    for name, y in execute(graph, m.feeds).items():
+        np.testing.assert_allclose(y, want[name], rtol=2e-6, atol=2e-6)
 
 
 def trained(m: Layer) -> Graph:
@@ -190,12 +199,29 @@ def test_loss_and_gradients_become_one_step(execute: Run) -> None:
         np.testing.assert_allclose(y, want[name], rtol=2e-6, atol=2e-6)
 
 
+def behind_the_loss(graph: Graph) -> Builder:
+    """A builder before the gradient, to which the loss would move."""
+    loss = graph.outputs["loss"].producer()
+    assert loss is not None
+    return Builder(graph, before=list(graph)[list(graph).index(loss) + 1])
+
+
+def test_what_reads_the_loss_alone_moves_with_it(execute: Run) -> None:
+    m = Layer()
+    graph = trained(m)
+    b = behind_the_loss(graph)
+    graph.outputs["scaled"] = b.Mul(b.Neg(graph.outputs["loss"]), 2.0)
+    m.same(graph, alone(linear_cross_entropy_step), 1)
+    assert ops(graph) == ["LinearCrossEntropyStep", "Neg", "Mul"]
+    want = evaluate(graph, m.feeds)
+    for name, y in execute(graph, m.feeds).items():
+        np.testing.assert_allclose(y, want[name], rtol=2e-6, atol=2e-6)
+
+
 def test_a_gradient_that_depends_on_the_loss_stays_apart() -> None:
     m = Layer()
     graph = trained(m)
-    loss = graph.outputs["loss"].producer()
-    assert loss is not None
-    after = list(graph)[list(graph).index(loss) + 1]
-    b = Builder(graph, before=after)  # before the gradient, to which the loss would move
-    graph.outputs["scaled"] = b.Mul(graph.outputs["loss"], 2.0)
-    assert reasons(linear_cross_entropy_step, graph) == ["its gradient may depend on the loss"]
+    grad = next(node for node in graph if node.op_type == "LinearCrossEntropyGrad")
+    scaled = behind_the_loss(graph).Mul(graph.outputs["loss"], 2.0)
+    grad.replace_input_with(0, scaled)
+    assert reasons(linear_cross_entropy_step, graph) == ["its gradient depends on the loss"]

@@ -63,6 +63,7 @@ class TorchSteps(KerasSteps):
         with refusing("torch.export has no program of the model"), torch.no_grad():
             program, forward.is_open = _exported(_Call(forward), given)
         graph = _put_dropout(program.module(check_guards=False), forward.rates)
+        _put_numbers(graph)
         names = [f"leaf_{i}" for i in range(len(leaves))]
         held = [v.value for kind in values[:2] for v in kind]
         module = TracedForward(graph, held, metrics, names, forward)
@@ -159,6 +160,24 @@ def _put_dropout(program: fx.GraphModule, rates: Sequence[float]) -> fx.GraphMod
         graph.graph.erase_node(node)
     graph.recompile()
     return graph
+
+
+def _put_numbers(graph: fx.GraphModule) -> None:
+    """Puts numbers in the place of the buffers that torch.export keeps them in, such as what masks
+    fill with, which passes read."""
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr" or not str(node.target).startswith("lifted_tensor"):
+            continue
+        held = getattr(graph, str(node.target))
+        if held.dim():
+            continue
+        with graph.graph.inserting_before(node):
+            made = graph.graph.call_function(
+                torch.ops.aten.full.default, ([], held.item()), {"dtype": held.dtype}
+            )
+        node.replace_all_uses_with(made)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _tensor(x: Any) -> Any:

@@ -17,6 +17,9 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, precision_said, type_of
 from onward.graph.ops.attention import as_bias
 from onward.graph.types import DType, Shape, product
+from onward.rewrite.matching import alike
+
+HIDDEN = -1e9  # a score of no key, where masks fill with that number or a lower one
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class _Scores:
     lowest: list[tuple[Value, bool, float, _Addend]] = field(default_factory=list)
     shape: Shape | None = None  # the shape after a Reshape, if one was met
     matmul: Node | None = None  # where the walk ended
+    is_turned: bool = False  # the product is k q^T, and was transposed
 
     @property
     def scale(self) -> float:
@@ -82,7 +86,8 @@ def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
     if attributes(softmax).get("axis", -1) % rank != rank - 1 or rank not in (3, 4):
         return ""
     scores = _scores(x)
-    filled = _without_nan(probabilities)
+    filled, hidden = _without_nan(probabilities), _without_hidden(probabilities, scores)
+    filled = filled or hidden
     clean = probabilities if filled is None else filled.outputs[0]
     dropout = _reader(clean, "Dropout")
     dropped = clean if dropout is None else dropout.outputs[0]
@@ -100,6 +105,9 @@ def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
         ]
         if others:
             return f"its probabilities are read by {others[0].op_type} too"
+    if filled is not None and filled is hidden:  # a row without a key is zeros
+        assert isinstance(scores, _Scores)
+        scores.filled = [(where, hides, -math.inf) for where, hides, _ in scores.filled]
     made = _attention(graph, x, scores, dropout, reshape, last)
     if isinstance(made, str):
         return made
@@ -128,13 +136,32 @@ def _without_nan(probabilities: Value) -> Node | None:
     return None
 
 
+def _without_hidden(probabilities: Value, scores: _Scores | str | None) -> Node | None:
+    """The node `Where(mask, p, 0)` behind a softmax of scores that the same mask has filled, by
+    which a row without a key is zeros, as Keras has it; None where there is none."""
+    if not isinstance(scores, _Scores) or len(scores.filled) != 1:
+        return None
+    [(mask, hides, number)] = scores.filled
+    if number > HIDDEN:
+        return None
+    for node in probabilities.consumers():
+        if node.op_type != "Where":
+            continue
+        condition, shown, hidden = node.inputs
+        kept, other = (hidden, shown) if hides else (shown, hidden)
+        if kept is probabilities and alike(condition, mask) and _number(_unexpanded(other)) == 0.0:
+            return node
+    return None
+
+
 def _attention(
     graph: Graph, x: Value, scores: _Scores, dropout: Node | None, reshape: Node | None, last: Node
 ) -> Value | str:
     """Writes the Attention node; returns its result in the shape of `last`'s, or a reason why
     not."""
     assert scores.matmul is not None
-    q, turned = (_unscaled(x, scores) for x in scores.matmul.inputs)
+    b = Builder.at(graph, last)
+    q, turned = (_unscaled(b, x, scores) for x in scores.matmul.inputs)
     v, y = last.inputs[1], type_of(last.outputs[0]).shape
     assert q is not None and turned is not None and v is not None
     shape = type_of(x).shape
@@ -143,7 +170,8 @@ def _attention(
         return "its products broadcast over samples or heads"
     if reshape is not None and not _joins(shape, type_of(reshape.outputs[0]).shape):
         return "its probabilities are reshaped"
-    b = Builder.at(graph, last)
+    if scores.is_turned:
+        q, turned = _transposed(b, turned), _transposed(b, q)
     # an autocast block asks for fp32 in one of the products
     if precision_said(scores.matmul) == DType.FLOAT.name:
         b.precision = DType.FLOAT.name
@@ -251,8 +279,9 @@ def _scores(x: Value) -> _Scores | str | None:
     while (node := value.producer()) is not None:
         if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
             return "its scores are also read elsewhere, and would be computed twice"
-        if node.op_type == "MatMul":
-            walk.matmul = node
+        product, walk.is_turned = _turned_product(node), node.op_type == "Transpose"
+        if node.op_type == "MatMul" or product is not None:
+            walk.matmul = product or node
             walk.settle()
             return walk
         below = _below(node, walk)
@@ -260,6 +289,17 @@ def _scores(x: Value) -> _Scores | str | None:
             return below
         value = below
     return None
+
+
+def _turned_product(node: Node) -> Node | None:
+    """The product whose last two dims a node transposes; None where there is none."""
+    inner = None if node.inputs[0] is None else node.inputs[0].producer()
+    if node.op_type != "Transpose" or inner is None or inner.op_type != "MatMul":
+        return None
+    rank = type_of(node.outputs[0]).rank
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    alone = len(inner.outputs[0].uses()) == 1
+    return inner if alone and list(attributes(node).get("perm", ())) == swap else None
 
 
 def _below(node: Node, walk: _Scores) -> Value | str | None:
@@ -369,10 +409,14 @@ def _hidden(value: Value | None) -> tuple[Value, bool, float] | None:
     return None
 
 
-def _unscaled(value: Value | None, scores: _Scores) -> Value | None:
+def _unscaled(b: Builder, value: Value | None, scores: _Scores) -> Value | None:
     """An operand of the product without the numbers that it is multiplied by, which become a part
     of the scale."""
     node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Transpose" and "perm" in attributes(node):
+        inner = _unscaled(b, node.inputs[0], scores)
+        same = inner is None or inner is node.inputs[0]
+        return value if same else b.transpose(inner, attributes(node)["perm"])
     if node is None or node.op_type not in ("Mul", "Div"):
         return value
     for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
@@ -381,7 +425,7 @@ def _unscaled(value: Value | None, scores: _Scores) -> Value | None:
             continue
         if type_of(inner) == type_of(node.outputs[0]):
             scores.factor *= number if node.op_type == "Mul" else 1.0 / number
-            return _unscaled(inner, scores)
+            return _unscaled(b, inner, scores)
     return value
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, type_of
+from onward.graph.graph import Graph, Node, Value, type_of
+from onward.rewrite.matching import number_of
 
 
 def fuse_composites(graph: Graph) -> int:
@@ -19,19 +20,14 @@ def fuse_composites(graph: Graph) -> int:
     return found
 
 
-def _number(value: Value | None) -> float | None:
-    array = array_of(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
-
-
 def _split(value: Value | None, op_type: str) -> tuple[Value, float] | None:
     """Matches `op(x, constant)` with operands in either order; returns (x, constant)."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type or len(node.inputs) != 2:
         return None
     for x, c in (node.inputs, node.inputs[::-1]):
-        number = _number(c)
-        if number is not None and x is not None and _number(x) is None:
+        number = number_of(c)
+        if number is not None and x is not None and number_of(x) is None:
             return x, number
     return None
 
@@ -75,11 +71,11 @@ def _products_of(one: Value, x: Value) -> list[Node]:
         if _split(other, "Mul") == (x, 0.5) or (over_two and _split(other, "Div") == (x, 2.0)):
             found.append(last)
         partial = last.outputs[0]  # x one, or 0.5 one
-        left = {"x": other is x, "half": _number(other) == 0.5}
+        left = {"x": other is x, "half": number_of(other) == 0.5}
         for further in partial.consumers() if any(left.values()) else ():
             rest = further.inputs[0] if further.inputs[1] is partial else further.inputs[1]
-            halves = further.op_type == "Mul" and _number(rest) == 0.5
-            halves |= further.op_type == "Div" and _number(further.inputs[1]) == 2.0
+            halves = further.op_type == "Mul" and number_of(rest) == 0.5
+            halves |= further.op_type == "Div" and number_of(further.inputs[1]) == 2.0
             if (left["x"] and halves) or (left["half"] and further.op_type == "Mul" and rest is x):
                 found.append(further)
     return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
+from onward.graph.types import Size
+from onward.graph.types import product as size_of
 
 
 def gemm_bias(graph: Graph) -> int:
@@ -18,11 +20,13 @@ def gemm_bias(graph: Graph) -> int:
         for product, bias in (node.inputs, node.inputs[::-1]):
             if product is None or bias is None or not _is_bias(bias, product):
                 continue
-            gemm = _alone(product, outputs)
+            columns = size_of(type_of(bias).shape)
+            gemm = _alone(product, columns, outputs)
             if gemm is None:
                 continue
             b = Builder.at(graph, node)
             b.module = where(gemm)
+            bias = b.reshape(bias, (columns,))
             y = b.one("Gemm", [*gemm.inputs[:2], bias], attributes(gemm))
             graph.replace(node.outputs[0], b.reshape(y, type_of(product).shape))
             graph.remove(_chain(node, product, gemm))
@@ -32,15 +36,15 @@ def gemm_bias(graph: Graph) -> int:
 
 
 def _is_bias(bias: Value, product: Value) -> bool:
-    """Whether a value is one number for each column of a product."""
+    """Whether a value is one number for each of a product's last dims, which may be two: heads and
+    features."""
     have, of = type_of(bias), type_of(product)
-    return have.rank == 1 and of.rank >= 2 and have.shape == of.shape[-1:] and have.is_floating
+    return 0 < have.rank < of.rank and have.shape == of.shape[-have.rank :] and have.is_floating
 
 
-def _alone(value: Value, outputs: set[Value]) -> Node | None:
-    """The Gemm without an addend that computes a value, directly or reshaped by its rows alone,
-    where nothing else reads it."""
-    columns = type_of(value).shape[-1]
+def _alone(value: Value, columns: Size, outputs: set[Value]) -> Node | None:
+    """The Gemm of so many columns and without an addend that computes a value, directly or
+    reshaped, where nothing else reads it."""
     while True:
         node = value.producer()
         if node is None or value in outputs or len(value.uses()) != 1:

@@ -47,10 +47,13 @@ def linear_cross_entropy(graph: Graph, context: Context) -> int:
         labels, weight = [*node.inputs[1:], None][:2]
         if not attrs["label_smoothing"]:
             del attrs["label_smoothing"]
+        assert w is not None
+        b = Builder.at(graph, node)
+        if not attributes(head).get("transB"):  # Keras's kernels, f32[D,V]
+            w = b.transpose(w, [1, 0])
         inputs = [x, w, bias, labels, weight]
         if not context.takes(node, "LinearCrossEntropy", inputs, attrs):
             continue
-        b = Builder.at(graph, node)
         # take the head's precision, since the product is what may be computed in low precision
         b.module, b.precision = where(head), precision_said(head)
         loss = b.one("LinearCrossEntropy", inputs, attrs)
@@ -84,8 +87,8 @@ def _obstacle(loss: Node, head: Node, attrs: Mapping[str, Any], outputs: set[Val
         return f"reduction {attrs['reduction']}"
     product = attributes(head)
     plain = product.get("alpha", 1.0) == 1.0 and product.get("beta", 1.0) == 1.0
-    if not plain or product.get("transA") or not product.get("transB"):
-        return "the logits are not x w^T"
+    if not plain or product.get("transA"):
+        return "the logits are no plain product of x and w"
     bias = head.inputs[2] if len(head.inputs) > 2 else None
     if bias is not None and type_of(bias).shape != type_of(head.outputs[0]).shape[1:]:
         return "what is added to the logits is not a bias (one number per class)"
@@ -100,13 +103,15 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         grad = _gradient(loss)
         if grad is None:
             continue
-        if any(use.node in _before(graph, grad) for use in loss.outputs[0].uses()):
-            # the loss moves to its gradient's place, so nothing may read it before
-            context.missed(loss, "LinearCrossEntropyStep", "its gradient may depend on the loss")
+        # the loss moves to its gradient's place, and what reads it behind that
+        readers = _readers_between(graph, loss, grad)
+        if any(x is not None and x.producer() in readers for x in grad.inputs):
+            context.missed(loss, "LinearCrossEntropyStep", "its gradient depends on the loss")
             continue
         call = (list(grad.inputs), attributes(grad))
         if not context.takes(loss, "LinearCrossEntropyStep", *call, gradient=False):
             continue
+        graph.ir.insert_after(grad, list(readers))
         b = Builder.at(graph, grad)
         made: Any = b.node("LinearCrossEntropyStep", *call)
         graph.replace(loss.outputs[0], made[0])
@@ -117,9 +122,17 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
     return edits
 
 
-def _before(graph: Graph, node: Node) -> set[Node]:
-    """The nodes before this one, in the graph's order."""
-    return set(itertools.takewhile(lambda other: other is not node, graph))
+def _readers_between(graph: Graph, first: Node, last: Node) -> dict[Node, None]:
+    """The nodes between two nodes that depend on the first, in the graph's order."""
+    found = dict[Node, None]()
+    nodes = itertools.takewhile(
+        lambda node: node is not last, itertools.dropwhile(lambda node: node is not first, graph)
+    )
+    for node in nodes:
+        makers = (x.producer() for x in node.inputs if x is not None)
+        if any(maker is first or maker in found for maker in makers):
+            found[node] = None
+    return found
 
 
 def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:

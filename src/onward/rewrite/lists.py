@@ -17,6 +17,7 @@ from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
 from onward.rewrite.constant_folding import constant_folding
+from onward.rewrite.cross_entropy import cross_entropy
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.fuse_attention import fuse_attention
@@ -27,6 +28,7 @@ from onward.rewrite.gemm_bias import gemm_bias
 from onward.rewrite.grouped_keys import grouped_keys
 from onward.rewrite.kept_biases import kept_biases
 from onward.rewrite.known_conditions import known_conditions
+from onward.rewrite.layer_norm import layer_norm
 from onward.rewrite.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_ahead,
@@ -66,12 +68,14 @@ _FORWARD: Sequence[AnyPass] = (
     FusionPass(rotary, exact=False),
     Pass(grouped_keys, exact=False),  # before Reshapes move, too
     # before add_layer_norm, which fuses the norm with the sum before it
+    Pass(layer_norm, exact=False),
     FusionPass(rms_norm, exact=False),
     Pass(slices_to_split),  # equal slices are merged by now; the gradient of a Split is one Concat
     Pass(split_first),  # split a packed projection in the layout that its product wrote
     Pass(reshape_through_transpose),  # after Splits have moved: heads become strides on products
     # before differentiation, which would take attention apart into ops that keep its scores
     FusionPass(flash_attention, exact=False),
+    Pass(cross_entropy, exact=False),  # before the next one, which takes the logits away from it
     # before differentiation, like every fusion: the gradient then never reads whole logits
     FusionPass(linear_cross_entropy, exact=False),
     # sum, dropout and norm in one pass over memory, forward and backward

@@ -10,6 +10,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, content_of, type_of
 from onward.rewrite.context import Context
 from onward.rewrite.dead_code_elimination import dead_code_elimination
+from onward.rewrite.matching import made_by
 
 
 def rms_norm(graph: Graph, context: Context) -> int:
@@ -44,25 +45,20 @@ def _normalised(node: Node) -> tuple[Value, float] | None:
     first, second = node.inputs
     turns = [(first, second)] if node.op_type == "Div" else [(first, second), (second, first)]
     for x, factor in turns:
-        root = _made(factor, "Sqrt" if node.op_type == "Div" else "Reciprocal")
+        root = made_by(factor, "Sqrt" if node.op_type == "Div" else "Reciprocal")
         if root is not None and root.op_type == "Reciprocal":
-            root = _made(root.inputs[0], "Sqrt")
-        total = _made(root.inputs[0], "Add") if root is not None else None
+            root = made_by(root.inputs[0], "Sqrt")
+        total = made_by(root.inputs[0], "Add") if root is not None else None
         if x is None or root is None or total is None:
             continue
         for mean_of, epsilon in (total.inputs, total.inputs[::-1]):
-            mean, number = _made(mean_of, "ReduceMean"), array_of(epsilon)
+            mean, number = made_by(mean_of, "ReduceMean"), array_of(epsilon)
             if mean is None or number is None or number.size != 1 or not _over_the_last(mean):
                 continue
             square = mean.inputs[0].producer() if mean.inputs[0] is not None else None
             if square is not None and _is_square(square, x):
                 return x, float(number.reshape(-1)[0])
     return None
-
-
-def _made(value: Value | None, op_type: str) -> Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type else None
 
 
 def _over_the_last(mean: Node) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onward.graph.build import Builder
 
 Value = ir.Value
+NEVER = -(1 << 31)  # as `ignore_index`: no label is ignored
 
 
 def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from onward.graph.graph import Value, array_of, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
+from onward.graph.ops.loss import NEVER
 from onward.graph.types import DType
 
 
@@ -14,8 +15,9 @@ def _cross_entropy(c: NodeCall) -> Results:
     """Cross-entropy, as a node if its kernel takes it: logits as rows, constant class weights."""
     b, weighted = c.b, c.present(2)
     fixed = not weighted or array_of(c.x(2)) is not None
-    if c.rank() == 2 and fixed and c.outputs == 1 and "ignore_index" in c.given:
-        return c.plain_node()[0]
+    if c.rank() == 2 and fixed and c.outputs == 1:
+        ignored = int(c.given.get("ignore_index", NEVER))  # the standard has no default
+        return c.plain_node(c.x(), b_labels(c), *c.inputs[2:], ignore_index=ignored)[0]
     order = [0, *range(2, c.rank()), 1]
     log_prob = b.LogSoftmax(b.transpose(c.x(), order), axis=-1)
     log_prob = b.transpose(log_prob, [order.index(d) for d in range(c.rank())])

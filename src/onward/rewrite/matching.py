@@ -1,0 +1,52 @@
+"""Questions that passes ask of a spelling: which op made a value, and which number it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onward.graph.graph import Node, Value, array_of, attributes
+
+
+def made_by(value: Value | None, op_type: str) -> Node | None:
+    """The node of this op that computes a value; None where another does, or none."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type else None
+
+
+def number_of(value: Value | None) -> float | None:
+    """The number that a constant of one element is; None for other values."""
+    array = array_of(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def other_input(node: Node, value: Value) -> Value | None:
+    """The input of a node of two inputs that a value is not; None where it is both or neither."""
+    first, second = node.inputs
+    if (first is value) is (second is value):
+        return None
+    return second if first is value else first
+
+
+def alike(a: Value | None, b: Value | None, depth: int = 16) -> bool:
+    """Whether two values are one, or are computed by equal nodes from such values; a random op's
+    site is an attribute. depth: of nodes that are looked at."""
+    if a is b:
+        return True
+    if a is None or b is None or not depth:
+        return False
+    constants = array_of(a), array_of(b)
+    if constants[0] is not None and constants[1] is not None:
+        same = constants[0].dtype == constants[1].dtype
+        return same and np.array_equal(*constants)
+    made = a.producer(), b.producer()
+    if made[0] is None or made[1] is None or a.index() != b.index():
+        return False
+    x, y = made
+    return (
+        (x.domain, x.op_type, attributes(x)) == (y.domain, y.op_type, attributes(y))
+        and len(x.inputs) == len(y.inputs)
+        and all(alike(*pair, depth - 1) for pair in zip(x.inputs, y.inputs, strict=True))
+    )
+
+
+__all__ = ["alike", "made_by", "number_of", "other_input"]
