@@ -283,7 +283,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: running statistics swap their shares", "capture/aten/norm.py",
-        "c.b.scalar(1.0 - momentum, dtype)", "c.b.scalar(momentum, dtype)", BUFFERS,
+        "running, now, 1.0 - momentum, momentum)", "running, now, momentum, 1.0 - momentum)",
+        BUFFERS,
     ),
     Fault(
         "capture: a buffer keeps a value that gradients pass", "capture/buffer_updates.py",

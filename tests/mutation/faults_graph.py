@@ -5,6 +5,9 @@ from __future__ import annotations
 from fault import BY_HAND, NODES, ONE_ROW, ROWS, RULES, TORCH_FORMS, Fault
 
 DECODERS = ("rewrite/test_decoder_fusions.py",)
+NORMS = ("rewrite/test_layer_norm.py",)
+SPELLINGS = ("rewrite/test_exported_spellings.py",)
+ENTROPY = ("rewrite/test_cross_entropy.py",)
 
 GRAPH_FAULTS: tuple[Fault, ...] = (
     # gradient rules
@@ -171,6 +174,54 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     Fault(
         "rewrite: a norm over any dim is one over the last", "rewrite/rms_norm.py",
         "axes is not None and axes in ((rank - 1,), (-1,))", "axes is not None", DECODERS,
+    ),
+    Fault(
+        "rewrite: any mean is taken off before a norm", "rewrite/layer_norm.py",
+        "node.inputs[0] is x and _sign_of_mean(node.inputs[1], x) == 1", "node.inputs[0] is x",
+        NORMS,
+    ),
+    Fault(
+        "rewrite: a sum over any number is a mean", "rewrite/layer_norm.py",
+        "return total.inputs[0] if type_of(total.inputs[0]).shape[-1] == count else None",
+        "return total.inputs[0]", NORMS,
+    ),
+    Fault(
+        "rewrite: a norm keeps one of two scales", "rewrite/layer_norm.py",
+        "        elif scale is None:\n", "        else:\n", NORMS,
+    ),
+    Fault(
+        "rewrite: a bias is added before the mean is taken off", "rewrite/layer_norm.py",
+        "_Norm(last, scale, _flat(minuend))", "_Norm(last, scale, None)", NORMS,
+    ),
+    Fault(
+        "rewrite: hidden keys are zeros by any mask", "rewrite/fuse_attention.py",
+        "kept is probabilities and alike(condition, mask)", "kept is probabilities", SPELLINGS,
+    ),
+    Fault(
+        "rewrite: a row without a key is no row of zeros", "rewrite/fuse_attention.py",
+        "if filled is not None and filled is hidden:", "if False:", SPELLINGS,
+    ),
+    Fault(
+        "rewrite: queries and keys of a turned product change places",
+        "rewrite/fuse_attention.py",
+        "q, turned = _transposed(b, turned), _transposed(b, q)", "pass", SPELLINGS,
+    ),
+    Fault(
+        "rewrite: one-hot rows of classes in any order", "rewrite/cross_entropy.py",
+        "if right and type_of(label)", "if type_of(label)", ENTROPY,
+    ),
+    Fault(
+        "rewrite: a label of no class is class 0", "rewrite/cross_entropy.py",
+        "label = b.Where(known, label, b.scalar(NEVER, DType.INT64))",
+        "label = b.Where(known, label, zero)", ENTROPY,
+    ),
+    Fault(
+        "rewrite: masked losses are summed", "rewrite/cross_entropy.py",
+        "            masks.append(held)\n", "", ENTROPY,
+    ),
+    Fault(
+        "rewrite: a mean of losses is their sum", "rewrite/cross_entropy.py",
+        'if node.op_type == "ReduceMean":', "if False:", ENTROPY,
     ),
     Fault(
         "rewrite: halves in any order are turned", "rewrite/rotary.py",
