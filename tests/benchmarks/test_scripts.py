@@ -400,6 +400,16 @@ def test_onnx_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason="keras_hub is missing")
+def test_keras_fit(tmp_path: Path) -> None:
+    rows = run(tmp_path, "keras_fit", "--quick").report("keras_fit")["rows"]
+    assert {row["model"] for row in rows} == {"gpt2", "bert", "layers"}
+    for row in rows:
+        assert row["losses"]["onward"] == pytest.approx(row["losses"]["keras"], rel=0.05)
+        assert all(seconds > 0 for seconds in (*row["first"].values(), *row["seconds"].values()))
+
+
+@pytest.mark.slow
 def test_first_step(tmp_path: Path) -> None:
     report = run(tmp_path, "first_step", "--quick").report("first_step")
     cold, warm = report["first"]
