@@ -55,6 +55,8 @@ class JaxSteps(GraphSteps):
                 for g, v in zip(self.gradients(program, grads), trainable, strict=True)
             ]
             after[:] = jax.block_until_ready(self._apply(optimizer, given, trainable))
+            for array in given:  # else JAX would hold the memory of the step beyond it
+                array.delete()
 
         program.update.update = update
         loss, found = self.run(program, leaves, names)

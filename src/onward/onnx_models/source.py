@@ -201,7 +201,10 @@ class OnnxSource:
     @cached_property
     def turned(self) -> frozenset[str]:
         """The weights that are read as the right factor of a MatMul alone, `f32[K,N]`: the
-        transposes of what a linear layer of PyTorch holds."""
+        transposes of what a linear layer of PyTorch holds. None of a maker's own weights, which it
+        reads and writes as they are."""
+        if self.named is not None:
+            return frozenset()
         rank = {t.name: len(t.dims) for t in self.model.graph.initializer}
         right = {n.input[1] for n in nodes_within(self.model.graph.node) if n.op_type == "MatMul"}
         others = {
