@@ -6,7 +6,7 @@ module. Graphs read the memory of Keras's variables themselves, and nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -164,12 +164,19 @@ def _put_dropout(program: fx.GraphModule, rates: Sequence[float]) -> fx.GraphMod
 
 def _put_numbers(graph: fx.GraphModule) -> None:
     """Puts numbers in the place of the buffers that torch.export keeps them in, such as what masks
-    fill with, which passes read."""
+    fill with, which passes read. Those of masks that torch's sdpa adds stay: a mask that the batch
+    alone decides may be refused, for a query that sees no key."""
+    stay = _sources(
+        mask
+        for node in graph.graph.nodes
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default
+        for mask in [node.kwargs.get("attn_mask"), *node.args[3:4]]
+        if isinstance(mask, fx.Node)
+    )
     for node in list(graph.graph.nodes):
-        if node.op != "get_attr" or not str(node.target).startswith("lifted_tensor"):
-            continue
-        held = getattr(graph, str(node.target))
-        if held.dim():
+        lifted = node.op == "get_attr" and str(node.target).startswith("lifted_tensor")
+        held = getattr(graph, str(node.target)) if lifted and node not in stay else None
+        if held is None or held.dim():
             continue
         with graph.graph.inserting_before(node):
             made = graph.graph.call_function(
@@ -178,6 +185,17 @@ def _put_numbers(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(made)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _sources(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that these depend on, and themselves."""
+    found, left = set[fx.Node](), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
 
 
 def _tensor(x: Any) -> Any:
