@@ -99,3 +99,12 @@ def test_losses_that_are_read_besides_stay_losses_of_rows() -> None:
         SUMS["minus the sum"], total + "loss = Add (s, m)"
     )
     assert rewritten(given, feeds("gathered")).count("SoftmaxCrossEntropyLoss") == 1
+
+
+def test_log_probabilities_that_are_read_besides_stay() -> None:
+    rows = ROWS["gathered"] + " m = ReduceMax <keepdims = 0> (l)"
+    given = text("gathered", "minus the sum", "z = Identity (z0)")
+    given = given.replace(ROWS["gathered"], rows).replace(
+        "y = Identity (loss)", "y = Add (loss, m)"
+    )
+    assert "SoftmaxCrossEntropyLoss" not in rewritten(given, feeds("gathered"))

@@ -106,3 +106,10 @@ def test_a_norm_that_is_read_twice_keeps_what_is_read() -> None:
     end = "n = Mul (d, i) s = Mul (n, factor) y = Add (s, n)"
     found = rewritten(norm("a mean", "x x", "reciprocal", end), feeds())
     assert sorted(found) == ["Add", "LayerNormalization", "Mul"]
+
+
+def test_a_weight_that_adds_a_dim_stays_apart() -> None:
+    text = norm("a mean", "x x", "reciprocal", "n = Mul (d, i) y = Mul (n, scale)", "1, 1, 1, 4")
+    text = text.replace("float[B, 3, 4] y", "float[1, B, 3, 4] y")
+    found = rewritten(text, feeds((1, 1, 1, 4)))
+    assert found[-1] == "Mul"

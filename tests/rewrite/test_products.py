@@ -218,6 +218,15 @@ def test_what_reads_the_loss_alone_moves_with_it(execute: Run) -> None:
         np.testing.assert_allclose(y, want[name], rtol=2e-6, atol=2e-6)
 
 
+def test_python_code_that_reads_the_loss_keeps_its_place() -> None:
+    m = Layer()
+    graph = trained(m)
+    attrs = {"site": 0, "path": "", "reason": "", "shapes": "", "dtypes": "f32", "wrt": ""}
+    seen = behind_the_loss(graph).node("Region", [graph.outputs["loss"]], attrs)
+    graph.outputs["seen"] = seen
+    assert reasons(linear_cross_entropy_step, graph) == ["Python code reads the loss"]
+
+
 def test_a_gradient_that_depends_on_the_loss_stays_apart() -> None:
     m = Layer()
     graph = trained(m)

@@ -45,7 +45,7 @@ def cross_entropy(graph: Graph) -> int:
 
 def _picked(graph: Graph, node: Node) -> Value | None:
     """The probability's logarithm that a GatherElements picks by labels; None for others."""
-    z, index = _logits(node.inputs[0]), node.inputs[1]
+    z, index = _logits(graph, node.inputs[0]), node.inputs[1]
     rank = type_of(node.outputs[0]).rank
     if z is None or index is None or attributes(node).get("axis", 0) % rank != rank - 1:
         return None
@@ -63,7 +63,7 @@ def _counted(graph: Graph, node: Node) -> Value | None:
     if times is None or axes not in ((rank - 1,), (-1,)):
         return None
     for hot, other in (times.inputs, times.inputs[::-1]):
-        z, label = _logits(other), _label(hot)
+        z, label = _logits(graph, other), _label(hot)
         if z is None or label is None or type_of(label).shape != (*type_of(z).shape[:-1], 1):
             continue
         b = Builder.at(graph, node)
@@ -75,10 +75,13 @@ def _counted(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-def _logits(value: Value | None) -> Value | None:
-    """What a value is the log-softmax of over its last dim; None for others."""
+def _logits(graph: Graph, value: Value | None) -> Value | None:
+    """What a value is the log-softmax of over its last dim, for one reader; None for others, since
+    the loss keeps log-probabilities of its own."""
     node = made_by(value, "LogSoftmax")
     if node is None or node.inputs[0] is None:
+        return None
+    if len(node.outputs[0].uses()) != 1 or value in graph.output_values():
         return None
     rank = type_of(node.inputs[0]).rank
     sized = isinstance(type_of(node.inputs[0]).shape[-1], int)

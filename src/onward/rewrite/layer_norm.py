@@ -237,7 +237,8 @@ def _weight(node: Node, y: Value, x: Value) -> Value | None:
 def _is_weight(value: Value, x: Value) -> bool:
     have, of = type_of(value), type_of(x)
     *ones, last = have.shape or (0,)
-    return last == of.shape[-1] and all(n == 1 for n in ones) and have.dtype == of.dtype
+    fits = last == of.shape[-1] and all(n == 1 for n in ones) and have.rank <= of.rank
+    return fits and have.dtype == of.dtype
 
 
 def _flat(value: Value) -> Value:

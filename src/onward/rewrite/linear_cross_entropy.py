@@ -28,6 +28,7 @@ from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _LOSSES = ("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
+_REGIONS = ("Region", "RegionGrad")
 _OPS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -107,6 +108,9 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         readers = _readers_between(graph, loss, grad)
         if any(x is not None and x.producer() in readers for x in grad.inputs):
             context.missed(loss, "LinearCrossEntropyStep", "its gradient depends on the loss")
+            continue
+        if any(node.op_type in _REGIONS for node in readers):  # their effects keep their order
+            context.missed(loss, "LinearCrossEntropyStep", "Python code reads the loss")
             continue
         call = (list(grad.inputs), attributes(grad))
         if not context.takes(loss, "LinearCrossEntropyStep", *call, gradient=False):
