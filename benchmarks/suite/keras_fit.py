@@ -13,7 +13,7 @@ from typing import Any
 
 from suite.memory import Memory
 from suite.progress import say
-from suite.question import answer, ask
+from suite.question import QuestionError, answer, ask
 from suite.report import MIB, Writer, heading, markdown, started
 
 BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}  # and their packages
@@ -55,14 +55,23 @@ def run(
         for model in models.split(",") if models else SIZES:
             request: dict[str, Any] = {"model": model, "rounds": rounds, "backend": backend}
             request |= TINY if quick else SIZES[model]
-            found = ask("suite.keras_fit", request, env, timeout=1800.0)
+            found = _asked(request, env)
             found["memory"] = {
-                engine: ask("suite.keras_fit", {**request, "only": engine}, env, timeout=900.0)
-                for engine in ("keras", "onward")
+                engine: _asked({**request, "only": engine}, env) for engine in ("keras", "onward")
             }
             report["rows"].append({"backend": backend, "model": model} | found)
             say(f"{backend} {model}: {found['ratio']:.2f}x")
     return report, write(report, table(report))
+
+
+def _asked(request: Mapping[str, Any], env: Mapping[str, str]) -> Any:
+    """The answer of a process, or of a second one: with JAX and TensorFlow in it, a process aborts
+    now and then as it ends."""
+    try:
+        return ask("suite.keras_fit", request, env, timeout=1800.0)
+    except QuestionError as error:
+        say(f"once more: {error}")
+        return ask("suite.keras_fit", request, env, timeout=1800.0)
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sharded_steps as steps
+from transformers.pytorch_utils import Conv1D
 
 from onward.differentiate import vjp
 from onward.distribute import Mesh, ranks_of
@@ -40,6 +41,17 @@ def test_ranks_make_the_update_of_one(kind: str, ranks: int) -> None:
     graph = steps.step_of(model, steps.recipe_of(model))
     [want] = steps.run(model, graph, [Mesh()])
     assert any(n.startswith("next.param.") for n in want) and want["finite"]
+    steps.compare(steps.run(model, graph, tp(ranks)), want)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_head_whose_weight_is_stored_by_inputs(ranks: int) -> None:
+    model = steps.made("llama", heads=8)
+    vocabulary, width = model.lm_head.weight.shape
+    model.lm_head = Conv1D(vocabulary, width)  # f32[D,V]
+    graph = steps.step_of(model, steps.recipe_of(model))
+    assert any(node.op_type == "LinearCrossEntropyStep" for node in graph)
+    [want] = steps.run(model, graph, [Mesh()])
     steps.compare(steps.run(model, graph, tp(ranks)), want)
 
 
