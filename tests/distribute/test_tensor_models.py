@@ -10,6 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sharded_steps as steps
+import tiny
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from onward.differentiate import vjp
@@ -46,11 +49,17 @@ def test_ranks_make_the_update_of_one(kind: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_head_whose_weight_is_stored_by_inputs(ranks: int) -> None:
-    model = steps.made("llama", heads=8)
-    vocabulary, width = model.lm_head.weight.shape
-    model.lm_head = Conv1D(vocabulary, width)  # f32[D,V]
+    torch.manual_seed(0)
+    llama = LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    held = LlamaForCausalLM(llama)
+    held.lm_head = Conv1D(96, 32)  # f32[D,V]
+    call = tiny.compiled(tiny.ready(held), steps.batch("llama", 96, 4))
+    model = steps.Made("llama", call, 96)
     graph = steps.step_of(model, steps.recipe_of(model))
-    assert any(node.op_type == "LinearCrossEntropyStep" for node in graph)
+    assert any(node.op_type == "LinearCrossEntropy" for node in graph)
     [want] = steps.run(model, graph, [Mesh()])
     steps.compare(steps.run(model, graph, tp(ranks)), want)
 

@@ -143,7 +143,7 @@ SHAPES = [*itertools.product((1, 2), (1, 2), (1, 3), (1, 3))]
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...], fill: str, wide: str) -> None:
-    """Of samples, heads, queries and keys; expanded by the exporter or not."""
+    """The mask has dims of samples, heads, queries and keys; exporters expand it or not."""
     sizes = ", ".join(map(str, shape))
     text = (
         f"model (float[2, 2, 3, 4] q, float[2, 2, 3, 4] k, float[2, 2, 3, 4] v, bool[{sizes}] "
