@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_a_head_whose_weight_is_stored_by_inputs(ranks: int) -> None:
         vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64,
     )  # fmt: skip
-    held = LlamaForCausalLM(llama)
+    held: Any = LlamaForCausalLM(llama)
     held.lm_head = Conv1D(96, 32)  # f32[D,V]
     call = tiny.compiled(tiny.ready(held), steps.batch("llama", 96, 4))
     model = steps.Made("llama", call, 96)

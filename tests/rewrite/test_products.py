@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ def test_python_code_that_reads_the_loss_keeps_its_place() -> None:
     m = Layer()
     graph = trained(m)
     attrs = {"site": 0, "path": "", "reason": "", "shapes": "", "dtypes": "f32", "wrt": ""}
-    seen = behind_the_loss(graph).node("Region", [graph.outputs["loss"]], attrs)
+    seen: Any = behind_the_loss(graph).node("Region", [graph.outputs["loss"]], attrs)
     graph.outputs["seen"] = seen
     assert reasons(linear_cross_entropy_step, graph) == ["Python code reads the loss"]
 

@@ -68,7 +68,9 @@ def _counted(graph: Graph, node: Node) -> Value | None:
             continue
         b = Builder.at(graph, node)
         label = b.cast(label, DType.INT64)
-        zero, classes = (b.scalar(n, DType.INT64) for n in (0, type_of(z).shape[-1]))
+        count = type_of(z).shape[-1]
+        assert isinstance(count, int)
+        zero, classes = (b.scalar(n, DType.INT64) for n in (0, count))
         known = b.And(b.GreaterOrEqual(label, zero), b.Less(label, classes))
         label = b.Where(known, label, b.scalar(NEVER, DType.INT64))
         return b.reshape(_row_losses(b, z, label, NEVER), type_of(node.outputs[0]).shape)

@@ -415,8 +415,9 @@ def _unscaled(b: Builder, value: Value | None, scores: _Scores) -> Value | None:
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Transpose" and "perm" in attributes(node):
         inner = _unscaled(b, node.inputs[0], scores)
-        same = inner is None or inner is node.inputs[0]
-        return value if same else b.transpose(inner, attributes(node)["perm"])
+        if inner is None or inner is node.inputs[0]:
+            return value
+        return b.transpose(inner, attributes(node)["perm"])
     if node is None or node.op_type not in ("Mul", "Div"):
         return value
     for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):

@@ -34,14 +34,12 @@ def alike(a: Value | None, b: Value | None, depth: int = 16) -> bool:
         return True
     if a is None or b is None or not depth:
         return False
-    constants = array_of(a), array_of(b)
-    if constants[0] is not None and constants[1] is not None:
-        same = constants[0].dtype == constants[1].dtype
-        return same and np.array_equal(*constants)
-    made = a.producer(), b.producer()
-    if made[0] is None or made[1] is None or a.index() != b.index():
+    first, second = array_of(a), array_of(b)
+    if first is not None and second is not None:
+        return first.dtype == second.dtype and np.array_equal(first, second)
+    x, y = a.producer(), b.producer()
+    if x is None or y is None or a.index() != b.index():
         return False
-    x, y = made
     return (
         (x.domain, x.op_type, attributes(x)) == (y.domain, y.op_type, attributes(y))
         and len(x.inputs) == len(y.inputs)
