@@ -83,6 +83,17 @@ OTHERS = {
 }
 
 
+def test_labels_that_are_no_integers_stay() -> None:
+    given = text("one-hot, kept", "minus the sum", "z = Identity (z0)")
+    given = given.replace(
+        "i = Unsqueeze (label, last)", "u = Unsqueeze (label, last) i = Cast <to = 1> (u)"
+    )
+    given = given.replace(
+        "int64[5] classes = {0, 1, 2, 3, 4}", "float[5] classes = {0.0, 1.0, 2.0, 3.0, 4.0}"
+    )
+    assert "SoftmaxCrossEntropyLoss" not in rewritten(given, feeds("one-hot, kept"))
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_cross_entropy_stays(name: str) -> None:
     rows = "one-hot, kept" if name == "other classes" else "one-hot"

@@ -110,7 +110,7 @@ def _label(hot: Value | None) -> Value | None:
         right = numbers.shape[-1:] == (count,) and np.array_equal(
             numbers.reshape(-1), np.arange(numbers.size)
         )
-        if right and type_of(label).dtype.is_integer:
+        if right and type_of(label).dtype.is_integer():
             return label
     return None
 
