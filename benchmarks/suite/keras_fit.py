@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import statistics
 import time
 import warnings
@@ -16,7 +15,9 @@ from suite.progress import say
 from suite.question import QuestionError, answer, ask
 from suite.report import MIB, Writer, heading, markdown, started
 
-BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}  # and their packages
+BACKENDS = ("tensorflow", "jax", "torch")  # also the names of their packages
+WITHOUT_XLA = "keras without XLA"
+ENGINES = ("keras", WITHOUT_XLA, "onward")
 # layers, width, heads, vocabulary, rows, tokens
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {
@@ -48,7 +49,7 @@ def run(
     """One process for each backend and model, and one for each engine's memory."""
     report = started("Keras models by Keras and with the step in Onward") | {"rows": []}
     for backend in backends.split(","):
-        if importlib.util.find_spec(BACKENDS[backend]) is None:
+        if importlib.util.find_spec(backend) is None:
             say(f"{backend} is not installed")
             continue
         env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -106,8 +107,6 @@ def _size(report: Mapping[str, Any], model: str) -> str:
 
 # ---- the far side
 
-ENGINES = ("keras", "keras without XLA", "onward")
-
 
 def answered(request: dict[str, Any]) -> Any:
     """One model on the backend of the process, by all engines or by one."""
@@ -115,7 +114,7 @@ def answered(request: dict[str, Any]) -> Any:
     if only := request.get("only"):
         return _memory(request, only)
     x, y = _batch(request)
-    names = [e for e in ENGINES if e != ENGINES[1] or request["backend"] == "tensorflow"]
+    names = [e for e in ENGINES if e != WITHOUT_XLA or request["backend"] == "tensorflow"]
     models = {name: _built(request, name) for name in names}
     first, losses = {}, {}
     for name, model in models.items():
@@ -176,7 +175,7 @@ def _built(request: Mapping[str, Any], engine: str) -> Any:
     keras.utils.set_random_seed(0)
     model = MODELS[request["model"]](request)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    xla = {"jit_compile": False} if engine == ENGINES[1] else {}
+    xla = {"jit_compile": False} if engine == WITHOUT_XLA else {}
     model.compile(keras.optimizers.AdamW(1e-4), loss, **xla)
     if engine == "onward":
         from onward.integrations.keras import accelerate
@@ -233,5 +232,4 @@ MODELS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("KERAS_BACKEND", "torch")
     answer(answered)

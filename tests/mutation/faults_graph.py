@@ -172,7 +172,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "if y in outputs or len(y.uses()) > 1:", "if False:", DECODERS,
     ),
     Fault(
-        "rewrite: a norm over any dim is one over the last", "rewrite/rms_norm.py",
+        "rewrite: a norm over any dim is one over the last", "rewrite/matching.py",
         "axes is not None and axes in ((rank - 1,), (-1,))", "axes is not None", DECODERS,
     ),
     Fault(
@@ -212,7 +212,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rewrite: a label of no class is class 0", "rewrite/cross_entropy.py",
-        "label = b.Where(known, label, b.scalar(NEVER, DType.INT64))",
+        "label = b.Where(known, label, b.scalar(IGNORED, DType.INT64))",
         "label = b.Where(known, label, zero)", ENTROPY,
     ),
     Fault(
@@ -221,7 +221,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rewrite: a mean of losses is their sum", "rewrite/cross_entropy.py",
-        'if node.op_type == "ReduceMean":', "if False:", ENTROPY,
+        'mean = node.op_type == "ReduceMean"', "mean = False", ENTROPY,
     ),
     Fault(
         "rewrite: halves in any order are turned", "rewrite/rotary.py",

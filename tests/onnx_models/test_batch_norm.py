@@ -26,6 +26,20 @@ from onward.errors import OnwardError
 ROWS, CHANNELS = 6, 3
 
 
+def model_of(
+    nodes: list[onnx.NodeProto], held: dict[str, np.ndarray], sizes: list[Any], opset: int
+) -> onnx.ModelProto:
+    """A model from x to y, both f32 of these sizes, with f32 initializers."""
+    graph = helper.make_graph(
+        nodes, "norm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(made)
+    return made
+
+
 def model(
     training: bool = False,
     momentum: float | None = 0.9,
@@ -58,15 +72,7 @@ def model(
     nodes += [
         helper.make_node("Relu", [last], ["r"]), helper.make_node("Mul", ["r", "factor"], ["y"]),
     ]  # fmt: skip
-    sizes = ["B", CHANNELS, "L"]
-    graph = helper.make_graph(
-        nodes, "norm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
-        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
-    )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.checker.check_model(made)
-    return made
+    return model_of(nodes, held, ["B", CHANNELS, "L"], opset)
 
 
 def feeds(seed: int = 1) -> dict[str, np.ndarray]:
@@ -232,15 +238,7 @@ def chain(forms: tuple[bool, ...], rank: int, opset: int) -> onnx.ModelProto:
         inputs = [last, f"scale{i}", "bias", "mean", "variance"]
         nodes.append(helper.make_node("BatchNormalization", inputs, made, **settings))
         last = made[0]
-    sizes = ["B", CHANNELS, *([4, 2][: rank - 2])]
-    graph = helper.make_graph(
-        nodes, "norm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
-        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
-    )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.checker.check_model(made)
-    return made
+    return model_of(nodes, held, ["B", CHANNELS, *([4, 2][: rank - 2])], opset)
 
 
 def by_pytorch(

@@ -7,7 +7,16 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from exported import numbers, rewritten
+
+from onward.graph.build import Builder
+from onward.graph.evaluate import evaluate
+from onward.graph.graph import Graph, Role
+from onward.graph.types import parse_type
+from onward.rewrite.cross_entropy import cross_entropy
+
+TYPES = {"z": "f32[6,5]", "label": "i64[6]"}
 
 # each makes `r`, minus the loss of each row, f[2,3,1] or f[2,3]
 ROWS = {
@@ -81,6 +90,26 @@ OTHERS = {
     "other classes": ("{0, 1, 2, 3, 4}", "{0, 1, 2, 4, 3}"),
     "half a one": ("float[2] pair = {0.0, 1.0}", "float[2] pair = {0.0, 0.5}"),
 }
+
+
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_the_losses_of_rows_keep_what_they_ignore(op_type: str, ignored: int) -> None:
+    """The mean of all rows counts the ignored ones as well."""
+    graph = Graph()
+    z, label = (graph.input(n, parse_type(t), Role.BATCH) for n, t in TYPES.items())
+    b = Builder(graph)
+    rows = b.SoftmaxCrossEntropyLoss(z, label, reduction="none", ignore_index=ignored)[0]
+    graph.outputs["y"] = b.node(op_type, [rows, b.ints([0])], {"keepdims": 0})
+    given = {"z": numbers(6, 5), "label": np.array([0, 3, 4, 3, 1, 2])}
+    given["label"][5] = -100 if ignored != 3 else 2
+    want = torch.nn.functional.cross_entropy(
+        torch.tensor(given["z"]), torch.tensor(given["label"]), reduction="sum",
+        ignore_index=ignored,
+    )  # fmt: skip
+    assert cross_entropy(graph) == 1
+    found = evaluate(graph, given)["y"]
+    assert found == pytest.approx(want.item() / (6 if op_type == "ReduceMean" else 1), rel=1e-5)
 
 
 def test_labels_that_are_no_integers_stay() -> None:

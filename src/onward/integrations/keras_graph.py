@@ -102,7 +102,6 @@ class GraphSteps(KerasSteps):
         program.inputs = {
             name: (leaf[name], torch_dtype(type.dtype)) for name, type in source.inputs.items()
         }
-        program.turned = [called[name] in source.turned for name in names[0]]
         return program
 
     def load(self, program: KerasProgram, values: Any) -> None:
@@ -118,13 +117,9 @@ class GraphSteps(KerasSteps):
     def gradients(
         self, program: KerasProgram, grads: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The gradients by variable, in the variables' orientation."""
+        """The gradients by variable; None for those that the graph does not have."""
         left = iter(grads)
-        found = list[torch.Tensor | None]()
-        for view, turned in zip(program.trainable, program.turned, strict=True):
-            grad = None if view is None else next(left)
-            found.append(grad.t().contiguous() if turned and grad is not None else grad)
-        return found
+        return [None if view is None else next(left) for view in program.trainable]
 
 
 def _paths(variables: Sequence[Any]) -> list[str]:

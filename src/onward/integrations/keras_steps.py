@@ -46,8 +46,8 @@ class KerasProgram:
     """What runs the batches of one kind.
 
     trainable, others: the tensors that stand for the model's variables, None for those that the
-    graph does not have. turned: which gradients are those of the transposed variable. inputs: the
-    leaves of a batch that the graph reads, by name, with their dtypes.
+    graph does not have. inputs: the leaves of a batch that the graph reads, by name, with their
+    dtypes.
     """
 
     forward: KerasForward
@@ -55,7 +55,6 @@ class KerasProgram:
     update: KerasUpdate
     trainable: list[torch.Tensor | None] = field(default_factory=list)
     others: list[torch.Tensor | None] = field(default_factory=list)
-    turned: list[bool] = field(default_factory=list)
     inputs: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     made_of: tuple[Any, ...] = ()  # what the key's ids are of
 

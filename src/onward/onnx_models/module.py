@@ -80,7 +80,7 @@ class OnnxModule(GraphModule):
             )
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
-        tied = _tied(weights, source.turned) if source.named is None else {}
+        tied = _tied(weights, source.turned)
         chosen |= {twin for name, twin in tied.items() if name in chosen}
         _warn_of_shared({name: weights[name] for name in chosen}, source)
         for name in [*(n for n in weights if n not in tied), *tied]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, attributes, content_of, type_of
-from onward.graph.ops.loss import NEVER
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
+from onward.graph.ops import named
+from onward.graph.ops.loss import IGNORED, NEVER
 from onward.graph.types import DType, product
 from onward.rewrite.dead_code_elimination import dead_code_elimination
-from onward.rewrite.matching import made_by, number_of
+from onward.rewrite.matching import made_by, number_of, over_the_last
 
-_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
+_VIEWS = named("reshapes") | {"Identity"}
 
 
 def cross_entropy(graph: Graph) -> int:
@@ -59,8 +60,7 @@ def _counted(graph: Graph, node: Node) -> Value | None:
     """The sum over classes of a one-hot row times log-probabilities; None for others."""
     rank = type_of(node.inputs[0]).rank if node.op_type == "ReduceSum" else 0
     times = made_by(node.inputs[0], "Mul") if rank else None
-    axes = content_of(node.inputs[1]) if times is not None and len(node.inputs) > 1 else None
-    if times is None or axes not in ((rank - 1,), (-1,)):
+    if times is None or not over_the_last(node):
         return None
     for hot, other in (times.inputs, times.inputs[::-1]):
         z, label = _logits(graph, other), _label(hot)
@@ -72,8 +72,8 @@ def _counted(graph: Graph, node: Node) -> Value | None:
         assert isinstance(count, int)
         zero, classes = (b.scalar(n, DType.INT64) for n in (0, count))
         known = b.And(b.GreaterOrEqual(label, zero), b.Less(label, classes))
-        label = b.Where(known, label, b.scalar(NEVER, DType.INT64))
-        return b.reshape(_row_losses(b, z, label, NEVER), type_of(node.outputs[0]).shape)
+        label = b.Where(known, label, b.scalar(IGNORED, DType.INT64))
+        return b.reshape(_row_losses(b, z, label, IGNORED), type_of(node.outputs[0]).shape)
     return None
 
 
@@ -172,12 +172,17 @@ def _total(graph: Graph, node: Node, loss: Node, sign: int, masks: list[Value]) 
     b = Builder.at(graph, node)
     z, labels, *weight = loss.inputs
     assert labels is not None
-    ignored, shape = attrs.get("ignore_index", NEVER), type_of(labels).shape
+    ignored, shape = int(attrs.get("ignore_index", IGNORED)), type_of(labels).shape
+    counts_all = ignored == NEVER and not masks and not any(w is not None for w in weight)
     for mask in masks:
         seen = b.reshape(mask, shape)
         labels = b.Where(seen, labels, b.scalar(ignored, type_of(labels).dtype))
-    total = b.SoftmaxCrossEntropyLoss(z, labels, *weight, reduction="sum", ignore_index=ignored)[0]
-    if node.op_type == "ReduceMean":
+    mean = node.op_type == "ReduceMean"
+    total = b.SoftmaxCrossEntropyLoss(
+        z, labels, *weight, reduction="mean" if mean and counts_all else "sum",
+        ignore_index=ignored,
+    )[0]  # fmt: skip
+    if mean and not counts_all:
         count = b.cast(b.squeeze(b.size(product(shape)), [0]), type_of(total).dtype)
         total = b.Div(total, count)
     return b.reshape(total if sign == 1 else b.Neg(total), type_of(node.outputs[0]).shape)

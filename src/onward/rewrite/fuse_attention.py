@@ -226,10 +226,14 @@ def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
     return None
 
 
+def _swap(rank: int) -> list[int]:
+    """The `perm` that transposes the last two dims."""
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
 def _transposed(b: Builder, turned: Value) -> Value:
     """Returns `k` for `k^T`."""
-    rank, node = type_of(turned).rank, turned.producer()
-    swap = [*range(rank - 2), rank - 1, rank - 2]
+    swap, node = _swap(type_of(turned).rank), turned.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         perm = attributes(node).get("perm")
         if perm is not None:
@@ -279,9 +283,9 @@ def _scores(x: Value) -> _Scores | str | None:
     while (node := value.producer()) is not None:
         if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
             return "its scores are also read elsewhere, and would be computed twice"
-        product, walk.is_turned = _turned_product(node), node.op_type == "Transpose"
-        if node.op_type == "MatMul" or product is not None:
-            walk.matmul = product or node
+        product = node if node.op_type == "MatMul" else _turned_product(node)
+        if product is not None:
+            walk.matmul, walk.is_turned = product, product is not node
             walk.settle()
             return walk
         below = _below(node, walk)
@@ -296,8 +300,7 @@ def _turned_product(node: Node) -> Node | None:
     inner = None if node.inputs[0] is None else node.inputs[0].producer()
     if node.op_type != "Transpose" or inner is None or inner.op_type != "MatMul":
         return None
-    rank = type_of(node.outputs[0]).rank
-    swap = [*range(rank - 2), rank - 1, rank - 2]
+    swap = _swap(type_of(node.outputs[0]).rank)
     alone = len(inner.outputs[0].uses()) == 1
     return inner if alone and list(attributes(node).get("perm", ())) == swap else None
 

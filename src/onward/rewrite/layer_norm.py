@@ -13,10 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, content_of, type_of
+from onward.graph.graph import Graph, Node, Value, type_of
+from onward.graph.ops import named
 from onward.graph.types import Type, product
 from onward.rewrite.dead_code_elimination import dead_code_elimination
-from onward.rewrite.matching import made_by, number_of, other_input
+from onward.rewrite.matching import made_by, number_of, other_input, over_the_last, squared
+
+RESHAPES = named("reshapes")
 
 
 def layer_norm(graph: Graph) -> int:
@@ -56,8 +59,7 @@ def _deviation(root: Node) -> tuple[Value, float] | None:
     total = made_by(root.inputs[0], "Add")
     for variance, epsilon in (total.inputs, total.inputs[::-1]) if total is not None else ():
         number = number_of(epsilon)
-        square = None if number is None else _mean_of(variance)
-        apart = None if square is None else _squared(square)
+        apart = None if number is None else squared(_mean_of(variance))
         node = made_by(apart, "Sub")
         x = None if node is None else node.inputs[0]
         if x is None or node is None or number is None or not 0.0 <= number < math.inf:
@@ -72,12 +74,12 @@ def _mean_of(value: Value | None) -> Value | None:
     node = _maker(value)
     if node is None:
         return None
-    if node.op_type == "ReduceMean" and _over_the_last(node):
+    if node.op_type == "ReduceMean" and over_the_last(node):
         return node.inputs[0]
     if node.op_type != "Div":
         return None
     total, count = _maker(node.inputs[0]), number_of(node.inputs[1])
-    if total is None or total.op_type != "ReduceSum" or not _over_the_last(total):
+    if total is None or total.op_type != "ReduceSum" or not over_the_last(total):
         return None
     return total.inputs[0] if type_of(total.inputs[0]).shape[-1] == count else None
 
@@ -85,7 +87,7 @@ def _mean_of(value: Value | None) -> Value | None:
 def _maker(value: Value | None) -> Node | None:
     """The node that computes the numbers of a value, in other dims or the same."""
     node = value.producer() if value is not None else None
-    while node is not None and node.op_type in ("Reshape", "Unsqueeze", "Squeeze", "Expand"):
+    while node is not None and node.op_type in (*RESHAPES, "Expand"):
         x = node.inputs[0]
         if x is None or product(type_of(x).shape) != product(type_of(node.outputs[0]).shape):
             return None
@@ -93,26 +95,9 @@ def _maker(value: Value | None) -> Node | None:
     return node
 
 
-def _over_the_last(node: Node) -> bool:
-    rank = type_of(node.inputs[0]).rank
-    axes = content_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    return axes is not None and axes in ((rank - 1,), (-1,))
-
-
 def _per_row(value: Value | None, x: Value) -> bool:
     """Whether a value is one number for each row of x, which broadcasts over it."""
     return value is not None and type_of(value).shape == (*type_of(x).shape[:-1], 1)
-
-
-def _squared(value: Value) -> Value | None:
-    """What a value is the square of; None where it is none."""
-    node = value.producer()
-    if node is None or len(node.inputs) != 2:
-        return None
-    x, other = node.inputs
-    if node.op_type == "Mul":
-        return x if x is other else None
-    return x if node.op_type == "Pow" and number_of(other) == 2.0 else None
 
 
 # ---- where it is normalized
@@ -244,7 +229,7 @@ def _is_weight(value: Value, x: Value) -> bool:
 def _flat(value: Value) -> Value:
     """The value that a weight was reshaped from."""
     node = value.producer()
-    if node is not None and node.op_type in ("Reshape", "Unsqueeze") and node.inputs[0] is not None:
+    if node is not None and node.op_type in RESHAPES and node.inputs[0] is not None:
         inner = node.inputs[0]
         if type_of(inner).shape == type_of(value).shape[-1:]:
             return inner

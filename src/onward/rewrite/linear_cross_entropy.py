@@ -24,11 +24,11 @@ from onward.graph.graph import (
     type_of,
     where,
 )
+from onward.graph.ops import OPS
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _LOSSES = ("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
-_REGIONS = ("Region", "RegionGrad")
 _OPS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -109,8 +109,10 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         if any(x is not None and x.producer() in readers for x in grad.inputs):
             context.missed(loss, "LinearCrossEntropyStep", "its gradient depends on the loss")
             continue
-        if any(node.op_type in _REGIONS for node in readers):  # their effects keep their order
-            context.missed(loss, "LinearCrossEntropyStep", "Python code reads the loss")
+        if any(OPS[node.op_type].opaque for node in readers):  # these keep their order
+            context.missed(
+                loss, "LinearCrossEntropyStep", "Python code or other ranks read the loss"
+            )
             continue
         call = (list(grad.inputs), attributes(grad))
         if not context.takes(loss, "LinearCrossEntropyStep", *call, gradient=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onward.graph.graph import Node, Value, array_of, attributes
+from onward.graph.graph import Node, Value, array_of, attributes, content_of, type_of
 
 
 def made_by(value: Value | None, op_type: str) -> Node | None:
@@ -17,6 +17,23 @@ def number_of(value: Value | None) -> float | None:
     """The number that a constant of one element is; None for other values."""
     array = array_of(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def squared(value: Value | None) -> Value | None:
+    """What a value is the square of, as a product or a power; None where it is none."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type not in ("Mul", "Pow"):
+        return None
+    x, other = node.inputs
+    square = x is other if node.op_type == "Mul" else number_of(other) == 2.0
+    return x if square else None
+
+
+def over_the_last(node: Node) -> bool:
+    """Whether a reduction goes along the last dim alone, by axes that are known."""
+    rank = type_of(node.inputs[0]).rank
+    axes = content_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return axes is not None and axes in ((rank - 1,), (-1,))
 
 
 def other_input(node: Node, value: Value) -> Value | None:
@@ -47,4 +64,4 @@ def alike(a: Value | None, b: Value | None, depth: int = 16) -> bool:
     )
 
 
-__all__ = ["alike", "made_by", "number_of", "other_input"]
+__all__ = ["alike", "made_by", "number_of", "other_input", "over_the_last", "squared"]

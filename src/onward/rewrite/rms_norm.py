@@ -7,10 +7,10 @@ factors in any order, the scale a parameter or computed from one (`1 + weight`).
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, attributes, content_of, type_of
+from onward.graph.graph import Graph, Node, Value, attributes, type_of
 from onward.rewrite.context import Context
 from onward.rewrite.dead_code_elimination import dead_code_elimination
-from onward.rewrite.matching import made_by
+from onward.rewrite.matching import made_by, number_of, over_the_last, squared
 
 
 def rms_norm(graph: Graph, context: Context) -> int:
@@ -52,32 +52,12 @@ def _normalised(node: Node) -> tuple[Value, float] | None:
         if x is None or root is None or total is None:
             continue
         for mean_of, epsilon in (total.inputs, total.inputs[::-1]):
-            mean, number = made_by(mean_of, "ReduceMean"), array_of(epsilon)
-            if mean is None or number is None or number.size != 1 or not _over_the_last(mean):
+            mean, number = made_by(mean_of, "ReduceMean"), number_of(epsilon)
+            if mean is None or number is None or not attributes(mean).get("keepdims", 1):
                 continue
-            square = mean.inputs[0].producer() if mean.inputs[0] is not None else None
-            if square is not None and _is_square(square, x):
-                return x, float(number.reshape(-1)[0])
+            if over_the_last(mean) and squared(mean.inputs[0]) is x:
+                return x, number
     return None
-
-
-def _over_the_last(mean: Node) -> bool:
-    rank = type_of(mean.inputs[0]).rank
-    axes = content_of(mean.inputs[1]) if len(mean.inputs) > 1 else None
-    keeps = attributes(mean).get("keepdims", 1)
-    return bool(keeps) and axes is not None and axes in ((rank - 1,), (-1,))
-
-
-def _is_square(node: Node, x: Value) -> bool:
-    if node.op_type == "Mul":
-        return node.inputs[0] is x and node.inputs[1] is x
-    power = array_of(node.inputs[1]) if node.op_type == "Pow" else None
-    return (
-        power is not None
-        and power.size == 1
-        and power.reshape(-1)[0] == 2 == power.max()
-        and (node.inputs[0] is x)
-    )
 
 
 def _scale(node: Node, y: Value) -> Value | None:

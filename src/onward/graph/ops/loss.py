@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onward.graph.build import Builder
 
 Value = ir.Value
+IGNORED = -100  # the label that a node ignores which states none
 NEVER = -(1 << 31)  # as `ignore_index`: no label is ignored
 
 
@@ -30,7 +31,7 @@ def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> 
     weight = inputs[2] if len(inputs) > 2 else None
     assert logits is not None and labels is not None
     dtype, classes, rank = type_of(logits).dtype, type_of(logits).shape[1], type_of(logits).rank
-    smoothing, ignored = float(attrs["label_smoothing"]), attrs.get("ignore_index", -100)
+    smoothing, ignored = float(attrs["label_smoothing"]), attrs.get("ignore_index", IGNORED)
     reduction = attrs.get("reduction", "mean")
     nll, log_prob = b.SoftmaxCrossEntropyLoss(
         *inputs, reduction=reduction, ignore_index=ignored
@@ -59,7 +60,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     assert dloss is not None and log_prob is not None and labels is not None
     dtype = type_of(log_prob).dtype
     classes, rank = type_of(log_prob).shape[1], type_of(log_prob).rank
-    counted = b.Not(b.Equal(labels, np.array(attrs.get("ignore_index", -100), dtype=np.int64)))
+    counted = b.Not(b.Equal(labels, np.array(attrs.get("ignore_index", IGNORED), dtype=np.int64)))
     label = b.Where(counted, labels, np.zeros((), dtype=np.int64))  # i64[N,*S]
     smoothing = float(attrs.get("label_smoothing", 0.0))
     share = b.cast(counted, dtype)  # f[N,*S]
