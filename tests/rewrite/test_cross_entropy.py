@@ -100,7 +100,7 @@ def test_the_losses_of_rows_keep_what_they_ignore(op_type: str, ignored: int) ->
     z, label = (graph.input(n, parse_type(t), Role.BATCH) for n, t in TYPES.items())
     b = Builder(graph)
     rows = b.SoftmaxCrossEntropyLoss(z, label, reduction="none", ignore_index=ignored)[0]
-    graph.outputs["y"] = b.node(op_type, [rows, b.ints([0])], {"keepdims": 0})
+    graph.outputs["y"] = b.one(op_type, [rows, b.ints([0])], {"keepdims": 0})
     given = {"z": numbers(6, 5), "label": np.array([0, 3, 4, 3, 1, 2])}
     given["label"][5] = -100 if ignored != 3 else 2
     want = torch.nn.functional.cross_entropy(
