@@ -172,3 +172,37 @@ def test_a_trainer_trains_with_smoothed_labels_as_eager_does() -> None:
         assert got == pytest.approx(want.item(), rel=1e-5)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+class OneHotLoss(nn.Module):
+    """A cross-entropy over one-hot rows of the labels, or their product with a table."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, self.head = form, nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        kept, known = labels != -100, labels.masked_fill(labels == -100, 0)
+        hot = F.one_hot(known, 5)
+        if self.form == "table":
+            return (hot.to(x.dtype) @ self.head.weight * x).sum(-1).square().mean()
+        return -((hot * F.log_softmax(self.head(x), -1)).sum(-1) * kept).sum() / kept.sum()
+
+
+@pytest.mark.parametrize("bad", [5, -1, 99])
+@pytest.mark.parametrize("form", ["table", "loss"])
+def test_a_one_hot_row_of_no_class_is_an_error(form: str, bad: int) -> None:
+    """As in PyTorch, which raises RuntimeError; nothing is trained."""
+    model, data = OneHotLoss(form), batch(2, 3, ignore=-100)
+    assert_law(model, data)
+    wrong = data | {"labels": data["labels"].clone()}
+    wrong["labels"][1, 1] = bad
+    with pytest.raises(RuntimeError, match="Class values must be"):
+        model(**wrong)
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1))
+    trainer.train_step(data)
+    before = model.head.weight.detach().clone()
+    with pytest.raises(IndexError, match=f"the label {bad} is out of range for 5 classes"):
+        trainer.train_step(wrong)
+    assert torch.equal(model.head.weight, before)

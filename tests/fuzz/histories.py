@@ -11,8 +11,9 @@ import random
 from typing import Any
 
 from fuzz.around import perhaps_around
+from fuzz.cleaned import clean
 from fuzz.maker import HIDDEN, LOSS, ODD_OUTPUTS, OUTPUT_NAMES, Case, Maker
-from fuzz.program import clean, program
+from fuzz.program import program
 from fuzz.regions import changes, counts, is_odd
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")

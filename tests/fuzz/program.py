@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
+from fuzz.cleaned import clean
 from fuzz.effects import unusual
 from fuzz.maker import (
     ACTIVATIONS,
@@ -17,9 +17,9 @@ from fuzz.maker import (
     OUTPUT_NAMES,
     POOLED,
     POSITIONS,
-    Case,
     Maker,
 )
+from fuzz.spellings import loss_in_parts, written_out
 from fuzz.stops import perhaps_complex, stops
 
 # ---- where values begin
@@ -537,6 +537,7 @@ def program(m: Maker) -> dict[str, Any]:
     for _ in range(m.dice.randint(1, 6)):
         m.dice.choices(rules, weights)[0](m)
     unusual(m)
+    written_out(m)
     perhaps_complex(m)
     if m.chance(0.1):
         m.pick(HIDDEN)
@@ -544,6 +545,8 @@ def program(m: Maker) -> dict[str, Any]:
     end = loss(m)
     if m.chance(0.15):
         end = m.value(LOSS, f"{end} + 0.5 * {loss(m)}")
+    if m.rarely(0.1):
+        end = loss_in_parts(m, linear_code(m, m.pick(HIDDEN), m.width, m.vocabulary))
     if m.rarely(0.08):  # without dims
         end = m.value(LOSS, f"{end} * {m.parameter(about=1.0)}")
     if m.rarely(0.04):  # without elements
@@ -568,33 +571,3 @@ def program(m: Maker) -> dict[str, Any]:
         "outputs": outputs, "vocabulary": m.vocabulary, "stopped": stopped,
     }  # fmt: skip
     return clean(made)
-
-
-def uses(case: Case, name: str) -> bool:
-    """Whether a value is read by another statement, or returned."""
-    end = case["returned"] if case.get("loss_fn") else case["loss"]
-    if name == end or name in case["outputs"].values():
-        return True
-    return any(re.search(rf"\b{name}\b", s["code"]) for s in case["body"] if s["to"] != name)
-
-
-def clean(case: Case) -> Case:
-    """The case without statements, inputs, modules and parameters that nothing reads."""
-    body = case["body"]
-    while True:
-        kept = [s for s in body if uses({**case, "body": body}, s["to"])]
-        if len(kept) == len(body):
-            break
-        body = kept
-    text = "\n".join(s["code"] for s in body)
-    inputs = {k: v for k, v in case["inputs"].items() if f"${k}$" in text}
-    modules = [x for x in case["modules"] if f"self.{x['path']}(" in text]
-    aliases = [a for a in case["aliases"] if f"`{a[1]}`" in text]
-    parameters = [
-        p for p in case["parameters"] if f"`{p['path']}`" in text or p["shape"][:1] == [3]
-    ]  # a first size of 3 marks what is meant to be read by nobody
-    found = {k: v for k, v in case["attributes"].items() if f"self.{k}" in text}
-    return case | {
-        "body": body, "inputs": inputs, "modules": modules, "aliases": aliases,
-        "parameters": parameters, "attributes": found,
-    }  # fmt: skip

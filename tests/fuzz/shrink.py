@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fuzz.cleaned import clean
 from fuzz.judge import Verdict
 from fuzz.maker import Case
-from fuzz.program import clean
 
 Judge = Callable[[Case], Verdict]
 

@@ -13,7 +13,7 @@ from exported import numbers, rewritten
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role
-from onward.graph.types import parse_type
+from onward.graph.types import DType, parse_type
 from onward.rewrite.cross_entropy import cross_entropy
 
 TYPES = {"z": "f32[6,5]", "label": "i64[6]"}
@@ -90,6 +90,27 @@ OTHERS = {
     "other classes": ("{0, 1, 2, 3, 4}", "{0, 1, 2, 4, 3}"),
     "half a one": ("float[2] pair = {0.0, 1.0}", "float[2] pair = {0.0, 0.5}"),
 }
+
+
+@pytest.mark.parametrize(
+    ("limit", "attrs", "again"), [(5, {}, False), (9, {}, True), (5, {"ignored": -100}, True)]
+)
+def test_labels_that_are_checked_already(limit: int, attrs: dict[str, int], again: bool) -> None:
+    """Labels of no class have rows of zeros, unless a label of no class is an error."""
+    graph = Graph()
+    z, label = (graph.input(n, parse_type(t), Role.BATCH) for n, t in TYPES.items())
+    b = Builder(graph)
+    checked = b.InRange(label, b.scalar(limit, DType.INT64), what="label", **attrs)
+    equal = b.Equal(b.unsqueeze(checked, [1]), b.arange(5))
+    losses = b.Mul(b.cast(equal, DType.FLOAT), b.LogSoftmax(z, axis=1))
+    graph.outputs["y"] = b.one("ReduceSum", [losses, b.ints([1])], {"keepdims": 0})
+    given = {"z": numbers(6, 5), "label": np.array([0, 4, 2, 1, 3, -100 if attrs else limit - 1])}
+    want = evaluate(graph, given)["y"]
+    assert cross_entropy(graph) == 1
+    found = [node.op_type for node in graph]
+    assert "SoftmaxCrossEntropyLoss" in found
+    assert ("Where" in found) == again
+    np.testing.assert_allclose(evaluate(graph, given)["y"], want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean"])

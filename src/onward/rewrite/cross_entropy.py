@@ -70,10 +70,14 @@ def _counted(graph: Graph, node: Node) -> Value | None:
         label = b.cast(label, DType.INT64)
         count = type_of(z).shape[-1]
         assert isinstance(count, int)
-        zero, classes = (b.scalar(n, DType.INT64) for n in (0, count))
-        known = b.And(b.GreaterOrEqual(label, zero), b.Less(label, classes))
-        label = b.Where(known, label, b.scalar(IGNORED, DType.INT64))
-        return b.reshape(_row_losses(b, z, label, IGNORED), type_of(node.outputs[0]).shape)
+        if _is_class(label, count):
+            losses = _row_losses(b, z, label, NEVER)
+        else:
+            zero, classes = (b.scalar(n, DType.INT64) for n in (0, count))
+            known = b.And(b.GreaterOrEqual(label, zero), b.Less(label, classes))
+            label = b.Where(known, label, b.scalar(IGNORED, DType.INT64))
+            losses = _row_losses(b, z, label, IGNORED)
+        return b.reshape(losses, type_of(node.outputs[0]).shape)
     return None
 
 
@@ -113,6 +117,17 @@ def _label(hot: Value | None) -> Value | None:
         if right and type_of(label).dtype.is_integer():
             return label
     return None
+
+
+def _is_class(label: Value, classes: int) -> bool:
+    """Whether every label is one of the classes, or an error in the run."""
+    value: Value | None = label
+    while value is not None and (node := value.producer()) is not None and node.op_type in _VIEWS:
+        value = node.inputs[0]
+    checked = made_by(value, "InRange")
+    if checked is None or {"wraps", "ignored"} & attributes(checked).keys():
+        return False
+    return number_of(checked.inputs[1]) == classes
 
 
 def _row_losses(b: Builder, z: Value, label: Value, ignored: int) -> Value:

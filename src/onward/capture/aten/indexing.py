@@ -288,6 +288,15 @@ def index64(c: AtenCall, index: Value) -> Value:
     return c.b.cast(index, DType.INT64)
 
 
+def _one_hot(c: AtenCall, x: Value, num_classes: int = -1) -> Value:
+    """Returns i64[*S,C]: 1 in the place that each number of `x`, i64[*S], says. A number that is no
+    class raises IndexError, where torch raises RuntimeError."""
+    count = c.value(c.type.shape[-1], DType.INT64)
+    numbers = c.b.InRange(index64(c, x), count, what="label")
+    equal = c.b.Equal(c.b.unsqueeze(numbers, [type_of(x).rank]), c.b.arange(c.type.shape[-1]))
+    return c.b.cast(equal, DType.INT64)
+
+
 def _index_select(c: AtenCall, x: Value, dim: int, index: Value) -> Value:
     return c.b.Gather(x, index64(c, index), axis=dim % type_of(x).rank)
 
@@ -359,6 +368,7 @@ TABLE = table(
         _slice: "slice.Tensor",
         _select: "select.int",
         _embedding: "embedding.default",
+        _one_hot: "one_hot.default",
         _index_select: "index_select.default",
         _gather: "gather.default",
         _index: "index.Tensor",
