@@ -17,14 +17,15 @@ from triton_budgets import DEVICE_MODULES
 
 # Pointers to integers and flags, by name.
 WHOLE_NUMBERS = {
-    "blocks", "coordinates", "ignored", "index", "labels", "offset", "order", "ordered", "q_at",
-    "ranges", "seed", "table",
+    "blocks", "coordinates", "ends", "ignored", "index", "labels", "norms", "offset", "order",
+    "ordered", "q_at", "ranges", "seed", "table",
 }  # fmt: skip
 # By function and pointer: loads that are of something else.
 OTHERS = {
     ("places", "at"): "sequences and places",
     ("filtered", "mask"): "flags; the other load of a mask, which is added, is cast",
     ("rows", "at"): "operands of products, whose type chooses the device's instruction",
+    ("_numbers", "at"): "bits of bf16, and codes",
     ("read_rows", "x"): "bits, which are copied as whole numbers",
     ("set_rows", "source"): "bits, which are copied as whole numbers",
 }

@@ -26,6 +26,7 @@ from triton_calls import DTYPES, TOLERANCE, launch, near, type_of
 from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
 from triton_loss_checks import CHECKS as LOSS_CHECKS
 from triton_row_checks import CHECKS as ROW_CHECKS
+from triton_update_checks import CHECKS as UPDATE_CHECKS
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType
@@ -319,7 +320,7 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
                 run_loss, _op, FORMS[_form], _dtype
             )
 
-CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS
+CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS | UPDATE_CHECKS
 
 
 # ---- norms, gated units, rotary embeddings

@@ -277,6 +277,16 @@ def _others() -> Iterator[RealCall]:
     yield RealCall(
         "AdamUpdate", "4096x1024 most scale", (p, g, p, p, p, *hyper, "f32[]"), {"decoupled": 0}
     )
+    low, codes, largest = "bf16[4096,1024]", "u8[4096,1024]", "f32[16384]"
+    yield RealCall(
+        "AdamUpdateBf16", "4096x1024", (p, g, low, low, *hyper, "i64[2]"),
+        {"decoupled": 1, "site": 3},
+    )  # fmt: skip
+    yield RealCall(
+        "AdamUpdate8Bit", "4096x1024 scale", (p, g, *(codes, largest) * 2, *hyper, "f32[]"),
+        {"decoupled": 1},
+    )  # fmt: skip
+    yield RealCall("ReduceL2", "4096x1024", ("f[4096,1024]",), {"keepdims": 0})
     yield RealCall("Dropout", "8x1024x1024", ("f[8,1024,1024]", *_SEED), _DROP)
     yield RealCall("Dropout", "8192x1024 packed", ("f[8192,1024]", *_SEED, "i64[8192,2]"), _DROP)
 

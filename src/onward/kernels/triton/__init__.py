@@ -9,11 +9,13 @@ from onward.kernels.triton import (
     gated,
     group_norm,
     linear_cross_entropy,
+    low_moments,
     norm,
     random,
     rms_norm,
     rotary,
     rows,
+    tensor_norms,
     update,
 )
 
@@ -27,11 +29,13 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         gated,
         group_norm,
         linear_cross_entropy,
+        low_moments,
         norm,
         random,
         rms_norm,
         rotary,
         rows,
+        tensor_norms,
         update,
     )
     for op, kernel in module.KERNELS.items()

@@ -11,22 +11,24 @@ ALIGNMENT = 16  # bytes
 
 
 def tables(
-    calls: Sequence[Sequence[torch.Tensor | None]],
+    calls: Sequence[Sequence[torch.Tensor | int | None]], size: int = SIZE
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Returns a table i64[n,C] and its blocks i32[P,2] for calls on tensors of equally many
-    elements, and whether all addresses are multiples of 16 bytes. An absent tensor's address is
-    0."""
+    """Returns a table i64[n,C] and its blocks i32[P,2] for calls on tensors, and whether all
+    addresses are multiples of 16 bytes. A call's elements are those of its first tensor; the
+    address of an absent tensor is 0, and numbers stand in the table as they are. size: elements of
+    a block."""
     rows: list[list[int]] = []
     counts: list[int] = []
-    for call in calls:
-        addresses = [0 if x is None else x.data_ptr() for x in call]
-        count = next(x.numel() for x in call if x is not None)
-        rows.append([*addresses, count])
-        counts.append(-(-count // SIZE))
-    device = next(x.device for call in calls for x in call if x is not None)
+    tensors = [[x for x in call if isinstance(x, torch.Tensor)] for call in calls]
+    for call, own in zip(calls, tensors, strict=True):
+        cells = [x.data_ptr() if isinstance(x, torch.Tensor) else x or 0 for x in call]
+        count = own[0].numel()
+        rows.append([*cells, count])
+        counts.append(-(-count // size))
+    device = tensors[0][0].device
     of_call = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))  # i64[P]
     ends = torch.tensor(counts).cumsum(0)  # i64[n]
     block = torch.arange(len(of_call)) - (ends - torch.tensor(counts))[of_call]
     blocks = torch.stack([of_call, block], 1).to(torch.int32)
-    aligned = not any(address % ALIGNMENT for row in rows for address in row[:-1])
+    aligned = not any(x.data_ptr() % ALIGNMENT for own in tensors for x in own)
     return torch.tensor(rows, dtype=torch.int64).to(device), blocks.to(device), aligned

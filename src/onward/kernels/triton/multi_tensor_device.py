@@ -18,7 +18,7 @@ ELEMENTS = {
 
 
 @triton.jit
-def _at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+def at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The tensor whose address is in this column. ALIGNED: all addresses are multiples of 16."""
     x = tl.load(table + column).to(tl.pointer_type(DTYPE))
     if ALIGNED:
@@ -27,23 +27,38 @@ def _at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr)
 
 
 @triton.jit
-def _read(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, i, n,
+def read(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, i, n,
           WHOLE: tl.constexpr):  # fmt: skip
     """Loads elements i of the tensor in this column as f32. WHOLE: all of them are within its n."""
-    at = _at(table, column, DTYPE, ALIGNED) + i
+    place = at(table, column, DTYPE, ALIGNED) + i
     if WHOLE:
-        return tl.load(at).to(tl.float32)
+        return tl.load(place).to(tl.float32)
     else:
-        return tl.load(at, mask=i < n, other=0.0).to(tl.float32)
+        return tl.load(place, mask=i < n, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _write(table, column: tl.constexpr, ALIGNED: tl.constexpr, i, n, x, WHOLE: tl.constexpr):
-    at = _at(table, column, tl.float32, ALIGNED) + i
+def write(table, column: tl.constexpr, ALIGNED: tl.constexpr, i, n, x, WHOLE: tl.constexpr):
+    place = at(table, column, tl.float32, ALIGNED) + i
     if WHOLE:
-        tl.store(at, x)
+        tl.store(place, x)
     else:
-        tl.store(at, x, mask=i < n)
+        tl.store(place, x, mask=i < n)
+
+
+@triton.jit
+def moments(
+    p, g, m, v, scale, first, one_less_first, second, one_less_second, decay,
+    DECOUPLED: tl.constexpr, HAS_SCALE: tl.constexpr,
+):  # fmt: skip
+    """The decayed p and the new moments m and v of Adam."""
+    if HAS_SCALE:
+        g *= tl.load(scale).to(tl.float32)
+    if DECOUPLED:
+        p *= decay
+    else:
+        g += decay * p
+    return p, first * m + one_less_first * g, second * v + one_less_second * g * g
 
 
 @triton.jit
@@ -52,27 +67,23 @@ def _adam_block(
     decay, DECOUPLED: tl.constexpr, MOST: tl.constexpr, HAS_SCALE: tl.constexpr,
     GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    p = _read(table, 0, tl.float32, ALIGNED, i, n, WHOLE)
-    g = _read(table, 1, GRADIENT, ALIGNED, i, n, WHOLE)
-    m = _read(table, 2, tl.float32, ALIGNED, i, n, WHOLE)
-    v = _read(table, 3, tl.float32, ALIGNED, i, n, WHOLE)
-    if HAS_SCALE:
-        g *= tl.load(scale).to(tl.float32)
-    if DECOUPLED:
-        p *= decay
-    else:
-        g += decay * p
-    m = first * m + one_less_first * g
-    v = second * v + one_less_second * g * g
+    p = read(table, 0, tl.float32, ALIGNED, i, n, WHOLE)
+    g = read(table, 1, GRADIENT, ALIGNED, i, n, WHOLE)
+    m = read(table, 2, tl.float32, ALIGNED, i, n, WHOLE)
+    v = read(table, 3, tl.float32, ALIGNED, i, n, WHOLE)
+    p, m, v = moments(
+        p, g, m, v, scale, first, one_less_first, second, one_less_second, decay, DECOUPLED,
+        HAS_SCALE,
+    )  # fmt: skip
     largest = v
     if MOST:
-        most = _read(table, 4, tl.float32, ALIGNED, i, n, WHOLE)
+        most = read(table, 4, tl.float32, ALIGNED, i, n, WHOLE)
         largest = tl.maximum(most, v, tl.PropagateNan.ALL)
-        _write(table, 8, ALIGNED, i, n, largest, WHOLE)
+        write(table, 8, ALIGNED, i, n, largest, WHOLE)
     p -= rate * m / (tl.sqrt_rn(largest) / root + epsilon)
-    _write(table, 5, ALIGNED, i, n, p, WHOLE)
-    _write(table, 6, ALIGNED, i, n, m, WHOLE)
-    _write(table, 7, ALIGNED, i, n, v, WHOLE)
+    write(table, 5, ALIGNED, i, n, p, WHOLE)
+    write(table, 6, ALIGNED, i, n, m, WHOLE)
+    write(table, 7, ALIGNED, i, n, v, WHOLE)
 
 
 @triton.jit
@@ -104,6 +115,37 @@ def adam(
 
 
 @triton.jit
+def square_sums(
+    table, blocks, sums, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, SIZE: tl.constexpr
+):
+    """Writes to sums f32[P] the sum of each block's squares. Columns: x, then the number of
+    elements."""
+    table += tl.load(blocks + 2 * tl.program_id(0)) * 2
+    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
+    n = tl.load(table + 1)
+    i = start + tl.arange(0, SIZE)
+    if start + SIZE <= n:
+        x = read(table, 0, DTYPE, ALIGNED, i, n, True)
+    else:
+        x = read(table, 0, DTYPE, ALIGNED, i, n, False)
+    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
+
+
+@triton.jit
+def roots(sums, ends, norms, DTYPE: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes to each tensor the root of its sums f32[P], added in their order. ends i64[n+1]: where
+    the sums of each tensor end; norms i64[n]: the addresses of tensors of one element."""
+    own = tl.program_id(0)
+    begin, end = tl.load(ends + own), tl.load(ends + own + 1)
+    total = tl.zeros([WIDTH], tl.float32)
+    for start in range(begin, end, WIDTH):
+        i = start + tl.arange(0, WIDTH)
+        total += tl.load(sums + i, mask=i < end, other=0.0).to(tl.float32)
+    y = tl.load(norms + own).to(tl.pointer_type(DTYPE))
+    tl.store(y, tl.sqrt_rn(tl.sum(total, 0)).to(DTYPE))
+
+
+@triton.jit
 def _odd(x):
     return tl.max(((tl.abs(x) == float("inf")) | (x != x)).to(tl.int32), 0) > 0
 
@@ -117,8 +159,8 @@ def all_finite(table, blocks, y, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, SIZ
     n = tl.load(table + 1)
     i = start + tl.arange(0, SIZE)
     if start + SIZE <= n:
-        odd = _odd(_read(table, 0, DTYPE, ALIGNED, i, n, True))
+        odd = _odd(read(table, 0, DTYPE, ALIGNED, i, n, True))
     else:
-        odd = _odd(_read(table, 0, DTYPE, ALIGNED, i, n, False))
+        odd = _odd(read(table, 0, DTYPE, ALIGNED, i, n, False))
     if odd:
         tl.store(y, tl.zeros([], tl.uint8))

@@ -63,14 +63,21 @@ def _launch(calls: Sequence[KernelArguments]) -> Launch:
     kernel: Any = device.adam
 
     def launch() -> None:
-        lr, beta1, beta2, eps, decay, step = (float(x) for x in hyper)
         kernel[(len(blocks),)](
-            table, blocks, table if scale is None else scale, beta1, 1.0 - beta1, beta2,
-            1.0 - beta2, lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step), eps,
-            1.0 - lr * decay if decoupled else decay, **flags,
-        )  # fmt: skip
+            table, blocks, table if scale is None else scale, *numbers(hyper, decoupled), **flags
+        )
 
     return launch
+
+
+def numbers(hyper: Sequence[torch.Tensor], decoupled: bool) -> tuple[float, ...]:
+    """What an update computes with, of lr, beta1, beta2, eps, weight decay and the update's number:
+    beta1, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps and the decay."""
+    lr, beta1, beta2, eps, decay, step = (float(x) for x in hyper)
+    return (
+        beta1, 1.0 - beta1, beta2, 1.0 - beta2, lr / (1.0 - beta1**step),
+        math.sqrt(1.0 - beta2**step), eps, 1.0 - lr * decay if decoupled else decay,
+    )  # fmt: skip
 
 
 def _bind(args: KernelArguments) -> Launch:
