@@ -17,6 +17,7 @@ from torch import nn
 import onward
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
+from onward.execute.runtime import CudaRuntime
 
 STEPS = 4
 
@@ -209,3 +210,20 @@ def test_an_accelerated_loop_is_recorded_in_halves() -> None:
     double = DoubleRuntime()
     assert_same(looped(double), looped(None))
     assert double.recordings >= 2
+
+
+def test_a_batch_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place's dtype, as CUDA copies without a wait; what the host reads stays there."""
+    made: list[torch.Tensor] = []
+
+    def pinned(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        made.append(torch.empty(shape, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr("onward.execute.runtime._pinned", pinned)
+    runtime, content = CudaRuntime(torch.device("cuda")), torch.arange(6, dtype=torch.int32)
+    runtime.put(content, torch.empty(6, dtype=torch.int64, device="meta"))
+    assert torch.equal(made[0], torch.arange(6))
+    host = torch.zeros(6)
+    runtime.put(content, host)
+    assert len(made) == 1 and torch.equal(host, torch.arange(6.0))

@@ -13,6 +13,7 @@ from loops import OPTIMIZERS, assert_unchanged, frozen_copy
 from tiny_families import CASES, allowed
 
 import onward
+from onward.execute.runtime import CudaRuntime
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,6 +126,23 @@ def test_batches_of_other_sizes() -> None:
         theirs.step()
         got = trainer.train_step(data).loss
         torch.testing.assert_close(got, loss.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_on_the_host_waits_for_nothing() -> None:
+    """A batch is copied behind what is queued, and may change once the call has returned."""
+    place = torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
+    busy = torch.randn(4096, 4096, device="cuda")
+    runtime, content = CudaRuntime(place.device), torch.arange(1 << 20, dtype=torch.int32)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            busy = busy @ busy * 0.01
+        runtime.put(content, place)
+        content.zero_()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(place.cpu(), torch.arange(1 << 20))
 
 
 def test_a_label_out_of_range_is_refused_and_nothing_changes() -> None:

@@ -162,7 +162,7 @@ class Binder:
             if target is None:
                 continue  # the plan does not need this input
             if isinstance(content, torch.Tensor):
-                target.copy_(content)
+                self.memory.runtime.put(content, target)
             else:
                 target.fill_(content)
         for name, place in self.places.items():

@@ -23,6 +23,11 @@ class Runtime:
     def wait(self) -> None:
         """Waits until the device has run all that is queued."""
 
+    def put(self, content: torch.Tensor, place: torch.Tensor) -> None:
+        """Copies a tensor of the user's to its place on the device, behind what is queued there;
+        afterwards the tensor may change."""
+        place.copy_(content)
+
     def recorded(self, launches: Sequence[Launch]) -> Launch:
         """Records launches without running them, and returns the call that queues all of them. The
         memory that they read and write must stay where it is. Raises RuntimeError where one of them
@@ -44,6 +49,15 @@ class CudaRuntime(Runtime):
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
 
+    def put(self, content: torch.Tensor, place: torch.Tensor) -> None:
+        if content.device.type != "cpu" or place.device.type == "cpu":
+            place.copy_(content)
+            return
+        # From memory that the system may move, the host would wait for all that is queued, such as
+        # the update before. PyTorch's allocator keeps pinned memory until the copy has been made.
+        staged = _pinned(content.shape, place.dtype).copy_(content)
+        place.copy_(staged, non_blocking=True)
+
     def recorded(self, launches: Sequence[Launch]) -> Launch:
         graph = torch.cuda.CUDAGraph()
         # Recordings may share a pool in any order of replays, since nothing that a launch allocates
@@ -53,6 +67,10 @@ class CudaRuntime(Runtime):
                 launch()
         self._pool = graph.pool()
         return graph.replay
+
+
+def _pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 def runtime_of(device: torch.device) -> Runtime:
