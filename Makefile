@@ -74,7 +74,11 @@ mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that t
 sanitize: $(VENV)/.installed-test ## run the kernels' tests under AddressSanitizer and UBSan (SANITIZE_ARGS="--thin 5")
 	$(BIN)/python tests/kernels/sanitize.py $(SANITIZE_ARGS)
 
-triton: $(VENV)/.installed-gpu,test ## run every Triton kernel by Triton's interpreter; no GPU is needed
+$(VENV)/.triton: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --no-compile triton --constraint constraints.txt
+	@touch '$@'
+
+triton: $(VENV)/.triton ## run every Triton kernel by Triton's interpreter; no GPU is needed
 	$(BIN)/python -m pytest --whole tests/kernels/test_triton_interpreted.py $(TEST_ARGS)
 
 keras: $(VENV)/.installed-test,keras-test ## train Keras models on TensorFlow, JAX and torch beside Keras itself (half an hour)

@@ -23,6 +23,7 @@ from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
 from row_calls import RowCall, calls
 from triton_calls import DTYPES, TOLERANCE, launch, near, type_of
+from triton_conv_checks import CHECKS as CONV_CHECKS
 from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
 from triton_loss_checks import CHECKS as LOSS_CHECKS
 from triton_row_checks import CHECKS as ROW_CHECKS
@@ -320,7 +321,7 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
                 run_loss, _op, FORMS[_form], _dtype
             )
 
-CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS | UPDATE_CHECKS
+CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS | UPDATE_CHECKS | CONV_CHECKS
 
 
 # ---- norms, gated units, rotary embeddings

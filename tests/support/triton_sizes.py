@@ -270,6 +270,15 @@ def _losses() -> Iterator[RealCall]:
     )
 
 
+def _convolutions() -> Iterator[RealCall]:
+    for label, taps, pads in (("causal", 4, [3, 0]), ("centred", 31, [15, 15])):
+        x, w, attrs = "f[8,1536,1024]", f"f[1536,1,{taps}]", {"group": 1536, "pads": pads}
+        label = f"8x1536x1024 {taps} taps {label}"
+        yield RealCall("Conv", label, (x, w, "f[1536]"), attrs)
+        yield RealCall("ConvTranspose", label, (x, w), attrs)
+        yield RealCall("ConvWeightGrad", label, (x, x), {**attrs, "kernel_shape": [taps]})
+
+
 def _others() -> Iterator[RealCall]:
     yield RealCall("AllFinite", "4096x1024", (None, "f[4096,1024]"))
     p, g, hyper = "f32[4096,1024]", "f[4096,1024]", (*["f64[]"] * 5, "i64[]")
@@ -293,5 +302,5 @@ def _others() -> Iterator[RealCall]:
 
 CALLS: tuple[RealCall, ...] = (
     *_norms(), *_rms_norms(), *_group_norms(), *_attention(), *_losses(), *_activations(),
-    *_rotary(), *_rows(), *_others(),
+    *_rotary(), *_rows(), *_convolutions(), *_others(),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from onward.differentiate.loss_sum import counted_cross_entropy
 from onward.graph.graph import Graph, Role, Value, array_of, attributes, role_of
+from onward.graph.ops.loss import ignored_label
 
 # ops whose results are elements of their first input, or of all of them
 _MOVES = frozenset({"Reshape", "Slice", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Identity",
@@ -19,7 +20,7 @@ def label_inputs(graph: Graph) -> dict[str, int] | str:
     if isinstance(found, str):
         return found
     node, labels = found
-    ignored = int(attributes(node).get("ignore_index", -100))
+    ignored = ignored_label(attributes(node))
     values = _sources(labels, ignored)
     if isinstance(values, str):
         return values

@@ -22,6 +22,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, array_of, content_of, role_of, type_of
 from onward.graph.graph import attributes as attributes_of
 from onward.graph.ops import OPS
+from onward.graph.ops.loss import ignored_label
 from onward.graph.ops.reduce import reduced_dims
 from onward.graph.types import Dim, DType, Shape, product
 
@@ -342,7 +343,7 @@ def _label_count(b: Builder, node: Node) -> Value:
     weight = node.inputs[weight_at] if len(node.inputs) > weight_at else None
     assert labels is not None
     kind, rank = type_of(labels).dtype, type_of(labels).rank
-    ignored = b.scalar(int(attributes_of(node).get("ignore_index", -100)), kind)
+    ignored = b.scalar(ignored_label(attributes_of(node)), kind)
     counted = b.Not(b.Equal(labels, ignored))
     shares = b.cast(counted, DType.INT64)
     if weight is not None:

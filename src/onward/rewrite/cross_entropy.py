@@ -14,7 +14,7 @@ import numpy as np
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
 from onward.graph.ops import named
-from onward.graph.ops.loss import IGNORED, NEVER
+from onward.graph.ops.loss import IGNORED, NEVER, ignored_label
 from onward.graph.types import DType, product
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.matching import made_by, number_of, over_the_last
@@ -187,7 +187,7 @@ def _total(graph: Graph, node: Node, loss: Node, sign: int, masks: list[Value]) 
     b = Builder.at(graph, node)
     z, labels, *weight = loss.inputs
     assert labels is not None
-    ignored, shape = int(attrs.get("ignore_index", IGNORED)), type_of(labels).shape
+    ignored, shape = ignored_label(attrs), type_of(labels).shape
     counts_all = ignored == NEVER and not masks and not any(w is not None for w in weight)
     for mask in masks:
         seen = b.reshape(mask, shape)

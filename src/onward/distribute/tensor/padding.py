@@ -16,6 +16,7 @@ import numpy as np
 from onward.distribute.tensor.numbers_in_range import within
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, type_of
+from onward.graph.ops.loss import ignored_label
 from onward.graph.types import Type
 
 _HEAD = "LinearCrossEntropy"
@@ -116,7 +117,7 @@ def _pad(graph: Graph, value: Value, size: int) -> None:
 
 def _hide(b: Builder, node: Node, rows: int, size: int) -> None:
     """Gives the classes of a head from `rows` on the bias -inf, and refuses them as labels."""
-    labels, ignored = node.inputs[3], int(attributes(node).get("ignore_index", -100))
+    labels, ignored = node.inputs[3], ignored_label(attributes(node))
     assert labels is not None
     node.replace_input_with(3, within(b, labels, rows, "label", {}, ignored=ignored))
     given = [*node.inputs, None, None][:4]

@@ -6,6 +6,7 @@ Sources: https://onnx.ai/onnx/operators/onnx__SoftmaxCrossEntropyLoss.html,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,11 @@ IGNORED = -100  # the label that a node ignores which states none
 NEVER = -(1 << 31)  # as `ignore_index`: no label is ignored
 
 
+def ignored_label(attrs: Mapping[str, Any]) -> int:
+    """The label that a cross-entropy with these attributes ignores."""
+    return int(attrs.get("ignore_index", IGNORED))
+
+
 def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     """The smoothed loss, `(1 - e) nll + e smooth`; for each row
     `smooth = -mean_c(weight_c log_prob_c)`."""
@@ -31,7 +37,7 @@ def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> 
     weight = inputs[2] if len(inputs) > 2 else None
     assert logits is not None and labels is not None
     dtype, classes, rank = type_of(logits).dtype, type_of(logits).shape[1], type_of(logits).rank
-    smoothing, ignored = float(attrs["label_smoothing"]), attrs.get("ignore_index", IGNORED)
+    smoothing, ignored = float(attrs["label_smoothing"]), ignored_label(attrs)
     reduction = attrs.get("reduction", "mean")
     nll, log_prob = b.SoftmaxCrossEntropyLoss(
         *inputs, reduction=reduction, ignore_index=ignored
@@ -60,7 +66,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     assert dloss is not None and log_prob is not None and labels is not None
     dtype = type_of(log_prob).dtype
     classes, rank = type_of(log_prob).shape[1], type_of(log_prob).rank
-    counted = b.Not(b.Equal(labels, np.array(attrs.get("ignore_index", IGNORED), dtype=np.int64)))
+    counted = b.Not(b.Equal(labels, np.array(ignored_label(attrs), dtype=np.int64)))
     label = b.Where(counted, labels, np.zeros((), dtype=np.int64))  # i64[N,*S]
     smoothing = float(attrs.get("label_smoothing", 0.0))
     share = b.cast(counted, dtype)  # f[N,*S]

@@ -33,6 +33,21 @@ def unsupported(spec: KernelSpec) -> str | None:
     return None if list(pads[:half]) == list(pads[half:]) else f"{spec.op} with uneven pads"
 
 
+def not_depthwise(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported`: anything but a convolution over one dim with one filter per channel and
+    stride 1, or a gradient of one."""
+    inputs, attrs = spec.inputs, spec.attrs
+    image, weight = inputs[0], spec.outputs[0] if spec.op == "ConvWeightGrad" else inputs[1]
+    assert image is not None and weight is not None
+    # exactly one result per channel: sizes may be symbolic, groups are not
+    other = inputs[1] if spec.op == "ConvWeightGrad" else spec.outputs[0]
+    assert other is not None
+    alone = image.shape[1:2] == other.shape[1:2] and weight.shape[1:2] == (1,)
+    if image.rank != 3 or not alone:
+        return f"{spec.op} other than over one dim, by a filter of each channel"
+    return None if attrs.get("strides", [1]) == [1] else f"{spec.op} in strides"
+
+
 def _call(args: KernelArguments, rank: int, transposed: bool) -> tuple[Any, ...]:
     """Arguments for PyTorch's `convolution`: strides, pads, dilations, transposed, output padding,
     groups."""

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from onward.graph.ops.loss import ignored_label
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
@@ -31,7 +32,7 @@ def _bind_loss(args: KernelArguments) -> Launch:
     log_softmax = partial(aten._log_softmax.out, logits, 1, False, out=log_prob)
     nll = partial(
         aten.nll_loss_forward.output, log_prob, labels, weight,
-        _REDUCTION[args.attrs.get("reduction", "mean")], int(args.attrs.get("ignore_index", -100)),
+        _REDUCTION[args.attrs.get("reduction", "mean")], ignored_label(args.attrs),
         output=loss, total_weight=args.scratch[0],
     )  # fmt: skip
 
@@ -59,7 +60,7 @@ def _bind_smoothed(args: KernelArguments) -> Launch:
     weight = args.inputs[2] if len(args.inputs) > 2 else None
     loss, log_prob = args.outputs
     total, ignored, rows, added = args.scratch
-    ignore, smoothing = int(args.attrs.get("ignore_index", -100)), args.attrs["label_smoothing"]
+    ignore, smoothing = ignored_label(args.attrs), args.attrs["label_smoothing"]
     reduction = args.attrs.get("reduction", "mean")
     smooth = rows if reduction == "none" else added
     plain = _bind_loss(args)
@@ -106,7 +107,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     label, ignored, share, negative, total = args.scratch[:5]
     even = args.scratch[5] if len(args.scratch) > 5 else share
     smoothing = float(args.attrs.get("label_smoothing", 0.0))
-    ignore = int(args.attrs.get("ignore_index", -100))
+    ignore = ignored_label(args.attrs)
     mean = args.attrs.get("reduction", "mean") == "mean"
     rows = max(1, _BLOCK_BYTES // (dx.shape[1] * dx.element_size()))
     blocks = [

@@ -10,24 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onward.kernels.aten.conv import not_depthwise
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 
 
-def _of_each_channel(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: anything but a convolution with one filter per channel and stride 1."""
-    inputs, attrs = spec.inputs, spec.attrs
-    image, weight = inputs[0], spec.outputs[0] if spec.op == "ConvWeightGrad" else inputs[1]
-    assert image is not None and weight is not None
-    if (why := only_f32(spec)) is not None:
-        return why
-    # exactly one result per channel: sizes may be symbolic, groups are not
-    other = inputs[1] if spec.op == "ConvWeightGrad" else spec.outputs[0]
-    assert other is not None
-    alone = image.shape[1:2] == other.shape[1:2] and weight.shape[1:2] == (1,)
-    if image.rank != 3 or not alone:
-        return f"{spec.op} other than over one dim, by a filter of each channel"
-    return None if attrs.get("strides", [1]) == [1] else f"{spec.op} in strides"
+def _unsupported(spec: KernelSpec) -> str | None:
+    return only_f32(spec) or not_depthwise(spec)
 
 
 def _bind(args: KernelArguments, turn: int) -> Launch:
@@ -70,7 +59,7 @@ def _pad(args: KernelArguments) -> int:
 
 
 def _kernel(name: str, bind: Callable[[KernelArguments], Launch]) -> Kernel:
-    return Kernel(name, bind, unsupported=_of_each_channel, where=where, contiguous=None)
+    return Kernel(name, bind, unsupported=_unsupported, where=where, contiguous=None)
 
 
 KERNELS: dict[str, Kernel] = {

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from onward.graph.ops.loss import ignored_label
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.random import where
@@ -104,7 +105,7 @@ def _warps(columns: int) -> int:
 def _numbers(args: KernelArguments, classes: int) -> tuple[int, float, float, bool]:
     """The ignored label, the share of the label and of each class, and whether these differ."""
     smoothing = float(args.attrs.get("label_smoothing", 0.0))
-    ignore = int(args.attrs.get("ignore_index", -100))
+    ignore = ignored_label(args.attrs)
     return ignore, 1.0 - smoothing, smoothing / classes, smoothing > 0.0
 
 

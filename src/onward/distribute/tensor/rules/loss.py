@@ -22,6 +22,7 @@ from onward.distribute.tensor.sharding import PARTIAL, REPLICATED, split
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
+from onward.graph.ops.loss import ignored_label
 from onward.graph.types import DType, Size, Type
 
 
@@ -82,7 +83,7 @@ def _labelled(
     b[N,*S]."""
     classes, rank = type_of(logits).shape[1], type_of(logits).rank
     assert isinstance(classes, int)
-    ignored = np.array(attrs.get("ignore_index", -100), dtype=type_of(labels).dtype.numpy())
+    ignored = np.array(ignored_label(attrs), dtype=type_of(labels).dtype.numpy())
     limit = classes * place.ranks
     labels = within(b, labels, limit, "label", place.shared, ignored=int(ignored))
     counted = b.Not(b.Equal(labels, ignored))

@@ -11,6 +11,7 @@ from onward.distribute.tensor.sharding import PARTIAL, Sharding, split
 from onward.distribute.tensor.ways import RankPlace, ShardedCall, Way, same_op, way_rule
 from onward.graph.build import Builder
 from onward.graph.graph import Node, Value, attributes, type_of
+from onward.graph.ops.loss import ignored_label
 from onward.graph.types import DType, Type
 
 # by op: the places among the inputs of rows, of labels and of class weights
@@ -79,7 +80,7 @@ def _count(
     b: Builder, labels: Value, attrs: dict[str, object], place: RankPlace, node: Node
 ) -> Value:
     """The number of labels of all ranks that count, f64[]."""
-    ignored = attrs.get("ignore_index", -100)
+    ignored = ignored_label(attrs)
     key = ("labels", labels, ignored)
     if key not in place.shared:
         dtype = type_of(labels).dtype.numpy()

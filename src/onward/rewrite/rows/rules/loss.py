@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.graph import Node, Value, array_of, type_of
+from onward.graph.ops.loss import ignored_label
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     DEMAND,
@@ -39,9 +40,9 @@ def _linear_cross_entropy(q: Question) -> Answer:
 def _cross_entropy(q: Question) -> Answer:
     if not q.is_known(1) or any(d is not None for d in q.asked[1:]) or len(q.shape()) != 2:
         return q.refused("its labels are computed, or its probabilities are read")
-    if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
+    if _all_counted(q.x(1), ignored_label(q.attrs)):
         return [every_row(q, "every row counts") for _ in q.node.inputs]
-    counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
+    counted = sets.test(q.x(1), ignored_label(q.attrs))
     # whichever of its losses are demanded: eager refuses an invalid label in any row
     return others_whole(q, {0: Demand((0,), frozenset({counted}))})
 
