@@ -193,7 +193,7 @@ class OneHotLoss(nn.Module):
 @pytest.mark.parametrize("bad", [5, -1, 99])
 @pytest.mark.parametrize("form", ["table", "loss"])
 def test_a_one_hot_row_of_no_class_is_an_error(form: str, bad: int) -> None:
-    """As in PyTorch, which raises RuntimeError; nothing is trained."""
+    """Nothing is trained; PyTorch raises RuntimeError."""
     model, data = OneHotLoss(form), batch(2, 3, ignore=-100)
     assert_law(model, data)
     wrong = data | {"labels": data["labels"].clone()}
