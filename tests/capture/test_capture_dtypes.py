@@ -178,3 +178,10 @@ def test_arithmetic_on_whole_numbers_is_eagers(name: str, dtype: torch.dtype) ->
     want = model(k).item()
     found = onward.Trainer(model, onward.optim.SGD(lr=0.1)).train_step(k).loss
     assert want != 0 and float(found) == pytest.approx(want, rel=1e-5)
+
+
+def test_a_model_on_several_devices_is_refused_in_one_line() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).to("meta"))
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), lambda y, _: y.mean())
+    with pytest.raises(OnwardError, match=r"0\.weight on cpu, 1\.weight on meta.*fix: model\.to"):
+        trainer.train_step({"input": torch.ones(4, 3), "labels": torch.ones(4)})

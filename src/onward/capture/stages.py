@@ -66,6 +66,19 @@ def refuse_dtypes(traced: Traced) -> None:
     require_mask(model, traced.request.kwargs)
 
 
+def refuse_devices(traced: Traced) -> None:
+    """Raises CaptureError for parameters on several devices: a step has the memory of one."""
+    found: dict[torch.device, str] = {}
+    for name, parameter in traced.request.model.named_parameters():
+        found.setdefault(parameter.device, name)
+    if len(found) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in found.items())
+        raise CaptureError(
+            f"the parameters are on several devices ({places}), and a step has the memory of one; "
+            "fix: model.to(device), without device_map"
+        )
+
+
 def read_numbers(traced: Traced) -> None:
     """Runs the call once in eager mode for the numbers that the forward reads into Python, if this
     try is to bake them in. Raises CaptureError where it reads none."""
@@ -272,6 +285,7 @@ def say_notes(traced: Traced) -> None:
 
 
 STAGES: tuple[Stage, ...] = (
+    refuse_devices,
     refuse_dtypes,  # before the trace fails on them with a message that does not name the tensor
     read_numbers,  # before the trace, which has no numbers and is given these
     export_call,
