@@ -119,3 +119,15 @@ def test_a_collective_on_parts_is_that_of_the_whole(
         elif want.terms:
             y = np.maximum(*parts) if want == MAXIMA else parts[0] + parts[1]
         np.testing.assert_allclose(y, whole[t]["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "attrs", "have", "want"), CASES)
+def test_what_is_under_way_is_not_converted(
+    op: str, attrs: dict[str, Any], have: Sharding, want: Sharding
+) -> None:
+    """A wait takes what its start has made, so that no conversion of it is in a step's price."""
+    graph = along_tp(ranks_of(("tp",), (2,))[0], op, attrs)
+    solution = GivenSharding(graph, have, want).solution({})
+    under_way = {y for node in graph if node.op_type in STARTS for y in node.outputs}
+    assert under_way
+    assert not {value for value, _ in solution.conversions} & under_way
