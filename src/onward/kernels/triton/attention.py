@@ -25,7 +25,7 @@ from onward.graph.ops.random import threshold
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import where
 
 WIDEST = 256  # numbers per head
 _RANGED = 1024  # coordinates that are read at once

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onward.graph.types import LOW, DType, Type, product
+from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import other_types, where
 
 _TILE = 2048  # elements that a program holds
 _WIDEST = 1024  # features of a block
@@ -24,10 +24,7 @@ _JOINED = 64  # features of a program that joins them
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
-    return None
+    return other_types((*spec.inputs, *spec.outputs))
 
 
 def _tile(features: int, widest: int) -> tuple[int, int]:

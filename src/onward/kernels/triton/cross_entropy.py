@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from onward.graph.ops.loss import ignored_label
-from onward.graph.types import LOW, DType, Type
+from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import other_types, where
 
 _TILE = 4096  # logits that a program holds
 _COLUMNS_GRAD = 2048  # classes of a block of the gradient
@@ -43,10 +43,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
         return "no classes"
     if labels.dtype not in (DType.INT64, DType.INT32):
         return f"labels of {labels.dtype.name.lower()}"
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.is_floating and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
-    return None
+    floating = (t for t in (*spec.inputs, *spec.outputs) if t is not None and t.is_floating)
+    return other_types(floating)
 
 
 def _padded(n: int) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from onward.graph.types import LOW, DType
 from onward.kernels.aten.conv import not_depthwise
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import other_types, where
 
 _MOST_TAPS = 64
 _WIDTH = 1024  # places of a program
@@ -21,9 +20,8 @@ _HELD = 4096  # products that a program sums side by side
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
+    if (why := other_types((*spec.inputs, *spec.outputs))) is not None:
+        return why
     if (why := not_depthwise(spec)) is not None:
         return why
     weight = spec.outputs[0] if spec.op == "ConvWeightGrad" else spec.inputs[1]

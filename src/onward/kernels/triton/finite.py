@@ -12,7 +12,7 @@ import torch
 from onward.graph.types import LOW, DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.multi_tensor import SIZE, tables
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:

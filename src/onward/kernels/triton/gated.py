@@ -12,19 +12,15 @@ from typing import Any
 
 import torch
 
-from onward.graph.types import LOW, DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
 from onward.kernels.triton.strided import more_dims, row_layout
+from onward.kernels.triton.supported import other_types, where
 
 _TILE = 1024  # elements that a program holds of each tensor
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
-    return more_dims(spec)
+    return other_types((*spec.inputs, *spec.outputs)) or more_dims(spec)
 
 
 def _bound(args: KernelArguments, tensors: Sequence[torch.Tensor], kernel: Any) -> Launch:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from onward.graph.types import LOW, DType, Type, product
+from onward.graph.types import DType, Type, product
 from onward.kernels.aten.group_norm import sizes
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import other_types, where
 
 _WIDEST = 8192  # numbers of a group that a program holds
 _TILE = 4096  # elements that a program holds of a larger one
@@ -30,9 +30,8 @@ def _power(n: int) -> int:
 
 def _unsupported(spec: KernelSpec) -> str | None:
     x, statistics = spec.outputs[0], spec.outputs[1:3] if spec.op == "GroupNorm" else ()
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
+    if (why := other_types((*spec.inputs, *spec.outputs))) is not None:
+        return why
     if spec.op == "GroupNormGrad":
         statistics = [t for t in spec.inputs[3:5] if t is not None]
     if any(t.dtype != DType.FLOAT for t in statistics):

@@ -25,7 +25,7 @@ from onward.kernels.aten.linear_cross_entropy import (
     weigh_labels,
 )
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import where
 
 ROWS = 2048  # rows of a block
 _COLUMNS = 4096  # logits that a program reads at once

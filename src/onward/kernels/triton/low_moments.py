@@ -6,7 +6,7 @@ operators of a chunk move more than 100.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -16,10 +16,9 @@ import torch
 
 from onward.graph.ops.optimizers.quantization import SIGNED, UNSIGNED
 from onward.graph.types import LOW, DType
-from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.multi_tensor import tables
-from onward.kernels.triton.random import where
+from onward.kernels.triton.multi_tensor import by_kind, tables
+from onward.kernels.triton.supported import where
 from onward.kernels.triton.update import numbers
 
 _SIZE = 2048  # elements of a block: rows of the generator, and blocks of codes
@@ -67,16 +66,13 @@ def _maps(device: torch.device) -> torch.Tensor:
 
 def _together(calls: Sequence[KernelArguments], form: _Form) -> Launch:
     """Binds updates as one launch for each dtype of gradients and set of hyperparameters."""
-    groups: dict[Any, list[KernelArguments]] = {}
-    for call in calls:
-        if call.y.numel():
-            shared = [call.x(i) for i in form.hyper]
-            shared += [call.x(form.hyper.stop)] if form.drawn else []
-            shared += [s] if (s := form.scale(call)) is not None else []
-            pointers = tuple(x.data_ptr() for x in shared)
-            key = (call.x(1).dtype, call.attrs["decoupled"], pointers)
-            groups.setdefault(key, []).append(call)
-    return in_order([_launch(group, form) for group in groups.values()])
+
+    def kind(call: KernelArguments) -> Hashable:
+        shared = call.inputs[form.hyper.start :]  # a seed and a scale among them
+        pointers = tuple(None if x is None else x.data_ptr() for x in shared)
+        return (call.x(1).dtype, call.attrs["decoupled"], pointers)
+
+    return by_kind([c for c in calls if c.y.numel()], kind, partial(_launch, form=form))
 
 
 def _launch(calls: Sequence[KernelArguments], form: _Form) -> Launch:

@@ -10,7 +10,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from onward.graph.ops.optimizers import quantization, rounding
-from onward.kernels.triton.multi_tensor_device import at, moments, read, write
+from onward.kernels.triton.multi_tensor_device import at, moments, own_block, read, write
 from onward.kernels.triton.random_device import SPREAD, keyed, seeded, words
 
 _ROW = tl.constexpr(rounding.ROW)
@@ -92,9 +92,7 @@ def adam_bf16(
 
     The other arguments are those of `multi_tensor_device.adam`.
     """
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 10
-    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
-    n = tl.load(table + 9)
+    table, start, n = own_block(table, blocks, 10, SIZE)
     if start + SIZE <= n:  # without a mask, loads are of 16 bytes
         _bf16_block(
             table, start, n, scale, seed, first, one_less_first, second, one_less_second, rate,
@@ -186,9 +184,7 @@ def adam_8bit(
 
     The other arguments are those of `multi_tensor_device.adam`.
     """
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 12
-    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
-    n = tl.load(table + 11)
+    table, start, n = own_block(table, blocks, 12, SIZE)
     if start + SIZE <= n:
         _8bit_block(
             table, start, n, scale, maps, first, one_less_first, second, one_less_second, rate,

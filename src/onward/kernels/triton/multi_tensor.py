@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from onward.kernels.aten.product import in_order
+from onward.kernels.kernel import KernelArguments, Launch
+
 SIZE = 4096  # elements of a block
 ALIGNMENT = 16  # bytes
+
+
+def by_kind(
+    calls: Sequence[KernelArguments],
+    kind: Callable[[KernelArguments], Hashable],
+    launch: Callable[[Sequence[KernelArguments]], Launch],
+) -> Launch:
+    """Binds calls of the same kind together, by `launch`, and all kinds as one launch."""
+    groups: dict[Hashable, list[KernelArguments]] = {}
+    for call in calls:
+        groups.setdefault(kind(call), []).append(call)
+    return in_order([launch(group) for group in groups.values()])
 
 
 def tables(

@@ -18,6 +18,15 @@ ELEMENTS = {
 
 
 @triton.jit
+def own_block(table, blocks, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
+    """The program's row of the table, the first element of its block, and the number of elements,
+    which is in the last of the COLUMNS."""
+    table += tl.load(blocks + 2 * tl.program_id(0)) * COLUMNS
+    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
+    return table, start, tl.load(table + COLUMNS - 1)
+
+
+@triton.jit
 def at(table, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The tensor whose address is in this column. ALIGNED: all addresses are multiples of 16."""
     x = tl.load(table + column).to(tl.pointer_type(DTYPE))
@@ -98,9 +107,7 @@ def adam(
     rate: lr / (1 - beta1^t); root: sqrt(1 - beta2^t); decay: with DECOUPLED, what p is multiplied
     by, else what of p is added to g.
     """
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 10
-    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
-    n = tl.load(table + 9)
+    table, start, n = own_block(table, blocks, 10, SIZE)
     i = start + tl.arange(0, SIZE)
     if start + SIZE <= n:  # without a mask, loads are of 16 bytes
         _adam_block(
@@ -120,9 +127,7 @@ def square_sums(
 ):
     """Writes to sums f32[P] the sum of each block's squares. Columns: x, then the number of
     elements."""
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 2
-    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
-    n = tl.load(table + 1)
+    table, start, n = own_block(table, blocks, 2, SIZE)
     i = start + tl.arange(0, SIZE)
     if start + SIZE <= n:
         x = read(table, 0, DTYPE, ALIGNED, i, n, True)
@@ -154,9 +159,7 @@ def _odd(x):
 def all_finite(table, blocks, y, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, SIZE: tl.constexpr):
     """Writes 0 to y u8[] where an element of the block is infinite or NaN. Columns: x, then the
     number of elements. All programs that write, write the same."""
-    table += tl.load(blocks + 2 * tl.program_id(0)) * 2
-    start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * SIZE
-    n = tl.load(table + 1)
+    table, start, n = own_block(table, blocks, 2, SIZE)
     i = start + tl.arange(0, SIZE)
     if start + SIZE <= n:
         odd = _odd(read(table, 0, DTYPE, ALIGNED, i, n, True))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onward.graph.ops.norm import has_dx
-from onward.graph.types import LOW, DType, Type, product
+from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.norm_blocks import (
     WIDEST,
@@ -23,7 +23,8 @@ from onward.kernels.triton.norm_blocks import (
     tile,
     warps,
 )
-from onward.kernels.triton.random import outer_sizes, where
+from onward.kernels.triton.random import outer_sizes
+from onward.kernels.triton.supported import other_types, where
 
 _PROGRAMS = 512  # at most, that share the sums over rows
 
@@ -63,9 +64,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
         free = [inputs.pop(0), outputs.pop() if has_dx(spec.attrs) else None]  # dy and dx
     else:
         free = []
-    for t in free:
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
+    if (why := other_types(free)) is not None:
+        return why
     for t in (*inputs, *outputs):
         if t is not None and t.is_floating and t.dtype != DType.FLOAT:
             return f"{t.dtype.name.lower()} tensors"

@@ -15,19 +15,12 @@ import torch
 from onward.graph.ops.random import threshold
 from onward.graph.types import DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.target import Target
+from onward.kernels.triton.supported import where
 
 _MOST_OUTER = 4  # dims before the last
 _MOST_ELEMENTS = 1 << 31
 _TILE = 2048  # elements of one program
 _DTYPES = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)
-
-
-def where(target: Target) -> str | None:
-    """`Kernel.where` of every Triton kernel."""
-    if target.device != "cuda":
-        return f"not on {target.device}"
-    return None if target.triton else "Triton is not installed"
 
 
 def _unsupported(spec: KernelSpec) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onward.graph.types import LOW, DType, Type, product
+from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.triton.norm_blocks import (
     WIDEST,
@@ -23,7 +23,8 @@ from onward.kernels.triton.norm_blocks import (
     tile,
     warps,
 )
-from onward.kernels.triton.random import outer_sizes, where
+from onward.kernels.triton.random import outer_sizes
+from onward.kernels.triton.supported import other_types, where
 
 _PROGRAMS = 512  # at most, that share the sums over rows
 _MOST_DIMS = 5
@@ -42,10 +43,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
         return "rows of no numbers"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "ratio 1"
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.is_floating and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
-    return None
+    floating = (t for t in (*spec.inputs, *spec.outputs) if t is not None and t.is_floating)
+    return other_types(floating)
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onward.graph.types import LOW, DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
 from onward.kernels.triton.strided import more_dims, row_layout
+from onward.kernels.triton.supported import other_types, where
 
 _WIDEST = 4096  # numbers of a head
 _TILE = 1024  # pairs that a program turns
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    for t in (*spec.inputs, *spec.outputs):
-        if t is not None and t.dtype not in (DType.FLOAT, *LOW):
-            return f"{t.dtype.name.lower()} tensors"
+    if (why := other_types((*spec.inputs, *spec.outputs))) is not None:
+        return why
     x, cos = spec.inputs[:2]
     assert x is not None and cos is not None
     width, turns = x.shape[-1], cos.shape[-1]

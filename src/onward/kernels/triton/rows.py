@@ -20,7 +20,7 @@ import torch
 from onward.graph.types import LOW, DType, Shape, Size, Type, product
 from onward.kernels.aten.data import KERNELS as PLAIN
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.random import where
+from onward.kernels.triton.supported import where
 
 _DEEPEST = 4  # numbers of an index
 _MOST = (1 << 31) - 2  # rows of a table, and updates of it

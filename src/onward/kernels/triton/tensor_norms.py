@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from onward.graph.types import LOW, DType
-from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.multi_tensor import SIZE, tables
-from onward.kernels.triton.random import where
+from onward.kernels.triton.multi_tensor import SIZE, by_kind, tables
+from onward.kernels.triton.supported import where
 
 _WIDTH = 1024  # sums that a program adds at once
 
@@ -30,11 +29,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _together(calls: Sequence[KernelArguments]) -> Launch:
-    """Binds norms as two launches for each dtype."""
-    groups: dict[torch.dtype, list[KernelArguments]] = {}
-    for call in calls:
-        groups.setdefault(call.x().dtype, []).append(call)
-    return in_order([_launch(group) for group in groups.values()])
+    return by_kind(calls, lambda call: call.x().dtype, _launch)
 
 
 def _launch(calls: Sequence[KernelArguments]) -> Launch:

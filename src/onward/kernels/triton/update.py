@@ -6,16 +6,15 @@ Bytes per parameter with a gradient of bf16: 26, the least there is with p, m an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from onward.graph.types import LOW, DType
-from onward.kernels.aten.product import in_order
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.multi_tensor import SIZE, tables
-from onward.kernels.triton.random import where
+from onward.kernels.triton.multi_tensor import SIZE, by_kind, tables
+from onward.kernels.triton.supported import where
 
 _HYPER = range(5, 11)  # lr, beta1, beta2, eps, weight decay, the update's number
 
@@ -34,17 +33,15 @@ def _scale(args: KernelArguments) -> torch.Tensor | None:
     return args.inputs[11] if len(args.inputs) > 11 else None
 
 
+def _kind(call: KernelArguments) -> Hashable:
+    """The gradient's dtype, the state and the hyperparameters, which calls of a launch share."""
+    shared = call.inputs[_HYPER.start :]  # a scale among them
+    pointers = tuple(None if x is None else x.data_ptr() for x in shared)
+    return (call.x(1).dtype, len(call.outputs), call.attrs["decoupled"], pointers)
+
+
 def _together(calls: Sequence[KernelArguments]) -> Launch:
-    """Binds updates as one launch for each dtype of gradients and set of hyperparameters."""
-    groups: dict[Any, list[KernelArguments]] = {}
-    for call in calls:
-        if call.outputs[0].numel():
-            hyper = tuple(call.x(i).data_ptr() for i in _HYPER)
-            scale = _scale(call)
-            kind = (call.x(1).dtype, len(call.outputs), call.attrs["decoupled"])
-            key = (*kind, hyper, None if scale is None else scale.data_ptr())
-            groups.setdefault(key, []).append(call)
-    return in_order([_launch(group) for group in groups.values()])
+    return by_kind([c for c in calls if c.y.numel()], _kind, _launch)
 
 
 def _launch(calls: Sequence[KernelArguments]) -> Launch:
