@@ -44,12 +44,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def share(name: str) -> float:
+    """A number from 0 to 1 of a test's or a file's name, always the same."""
+    return hashlib.sha256(name.encode()).digest()[0] / 256
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
     same. A test whose cases take long (`durations.json`) keeps as many as fit in SECONDS, at least
     one. With `--thin N` 1 in N of the former stay, and of each test as many cases as fit in CASES
     seconds; a test whose first case takes longer than TEST seconds stays with the probability TEST
-    by its seconds. With `--whole`, and where cases are asked for by name, all of them stay. With
+    by its seconds, as do all tests of a file that share what takes longer. With `--whole`, and where cases are asked for by name, all of them stay. With
     `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
@@ -68,9 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if seconds:
             del found[max(1, int((SECONDS if thin == 1 else CASES) / seconds)) :]
         slow = found[0].get_closest_marker("slow") is not None
-        drawn = hashlib.sha256(name.encode()).digest()[0] / 256 * seconds < TEST
+        file = name.partition("::")[0]
+        drawn = all(share(of) * known.get(of, 0.0) < TEST for of in (name, file))
         if not (quick and slow) and (drawn or thin == 1):
-            files.setdefault(name.partition("::")[0], []).append(found)
+            files.setdefault(file, []).append(found)
     kept = {
         item
         for tests in files.values()

@@ -1,5 +1,8 @@
 """Writes `tests/durations.json`: the mean seconds of a case of each test whose cases take a tenth
 of a second or more. They are read from the report of a run, which pytest writes in JUnit's format.
+
+A file's own entry is the seconds of what its tests share, a fixture of the module. It is written by
+hand, since the report adds it to the test that comes first.
 """
 
 from __future__ import annotations
