@@ -192,8 +192,13 @@ def test_a_row_may_name_a_folder() -> None:
 
 def test_the_page_of_fuzzing_has_the_seconds_of_ci() -> None:
     run = (prose.ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    seconds = sum(map(int, re.findall(r" FUZZ_ARGS=.--seconds (\d+)", run)))
-    assert f"`.ci/run` does it for {seconds} seconds" in prose.texts()["docs/fuzzing.md"]
+    page = " ".join(prose.texts()["docs/fuzzing.md"].split())
+    programs, files = (
+        re.search(rf" {name}=.--seconds (\d+)", run) for name in ("FUZZ_ARGS", "FUZZ_FILES_ARGS")
+    )
+    assert programs is not None and files is not None
+    assert f"`.ci/run` does it for {programs[1]} seconds" in page
+    assert f"`.ci/run` loads files for {files[1]} seconds" in page
 
 
 # ---- docstrings
