@@ -136,6 +136,20 @@ def test_what_is_set_otherwise_is_captured_again(
     assert exports.taken() >= 1
 
 
+@pytest.mark.parametrize("part", [torch.backends.cuda.matmul, torch.backends.mkldnn.conv])
+def test_captures_are_kept_for_each_precision_of_products(
+    part: Any, kept: Program, exports: Exports
+) -> None:
+    """PyTorch's flag for all products raises once one part has a precision of its own."""
+    before = part.fp32_precision
+    try:
+        for taken in (1, 0):
+            runs(kept, lambda p: setattr(part, "fp32_precision", "tf32"), before=False)
+            assert exports.taken() == taken
+    finally:
+        part.fp32_precision = before
+
+
 def test_what_no_capture_reads_may_be_another(kept: Program, exports: Exports) -> None:
     """Numbers of parameters, buffers and batches, and settings that were not read."""
 

@@ -197,6 +197,22 @@ for _call, _sharing in (*_LARGE, *_ROWS):
         CHECKS[f"{'packed' if isinstance(_call, Rows) else 'attention'} {_made}"] = _made
 
 
+def run_with_precision(precision: str) -> None:
+    """Attention where torch's flag of a backend's products is set, after which its older flag
+    `allow_tf32` raises."""
+    products: Any = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = precision
+    try:
+        Attention(_SIZED)()
+    finally:
+        products.fp32_precision = before
+
+
+for _precision in ("tf32", "ieee"):
+    CHECKS[f"precision {_precision} float"] = partial(run_with_precision, _precision)
+
+
 # ---- dropout to the bit
 
 

@@ -124,12 +124,17 @@ def _flags() -> list[object]:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed:
         raise NotKept("torch.distributed has a process group")
+    # read one by one: the flags that speak of several raise where these differ
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    products: tuple[Any, ...] = (
+        backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn,
+    )  # fmt: skip
     found = [
         repr(torch.get_default_dtype()),
         repr(torch.get_default_device()),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
+        [part.fp32_precision for part in products],
         torch.is_inference_mode_enabled(),
         torch.is_autocast_cache_enabled(),
         [torch.is_autocast_enabled(d) for d in ("cpu", "cuda")],
@@ -144,12 +149,8 @@ def _flags() -> list[object]:
             core._get_math_sdp_enabled(),
             core._get_cudnn_sdp_enabled(),
         ],
-        [backends.cudnn.enabled, backends.cudnn.allow_tf32, backends.cudnn.deterministic],
-        [
-            backends.cuda.matmul.allow_tf32,
-            backends.mkldnn.enabled,
-            backends.mha.get_fastpath_enabled(),
-        ],
+        [cudnn.enabled, cudnn.deterministic],
+        [mkldnn.enabled, backends.mha.get_fastpath_enabled()],
         backends.opt_einsum.enabled,
         backends.opt_einsum.strategy,
     ]

@@ -164,7 +164,7 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
     shared_bias = (0, *_strides(bias)[1:]) if bias is not None and bias.shape[0] == 1 else None
     ratio = float(args.attrs.get("ratio", 0.0))
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    exact = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
     width, values = q.shape[3], v.shape[3]
     flags = {
         "WIDTH": width, "VALUES": values, "W": _padded(width), "E": _padded(values),
