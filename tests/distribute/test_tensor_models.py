@@ -23,6 +23,7 @@ from onward.distribute.tensor.padding import paddable, padded
 from onward.distribute.tensor.sharding import split
 from onward.errors import OnwardError
 from onward.graph.build import Builder
+from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, attributes
 from onward.graph.ops.collective import STARTS, sequence_of
 from onward.graph.types import DType, parse_type
@@ -198,6 +199,17 @@ def test_rows_of_padding_stay_zeros() -> None:
     [found] = steps.run(model, graph, [Mesh()])
     gradient = found[graph.signature.gradients[name]]
     assert gradient.shape[0] == 40 and not gradient[33:].any() and gradient[:33].any(axis=1).all()
+
+
+def test_ids_from_the_end_of_a_padded_table_are_those_of_its_own_rows() -> None:
+    graph = Graph()
+    ids = graph.input("ids", parse_type("i64[5]"), Role.BATCH)
+    table = graph.input("table", parse_type("f32[9,4]"), Role.PARAM)
+    graph.output("rows", Builder(graph).Gather(table, ids, axis=0))
+    numbers, w = np.array([-1, 0, 8, -9, -4]), np.random.default_rng(0).random((9, 4), np.float32)
+    wide = np.concatenate([w, np.zeros((3, 4), np.float32)])
+    found = evaluate(padded(graph, {"table": 12}), {"ids": numbers, "table": wide})
+    np.testing.assert_array_equal(found["rows"], w[numbers])
 
 
 def test_what_is_not_padded() -> None:
