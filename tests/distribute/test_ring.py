@@ -219,6 +219,7 @@ def methods(model: steps.Made, ranks: int, asked: str) -> list[str]:
         ("gpt2", 2, "auto", "alltoall"),
         ("gpt2", 8, "auto", "ring"),
         ("bert", 8, "auto", "ring"),
+        ("llama", 2, "auto", "allgather"),  # 24 on both sides
         ("llama", 4, "auto", "allgather"),
         ("llama", 8, "auto", "allgather"),
         *(("gpt2", 4, asked, asked) for asked in METHODS if asked != "auto"),

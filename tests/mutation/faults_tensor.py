@@ -6,6 +6,7 @@ from fault import Fault
 
 TENSOR = ("distribute/test_tensor_models.py",)
 CONTEXT = ("distribute/test_context.py",)
+RING = ("distribute/test_ring.py",)
 EXPERTS = ("distribute/test_experts.py",)
 TENSOR_RULES = ("distribute/test_tensor_rules.py",)
 PADDED = ("distribute/test_tensor_models.py",)
@@ -174,7 +175,7 @@ TENSOR_FAULTS: tuple[Fault, ...] = (
     Fault(
         "ranks: heads are exchanged whatever it costs",
         "distribute/tensor/rules/attention_methods.py",
-        "4 * heads + 4 * groups < 6 * groups * call.ranks", "True", CONTEXT,
+        "4 * heads + 4 * groups < 6 * groups * call.ranks", "True", RING,
     ),
     Fault(
         "ranks: backward exchanges heads once more",

@@ -64,6 +64,14 @@ class Batch:
                 leaves[i] = leaf[torch.arange(rows, device=leaf.device) % leaf.shape[0]]
         return batch_of(*pytree.tree_unflatten(leaves, spec))
 
+    def on(self, device: torch.device) -> Batch:
+        """The batch on a device, where all its tensors are in the host's memory; else the batch as
+        it is, of which the caller has placed the tensors."""
+        if device.type == "cpu" or any(t.device.type != "cpu" for t in self.tensors):
+            return self
+        moved = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), self.given)
+        return batch_of(*moved)
+
     def named(self) -> dict[str, Any]:
         """The inputs by name: keyword arguments by theirs, positional ones as `input_0`, ...; the
         first target as `labels`."""

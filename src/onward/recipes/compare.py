@@ -86,6 +86,7 @@ ROWS = (
     TableRow(
         "  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "the memory"
     ),
+    TableRow("peak memory of the GPU, MiB", lambda r: r.peak_device_mib, ".0f", "the memory"),
     TableRow("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
     TableRow("eval loss", lambda r: r.eval_loss, ".4f"),
 )
@@ -116,6 +117,8 @@ def table(ours: EngineResult, reference: EngineResult, baseline: Baseline) -> st
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
         a, b = row.value(ours), row.value(reference)
+        if not a and not b:  # of a device that was not there
+            continue
         line = f"{row.title:<36}{a:>12{row.form}}{b:>12{row.form}}"
         if row.ratio and a > 0 and b > 0:
             share = b / a if row.title.endswith(", s") else a / b
@@ -135,7 +138,7 @@ def in_words(ours: EngineResult, reference: EngineResult) -> str:
     """One sentence about time and memory."""
     total = reference.total_s / ours.total_s
     later = ours.tokens_per_second / reference.tokens_per_second
-    share = ours.peak_rss_mib / reference.peak_rss_mib
+    share = ours.peak_memory_mib / reference.peak_memory_mib
     return (
         f"Onward is {_times(total)} in total, {_times(later)} after the first step, with "
         f"{abs(1 - share):.0%} {'less' if share <= 1 else 'more'} memory than eager PyTorch."

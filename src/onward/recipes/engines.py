@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onward.checkpoint import folder_name, rotate, unwritten
+from onward.recipes.devices import device_of
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.trainer_switches import precision, trainer_options
 from onward.train import StepResult, Trainer
@@ -34,7 +35,7 @@ class EagerTrainer:
     """Eager PyTorch in a typical training loop, with those methods of `onward.Trainer` that the
     loop of a run calls.
 
-    updates: optimizer updates done.
+    updates: optimizer updates done. device: of the model's parameters, where batches are moved.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class EagerTrainer:
         self.updates = 0
         self.accumulate = config.gradient_accumulation_steps
         self.max_grad_norm, self.low = config.max_grad_norm, _LOW.get(precision(config))
-        self.scaler = torch.amp.GradScaler("cpu", enabled=self.low == torch.float16)
+        self.device = device_of(model)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.low == torch.float16)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._micro_steps = 0
         self._registered: list[Stateful] = []
@@ -63,7 +65,7 @@ class EagerTrainer:
         if not self._micro_steps:
             self.model.train()
         with self._precision():
-            loss = self.model(**batch).loss
+            loss = self.model(**self._on_device(batch)).loss
         self.scaler.scale(loss * share).backward()  # type: ignore[union-attr]
         self._micro_steps += 1
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -88,7 +90,7 @@ class EagerTrainer:
         named by `fetch`."""
         self.model.eval()
         with self._precision():
-            found = self.model(**batch)
+            found = self.model(**self._on_device(batch))
         outputs = {name: found[name] for name in fetch}
         return StepResult(found.loss.detach(), updated=False, outputs=outputs)
 
@@ -130,7 +132,11 @@ class EagerTrainer:
         return random_part(), registered_part(objects), model_part(self.model)
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast("cpu", self.low or torch.bfloat16, enabled=self.low is not None)
+        low = self.low or torch.bfloat16
+        return torch.autocast(self.device.type, low, enabled=self.low is not None)
+
+    def _on_device(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
 
 LoopTrainer = Trainer | EagerTrainer

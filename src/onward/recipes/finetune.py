@@ -22,6 +22,7 @@ import onward
 from onward.checkpoint import StagedFiles
 from onward.errors import OnwardError
 from onward.recipes.describe import Run, describe
+from onward.recipes.devices import device_line, take_device, training_device
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.report.charts import has_charts
 from onward.recipes.report.written_files import PAGE
@@ -72,6 +73,8 @@ def summary(run: Run) -> str:
         f"{config.warmup_steps} warmup",
         f"engine     {engines}; {versions_line()}",
     ]
+    if (device := training_device(config)).type != "cpu":
+        lines.append(f"device     {device_line(device)}")
     if config.mesh is not None:
         lines.append(
             f"mesh       {config.mesh}: each process trains "
@@ -125,6 +128,7 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
             "platform": platform.platform(),
             "cpus": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "device": device_line(training_device(run.job.config)),
         },
         "texts": [
             {"source": text.source, "sha256": text.sha256, "characters": len(text)}
@@ -155,7 +159,10 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
 
     command: the command line, to be recorded.
     """
-    with StopSignals(tells=not started()[0]) as signals, joined_ranks() as joined:
+    with (
+        StopSignals(tells=not started()[0]) as signals,
+        joined_ranks(take_device(config).type) as joined,
+    ):
         config = with_mesh(config, joined.ranks)
         ranks = joined.of(config)
         run = _described(config, ranks)
@@ -398,7 +405,7 @@ def single_report(result: EngineResult, baseline: Baseline) -> str:
         [
             f"total time          {result.total_s:.1f} s (first step {result.first_step_s:.2f} s)",
             f"tokens/s            {result.tokens_per_second:.0f} after the first step",
-            f"peak memory         {result.peak_rss_mib:.0f} MiB",
+            f"peak memory         {result.peak_memory_mib:.0f} MiB",
             f"final train loss    {result.train_loss:.4f} (last 10 updates)",
             f"eval loss           {result.eval_loss:.4f}",
             *(

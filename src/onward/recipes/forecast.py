@@ -24,13 +24,13 @@ def forecast(job: Job) -> StepExplanation:
     """Explains the step of a job's first micro-batch, of which nothing runs. The model is built;
     the weights of a model from scratch stay as they were allocated, so that one fits that is
     larger than the memory. Raises OnwardError for a step that cannot be explained."""
-    import psutil
-
+    from onward.recipes.devices import free_memory, training_device
     from onward.recipes.job_start import at_its_start
     from onward.recipes.start_model import build_model, from_scratch
 
     config = job.config
-    free = psutil.virtual_memory().available  # before the weights, which the step's memory counts
+    # before the weights, which the step's memory counts
+    free = free_memory(training_device(config))
     with _unset_weights() if from_scratch(config) else nullcontext():
         model: Any = build_model(config, job.model_config)
     trainer, batch = at_its_start(job, model)

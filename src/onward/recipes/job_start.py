@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onward.recipes.devices import take_device
 from onward.recipes.engines import onward_trainer
 from onward.recipes.optimizers import optimizer_of
 
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 
 
 def at_its_start(job: Job, model: Any) -> tuple[Trainer, Batch]:
-    """The Trainer of a job's model, and the first micro-batch as a run draws it."""
+    """The Trainer of a job's model, on the device of the run, and the first micro-batch as a run
+    draws it."""
     config = job.config
+    device = take_device(config)
+    model.to(device)
     model.config.use_cache = False
     trainer = onward_trainer(model, optimizer_of(model, config), config)
     torch.manual_seed(config.seed)  # of what the task draws
-    return trainer, job.first_batch(job.train, config.per_device_train_batch_size)
+    batch = job.first_batch(job.train, config.per_device_train_batch_size)
+    return trainer, {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 __all__ = ["at_its_start"]

@@ -24,6 +24,7 @@ from onward.errors import OnwardError
 from onward.fitting.schedules import named_schedule
 from onward.prepare.batch import bind_batch
 from onward.recipes.best_weights import BestWeights
+from onward.recipes.devices import device_of, peak_mib, reset_peak, take_device
 from onward.recipes.engines import ENGINES, LoopTrainer
 from onward.recipes.generated_texts import generated_texts, text_scores, write_texts
 from onward.recipes.optimizers import optimizer_of
@@ -153,6 +154,7 @@ class EngineResult:
     tokens_per_second: over all updates but the first, without padding.
     base_rss_mib, peak_rss_mib: memory before the model was built; the peak while training; MiB.
     start_weights_sha256: of the weights before the first update. scores: of the evaluation.
+    peak_device_mib: the peak of a GPU's memory while training, MiB; 0 on the CPU.
     """
 
     engine: str
@@ -166,6 +168,12 @@ class EngineResult:
     eval_loss: float
     start_weights_sha256: str
     scores: dict[str, float] = field(default_factory=dict)
+    peak_device_mib: float = 0.0
+
+    @property
+    def peak_memory_mib(self) -> float:
+        """The peak of the memory that the run trains in, MiB: a GPU's, or the process's."""
+        return self.peak_device_mib or self.peak_rss_mib
 
     @property
     def train_loss(self) -> float:
@@ -215,13 +223,16 @@ def train(
     signals = signals or StopSignals()
     model = build_model(config, job.model_config)
     history = RunHistory(checkpoints.record, weights_sha256(model), ranks)
+    device = take_device(config)
+    model_of: Any = model
+    model_of.to(device)
     # the key/value cache serves generation; in training it only costs memory
     as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
     with _use_cache(model, False):
         trainer = _updates(
             job, engine_name, model, history, checkpoints, signals, reporter, as_loaded, ranks
         )
-        peak_rss = peak_rss_mib()
+        peak_rss, peak_device = peak_rss_mib(), peak_mib(device)
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
             eval_loss, scores = evaluate(trainer, job, ranks)
@@ -237,6 +248,7 @@ def train(
         tokens_per_second=_tokens_per_second(history),
         base_rss_mib=base_rss,
         peak_rss_mib=peak_rss,
+        peak_device_mib=peak_device,
         eval_loss=eval_loss,
         start_weights_sha256=history.start_weights_sha256,
         scores=scores,
@@ -275,6 +287,7 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
         staged.publish()
     if isinstance(trainer, Trainer):
         batch = job.first_batch(job.eval, 2)
+        batch = {name: tensor.to(device_of(model)) for name, tensor in batch.items()}
         with StagedFiles(folder) as staged:
             for name, (part, inputs) in job.task.exports(batch, model).items():
                 path = staged.path / name
@@ -321,6 +334,7 @@ def _updates(
     torch.manual_seed(config.seed)
     optimizer = optimizer_of(model, config)
     reset_peak_rss()
+    reset_peak(device_of(model))
     started = time.perf_counter()
     trainer = ENGINES[engine_name](model, optimizer, config)
     scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
@@ -473,7 +487,8 @@ def evaluate(
         if counts_here:
             counts[place] = task.counted(batch)
             losses[place] = counts[place] * float(step.loss) if counts[place] else 0.0
-            told[place] = task.predictions(rows, batch, step.outputs)
+            outputs = {name: tensor.cpu() for name, tensor in step.outputs.items()}
+            told[place] = task.predictions(rows, batch, outputs)
     total = count = 0.0
     for part, number in zip(
         ranks.joined(losses, len(starts)), ranks.joined(counts, len(starts)), strict=True
@@ -510,6 +525,7 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
         "tokens_per_second": result.tokens_per_second,
         "peak_rss_mib": result.peak_rss_mib,
         "base_rss_mib": result.base_rss_mib,
+        **({"peak_device_mib": result.peak_device_mib} if result.peak_device_mib else {}),
         "start_weights_sha256": result.start_weights_sha256,
     }
 

@@ -233,6 +233,8 @@ class FinetuneConfig:
     offload_dir: str | None = of_trainer("offload_dir", None)
     bf16: bool = of_trainer("bf16", False)
     fp16: bool = of_trainer("fp16", False)
+    tf32: bool = option(False, "products of fp32 in TF32, on GPUs of NVIDIA's Ampere and later")
+    use_cpu: bool = option(False, "train on the CPU, although a GPU is here")
     export_dtype: Literal["float32", "float16", "bfloat16"] = option(
         "float32", "element type of products and their weights in the model.onnx that is written"
     )

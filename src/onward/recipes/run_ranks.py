@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from onward.distribute import DATA_AXES, Mesh, rank_on
 from onward.errors import OnwardError, one_line
+from onward.recipes.devices import BACKENDS
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import started
 from onward.recipes.stop_signals import Stopped
@@ -158,15 +159,16 @@ class RunRanks:
 
 
 @contextlib.contextmanager
-def joined_ranks() -> Generator[RunRanks]:
-    """A context with the processes of the run, joined over Gloo. An error that ends it is said by
-    one of them: the others end with status 2."""
+def joined_ranks(device: str) -> Generator[RunRanks]:
+    """A context with the processes of the run, joined over Gloo, and over NCCL for what is on GPUs.
+    An error that ends it is said by one of them: the others end with status 2. device: the type of
+    the device that they train on."""
     rank, ranks = started()
     if ranks == 1:
         yield RunRanks()
         return
     store, *_ = next(rendezvous("env://", rank, ranks))
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    distributed.init_process_group(BACKENDS[device], store=store, rank=rank, world_size=ranks)
     run = RunRanks(rank, ranks, store)
     try:
         yield run

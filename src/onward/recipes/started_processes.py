@@ -21,6 +21,12 @@ def started() -> tuple[int, int]:
     return (rank, ranks) if 0 <= rank < ranks else (0, 1)
 
 
+def local_rank() -> int:
+    """The number of this process among those that torchrun has started on this machine; else 0."""
+    told = environment_variables().get("LOCAL_RANK", "")
+    return int(told) if told.isdigit() and started()[1] > 1 else 0
+
+
 @contextlib.contextmanager
 def quiet_unless_first() -> Iterator[None]:
     """A context in which rank 0 alone prints."""
@@ -35,4 +41,4 @@ def quiet_unless_first() -> Iterator[None]:
         yield
 
 
-__all__ = ["quiet_unless_first", "started"]
+__all__ = ["local_rank", "quiet_unless_first", "started"]

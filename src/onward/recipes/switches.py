@@ -20,6 +20,7 @@ RENAMED = {
     "max_source_length": "max_seq_length",
     "summary_column": "label_column",
     "num_beams": "generation_num_beams",
+    "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
 }
@@ -63,8 +64,6 @@ SWITCHES: dict[str, Switch] = {
     "should_continue": _flag(
         "a run goes on from the newest checkpoint in --output_dir", off="--overwrite_output_dir"
     ),
-    "no_cuda": _flag("training is on the CPU"),
-    "use_cpu": _flag("training is on the CPU"),
     "logging_first_step": _flag("the first line comes after --logging_steps updates"),
     "disable_tqdm": _flag("there is a bar on a terminal only"),
     "evaluate_during_training": _flag(_EVALUATED),
@@ -91,7 +90,7 @@ SWITCHES: dict[str, Switch] = {
     "deepspeed": Switch(
         "Onward exchanges gradients itself, and cuts state by ZeRO", "--zero 1", ("-1", "0", "1")
     ),
-    "tpu_num_cores": Switch("training is on the CPU", "leave it out", ("-1", "0", "1")),
+    "tpu_num_cores": Switch("training is on a CPU or a GPU", "leave it out", ("-1", "0", "1")),
     "dataset_name": _TEXT_FILES,
     "dataset_config_name": _TEXT_FILES,
     "cache_dir": Switch(

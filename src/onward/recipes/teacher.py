@@ -21,6 +21,8 @@ from onward.recipes.tasks.labelled import padding_token
 from onward.recipes.tasks.text_retrieval import TEACHER, pairs_of
 
 if TYPE_CHECKING:
+    import torch
+
     from onward.recipes.corpus import Text
 
 _WHERE = "in --teacher_model"
@@ -31,9 +33,11 @@ def taught(sources: Sequence[Text | Table], config: FinetuneConfig) -> tuple[Tab
     """Tables of pairs with the scores of the options' teacher, from 0 to 1, in a new column. Raises
     InputError for a teacher that cannot be loaded or does not score pairs."""
     name = config.teacher_model
+    from onward.recipes.devices import training_device
+
     assert name is not None, "the caller has looked"
     found: list[Table] = []
-    score = _Teacher(name)
+    score = _Teacher(name, training_device(config))
     for table in sources:
         assert isinstance(table, Table), "of the one task that has a teacher"
         with StageLine(f"teacher {name}: {len(table.rows)} pairs"):
@@ -47,7 +51,7 @@ class _Teacher:
     """Scores pairs of texts by a sequence classifier: with one output by its logistic function,
     with two by the probability of the second label."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
         options = FinetuneConfig(task="text-classification", model_name_or_path=name)
         if from_scratch(options):
             raise InputError(
@@ -67,6 +71,8 @@ class _Teacher:
                     "name one with one score, or with two labels of which the second is right",
                 )
             self._model: Any = build_model(options, self._config).eval()
+            self._model.to(device)
+            self._device = device
         except InputError as error:
             what, option, fix = str(error).rpartition(", in --model_name_or_path; fix: ")
             raise (InputError(what, _WHERE, fix) if option else error) from error
@@ -90,7 +96,7 @@ class _Teacher:
                 return_tensors="pt",
             )
             with torch.no_grad():
-                logits = self._model(**batch).logits  # f32[rows, labels]
+                logits = self._model(**batch.to(self._device)).logits  # f32[rows, labels]
             one = logits[:, 0].sigmoid() if logits.shape[1] == 1 else logits.softmax(-1)[:, 1]
             scores += one.tolist()
         return scores

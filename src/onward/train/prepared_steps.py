@@ -229,7 +229,8 @@ class PreparedSteps:
         """Captures the call of the model, in training or evaluation mode."""
         with training_mode(model, training), self._parts.lent():
             regions = not self._options.strict
-            request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
+            here = batch.on(self._session.memory.device)
+            request = CaptureRequest(model, *here.given, loss_fn, regions=regions)
             return compiler.capture(request)
 
     def choices(

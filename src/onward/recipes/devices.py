@@ -1,0 +1,85 @@
+"""The device that a run trains on: a CUDA device where one is here, else the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.started_processes import local_rank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of exchanges between processes
+
+
+def training_device(config: FinetuneConfig) -> torch.device:
+    """The device of this process; of those that torchrun has started on one machine each has a GPU
+    of its own. Raises InputError where there are fewer GPUs than processes, and for TF32 on a
+    CPU."""
+    if config.use_cpu or not torch.cuda.is_available():
+        if config.tf32:
+            raise InputError(
+                "TF32 is a precision of GPUs, and this run has none",
+                "in --tf32",
+                "leave it out",
+            )
+        return torch.device("cpu")
+    number, here = local_rank(), torch.cuda.device_count()
+    if number >= here:
+        raise InputError(
+            f"process {number} of this machine has no GPU: {here} are here",
+            "in the number of processes",
+            f"torchrun --nproc-per-node={here}, or --use_cpu true",
+        )
+    return torch.device("cuda", number)
+
+
+def take_device(config: FinetuneConfig) -> torch.device:
+    """Makes the device of this process the one that PyTorch takes, with products of fp32 in TF32
+    where the options ask for it; returns it. Raises what `training_device` raises."""
+    device = training_device(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if config.tf32:
+            torch.set_float32_matmul_precision("high")
+    return device
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device of a model's parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def device_line(device: torch.device) -> str:
+    """A device with the name of the GPU, for a reader."""
+    return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a device's memory that nothing holds; of the CPU the host's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forgets the largest memory so far that PyTorch has held on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float:
+    """The largest memory that PyTorch's tensors took on a GPU since `reset_peak`, MiB; of the CPU
+    0, where it is part of the process."""
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+
+
+__all__ = [
+    "BACKENDS", "device_line", "device_of", "free_memory", "peak_mib", "reset_peak", "take_device",
+    "training_device",
+]  # fmt: skip
