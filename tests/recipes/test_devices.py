@@ -1,0 +1,176 @@
+"""The device of a run: a GPU where one is here, by torch.cuda in other words than this machine's;
+the last tests need a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from onward.cli import main
+from onward.prepare.batch import batch_of, bind_batch
+from onward.recipes.devices import BACKENDS, take_device, training_device
+from onward.recipes.options import FinetuneConfig, InputError
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: str = "", ranks: int = 1
+) -> None:
+    """A machine with so many GPUs, and this process among those of torchrun."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    if ranks > 1:
+        told = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": str(ranks)}
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "started", "device"),
+    [
+        (0, {}, {}, "cpu"),
+        (1, {}, {}, "cuda:0"),
+        (4, {}, {}, "cuda:0"),
+        (4, {"use_cpu": True}, {}, "cpu"),
+        (0, {"use_cpu": True}, {}, "cpu"),
+        (4, {"tf32": True}, {}, "cuda:0"),
+        (4, {}, {"local_rank": "2", "ranks": 4}, "cuda:2"),
+        (4, {"use_cpu": True}, {"local_rank": "2", "ranks": 4}, "cpu"),
+        (0, {}, {"local_rank": "1", "ranks": 2}, "cpu"),
+    ],
+)
+def test_a_process_has_a_gpu_of_its_own_where_one_is_here(
+    gpus: int,
+    options: dict[str, bool],
+    started: dict,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(monkeypatch, gpus, **started)
+    found = training_device(FinetuneConfig(**options))
+    assert str(found) == device
+    assert found.type in BACKENDS
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "started", "words"),
+    [
+        (
+            2,
+            {},
+            {"local_rank": "2", "ranks": 3},
+            "process 2 of this machine has no GPU: 2 are here",
+        ),
+        (0, {"tf32": True}, {}, "in --tf32"),
+        (1, {"tf32": True, "use_cpu": True}, {}, "in --tf32"),
+    ],
+)
+def test_what_the_machine_has_not_is_refused_in_one_line(
+    gpus: int,
+    options: dict[str, bool],
+    started: dict,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(monkeypatch, gpus, **started)
+    with pytest.raises(InputError) as raised:
+        training_device(FinetuneConfig(**options))
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_a_flag_of_pytorch(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 2)
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    before = torch.get_float32_matmul_precision()
+    try:
+        assert [take_device(FinetuneConfig(tf32=tf32))] == taken
+        assert torch.backends.cuda.matmul.allow_tf32 == tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("spelled", ["--use_cpu", "--no_cuda", "--use-cpu=true"])
+def test_switches_of_transformers_are_understood(
+    spelled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1"]
+    assert (
+        main(["finetune", spelled, "--dry_run", *small, "--output_dir", str(tmp_path / "o")]) == 0
+    )
+    printed = capsys.readouterr()
+    assert "changes nothing" not in printed.err
+    assert '"use_cpu": true' in printed.out
+
+
+def test_tf32_without_a_gpu_ends_with_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, 0)
+    assert main(["finetune", "--tf32", "--output_dir", str(tmp_path / "out")]) == 2
+    assert "in --tf32; fix: leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_of_the_host_is_moved_whole_or_not_at_all() -> None:
+    """PyTorch's device of tensors without numbers stands for a GPU."""
+    meta, x, y = torch.device("meta"), torch.ones(3, 2), torch.ones(3)
+    moved = bind_batch((), {"x": x, "pair": (y, 1.5)}, has_loss=False).on(meta)
+    assert [t.device for t in moved.tensors] == [meta, meta]
+    assert moved.kwargs["pair"][1] == 1.5
+    assert moved.kind == bind_batch((), {"x": x, "pair": (y, 1.5)}, has_loss=False).kind
+    mixed = batch_of((), {"x": x.to(meta), "lengths": y}, ())
+    assert mixed.on(meta) is mixed
+    assert mixed.on(torch.device("cpu")) is mixed
+
+
+# ---- with a GPU
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["onward", "torch"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
+def test_a_run_on_a_gpu_learns_what_a_run_on_the_cpu_does(
+    engine: str, task: str, tmp_path: Path
+) -> None:
+    small = [
+        *("--task", task, "--vocab_size", "320", "--block_size", "32", "--max_steps", "6"),
+        *("--per_device_train_batch_size", "4", "--dropout", "0", "--max_eval_samples", "5"),
+        *("--engine", engine, "--logging_steps", "1", "--save_steps", "4", "--bf16", "false"),
+    ]
+    losses, results = [], []
+    for use_cpu in ("true", "false"):
+        folder = tmp_path / use_cpu
+        assert main(["finetune", *small, "--use_cpu", use_cpu, "--output_dir", str(folder)]) == 0
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines if '"loss"' in line])
+        results.append(json.loads((folder / "eval_results.json").read_text()))
+    there, here = results
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert here["eval_loss"] == pytest.approx(there["eval_loss"], rel=1e-3)
+    assert here["start_weights_sha256"] == there["start_weights_sha256"]
+    assert here["peak_device_mib"] > 0 and "peak_device_mib" not in there
+    assert (folder / "model.safetensors").is_file()
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+def test_batches_of_the_host_train_a_model_on_a_gpu() -> None:
+    import onward
+
+    torch.manual_seed(0)
+    losses = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 4).to(device)
+        x, target = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        loss = torch.nn.CrossEntropyLoss()
+        trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+        losses.append([float(trainer.train_step(x, target=target).loss) for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
