@@ -54,8 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     same. A test whose cases take long (`durations.json`) keeps as many as fit in SECONDS, at least
     one. With `--thin N` 1 in N of the former stay, and of each test as many cases as fit in CASES
     seconds; a test whose first case takes longer than TEST seconds stays with the probability TEST
-    by its seconds, as do all tests of a file that share what takes longer. With `--whole`, and where cases are asked for by name, all of them stay. With
-    `--quick` one case of an eighth of each file's tests stays, and no slow one."""
+    by its seconds, as do all tests of a file that share what takes longer. With `--whole`, and
+    where cases are asked for by name, all of them stay. With `--quick` one case of an eighth of
+    each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     quick, thin = config.getoption("--quick"), int(config.getoption("--thin") or 1)

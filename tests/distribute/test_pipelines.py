@@ -18,7 +18,7 @@ from onward.compile import Compiler
 from onward.differentiate import summed
 from onward.distribute import Mesh, lockstep, ranks_of
 from onward.distribute.pipeline import batch_names, evaluation_rank, stages_without
-from onward.distribute.pipeline.schedules import Action, schedule
+from onward.distribute.pipeline.schedules import Action, schedule, timeline
 from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, Role, attributes, type_of
 from onward.graph.ops.collective import RECEIVE, SEND, STARTS, WAIT, broken_halves, sequence_of
@@ -242,6 +242,28 @@ def test_micro_batches_in_memory(kind: str, ranks: int, micro_batches: int) -> N
         plans = [plan_of(graph, micro_batches) for graph in graphs]
         assert [alive(plan) for plan in plans] == want, name
         assert len({sequence_hash(plan) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("name", pipes.WHOLE)
+def test_a_rank_waits_for_a_message_after_it_was_read_on_paper(name: str) -> None:
+    """A wait that stands earlier keeps the rank from the actions that run meanwhile."""
+    model = steps.made("gpt2", layers=4)
+    cut = pipes.cut_of(model, 2, name, 4)
+    table = schedule(name, 2, 4, cut.stages_per_rank)
+    starts = timeline(table).starts
+    of_text = {f"for {action}": action for actions in table for action in actions}
+    apart: list[int] = []
+    for rank, graph in enumerate(pipes.graphs_of(model, 2, steps.recipe_of(model, pipeline=cut))):
+        for sent in sends(graph):
+            [wait] = [n for n in sent.outputs[0].consumers() if n.op_type == WAIT]
+            if "action" not in wait.meta:  # after the last
+                continue
+            needed = of_text[
+                str(attributes(sent)["record"]).rpartition(", of ")[2].partition(" ")[2]
+            ]
+            assert starts[needed] < starts[table[rank][wait.meta["action"] - 1]]
+            apart.append(wait.meta["action"] - sent.meta["action"])
+    assert max(apart) > 1
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])

@@ -97,6 +97,10 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         'text = "\\n".join([*_Scope(name).lines(scope), *_stamp(module)])', 'text = ""', CAPTURES,
     ),
     Fault(
+        "captures: precisions of products are not in the key", "capture/archive/surroundings.py",
+        "[part.fp32_precision for part in products]", "[]", CAPTURES,
+    ),
+    Fault(
         "captures: a package's modules are not looked into", "model_state/lasting.py",
         "                self._global(vars(value), attribute, value.__name__, code)\n",
         "                pass\n", CAPTURES,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from fault import Fault
 
 ZERO = "distribute/test_zero.py"
+_DEVICES = ("recipes/test_devices.py",)
 _FINETUNE = "recipes/test_finetune_ranks.py::"
 FINETUNE = (f"{_FINETUNE}test_ranks_along_other_axes_have_the_rows_of_their_share",)
 UPDATES = (f"{_FINETUNE}test_runs_are_the_same_where_their_updates_have_the_same_rows",)
@@ -24,6 +25,27 @@ AVERAGES = ("train/test_parameter_parts.py::test_averages_of_parts",)
 IN_RANGE = ("kernels/test_in_range.py",)
 
 ENTRANCE_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "finetune: all processes take the first GPU",
+        "recipes/devices.py",
+        'torch.device("cuda", number)',
+        'torch.device("cuda", 0)',
+        _DEVICES,
+    ),
+    Fault(
+        "finetune: a GPU is taken where the CPU was asked for",
+        "recipes/devices.py",
+        "if config.use_cpu or not",
+        "if not",
+        _DEVICES,
+    ),
+    Fault(
+        "a batch with tensors on a device is moved",
+        "prepare/batch.py",
+        ' or any(t.device.type != "cpu" for t in self.tensors)',
+        "",
+        _DEVICES,
+    ),
     Fault(
         "signals: an import may be interrupted",
         "import_signals.py",

@@ -213,3 +213,16 @@ def test_a_start_that_nothing_waits_for_before_its_turn() -> None:
     for number, made in ((2, late), (1, early)):
         graph.output(f"y{number}", b.CollectiveWait(made, axis="tp", sequence=number, record="r"))
     assert numbers(make_plan(graph, {})) == [1, 2]
+
+
+def test_no_launch_runs_ahead_of_its_action() -> None:
+    """A sum that frees memory, and could follow what it reads at once, is of a later action of a
+    pipeline than the launch beside it."""
+    for action, want in ((3, ["Exp", "Tanh", "ReduceSum"]), (1, ["Exp", "ReduceSum", "Tanh"])):
+        graph = Graph()
+        x = graph.input("x", parse_type("f32[64]"), Role.BATCH)
+        read = Builder(graph, backward=True, marks={"action": 1}).Exp(x)
+        graph.output("beside", Builder(graph, backward=True, marks={"action": 2}).Tanh(x))
+        last = Builder(graph, backward=True, marks={"action": action})
+        graph.output("sum", last.ReduceSum(read, keepdims=0))
+        assert [node.op_type for node in order(graph)] == want
