@@ -11,7 +11,8 @@ import torch
 
 from onward.cli import main
 from onward.prepare.batch import batch_of, bind_batch
-from onward.recipes.devices import BACKENDS, take_device, training_device
+from onward.recipes.devices import BACKENDS, take_device, telling_shortages, training_device
+from onward.recipes.engines import EagerTrainer
 from onward.recipes.options import FinetuneConfig, InputError
 
 
@@ -113,6 +114,40 @@ def test_tf32_without_a_gpu_ends_with_status_2(
     assert main(["finetune", "--tf32", "--output_dir", str(tmp_path / "out")]) == 2
     assert "in --tf32; fix: leave it out" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee more."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=["a GPU's", "the host's", "Python's"],
+)
+def test_a_batch_that_does_not_fit_is_one_line(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(EagerTrainer, "train_step", fails)
+    small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1", "--engine", "torch"]
+    assert main(["finetune", *small, "--output_dir", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert "out of memory on cpu, at update 1 with engine torch; fix: lower --per_device" in printed
+    assert "Traceback" not in printed
+
+
+def test_another_error_of_pytorch_is_not_called_a_shortage() -> None:
+    with (
+        pytest.raises(RuntimeError, match="another"),
+        telling_shortages(torch.device("cpu"), "now", "less"),
+    ):
+        raise RuntimeError("another")
 
 
 def test_a_batch_of_the_host_is_moved_whole_or_not_at_all() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
+from onward.errors import OnwardError
+from onward.execute.shortage import is_shortage
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import local_rank
 
@@ -58,6 +62,20 @@ def device_line(device: torch.device) -> str:
     return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
+@contextmanager
+def telling_shortages(device: torch.device, when: str, fix: str) -> Generator[None]:
+    """A context that raises OnwardError, in one line, where PyTorch cannot allocate memory in it.
+    when, fix: of its message."""
+    try:
+        yield
+    except OnwardError:  # Onward's own say what the step needs
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        raise OnwardError(f"out of memory on {device}, {when}; fix: {fix}") from error
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes of a device's memory that nothing holds; of the CPU the host's."""
     if device.type == "cuda":
@@ -81,5 +99,5 @@ def peak_mib(device: torch.device) -> float:
 
 __all__ = [
     "BACKENDS", "device_line", "device_of", "free_memory", "peak_mib", "reset_peak", "take_device",
-    "training_device",
+    "telling_shortages", "training_device",
 ]  # fmt: skip

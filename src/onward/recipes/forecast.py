@@ -60,6 +60,8 @@ def _unset_weights() -> AbstractContextManager[Any]:
 
 def forecast_lines(job: Job) -> tuple[list[str], dict[str, Any]]:
     """The forecast for a reader, and its numbers; where there is none, the reason alone."""
+    import torch
+
     config = job.config
     if config.mesh is not None:
         return ["forecast   of a rank: onward explain --mesh"], {"reason": "a mesh"}
@@ -67,7 +69,7 @@ def forecast_lines(job: Job) -> tuple[list[str], dict[str, Any]]:
         return ["forecast   none: eager PyTorch plans nothing"], {"reason": "engine torch"}
     try:
         found = forecast(job)
-    except (OnwardError, MemoryError) as error:
+    except (OnwardError, MemoryError, torch.OutOfMemoryError) as error:
         told = one_line(str(error) or "no memory", 200)
         return [f"forecast   none: {told}"], {"reason": told}
     if found.memory is None or not found.captured:

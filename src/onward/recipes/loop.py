@@ -24,7 +24,13 @@ from onward.errors import OnwardError
 from onward.fitting.schedules import named_schedule
 from onward.prepare.batch import bind_batch
 from onward.recipes.best_weights import BestWeights
-from onward.recipes.devices import device_of, peak_mib, reset_peak, take_device
+from onward.recipes.devices import (
+    device_of,
+    peak_mib,
+    reset_peak,
+    take_device,
+    telling_shortages,
+)
 from onward.recipes.engines import ENGINES, LoopTrainer
 from onward.recipes.generated_texts import generated_texts, text_scores, write_texts
 from onward.recipes.optimizers import optimizer_of
@@ -50,6 +56,9 @@ from onward.train.low_export import read_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+_SMALLER = "lower --per_device_train_batch_size, and raise --gradient_accumulation_steps as much"
 
 
 class TrainingError(OnwardError):
@@ -225,7 +234,8 @@ def train(
     history = RunHistory(checkpoints.record, weights_sha256(model), ranks)
     device = take_device(config)
     model_of: Any = model
-    model_of.to(device)
+    with telling_shortages(device, "for the weights of the model", "--use_cpu true"):
+        model_of.to(device)
     # the key/value cache serves generation; in training it only costs memory
     as_loaded = partial(_use_cache, model, getattr(model.config, "use_cache", None))
     with _use_cache(model, False):
@@ -334,7 +344,8 @@ def _updates(
     torch.manual_seed(config.seed)
     optimizer = optimizer_of(model, config)
     reset_peak_rss()
-    reset_peak(device_of(model))
+    device = device_of(model)
+    reset_peak(device)
     started = time.perf_counter()
     trainer = ENGINES[engine_name](model, optimizer, config)
     scheduler = named_schedule(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
@@ -369,7 +380,8 @@ def _updates(
             learning_rate = float(optimizer.param_groups[0]["lr"])
             window = [collate(list(share)) for share in ranks.shares(rows, micro)]
             waited = time.perf_counter() - asked
-            loss, grad_norm, skipped = _update(trainer, window, task)
+            with telling_shortages(device, f"at update {step} with engine {engine_name}", _SMALLER):
+                loss, grad_norm, skipped = _update(trainer, window, task)
             tokens = sum(task.tokens(one, job.model_config) for one in window) * ranks.mesh.batches
             history.tokens += tokens
             if not skipped:
