@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +45,8 @@ def machine(
 )
 def test_a_process_has_a_gpu_of_its_own_where_one_is_here(
     gpus: int,
-    options: dict[str, bool],
-    started: dict,
+    options: dict[str, Any],
+    started: dict[str, Any],
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,8 +71,8 @@ def test_a_process_has_a_gpu_of_its_own_where_one_is_here(
 )
 def test_what_the_machine_has_not_is_refused_in_one_line(
     gpus: int,
-    options: dict[str, bool],
-    started: dict,
+    options: dict[str, Any],
+    started: dict[str, Any],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
