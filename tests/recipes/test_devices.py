@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.cli import main
+from onward.cli import main, parse
 from onward.prepare.batch import batch_of, bind_batch
 from onward.recipes.devices import BACKENDS, take_device, telling_shortages, training_device
 from onward.recipes.engines import EagerTrainer
@@ -97,15 +97,10 @@ def test_tf32_is_a_flag_of_pytorch(tf32: bool, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("spelled", ["--use_cpu", "--no_cuda", "--use-cpu=true"])
 def test_switches_of_transformers_are_understood(
-    spelled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spelled: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1"]
-    assert (
-        main(["finetune", spelled, "--dry_run", *small, "--output_dir", str(tmp_path / "o")]) == 0
-    )
-    printed = capsys.readouterr()
-    assert "changes nothing" not in printed.err
-    assert '"use_cpu": true' in printed.out
+    assert parse([spelled], "finetune", FinetuneConfig) == FinetuneConfig(use_cpu=True)
+    assert "changes nothing" not in capsys.readouterr().err
 
 
 def test_tf32_without_a_gpu_ends_with_status_2(
@@ -128,6 +123,7 @@ def test_tf32_without_a_gpu_ends_with_status_2(
 )
 def test_a_batch_that_does_not_fit_is_one_line(
     error: Exception,
+    text_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -137,6 +133,7 @@ def test_a_batch_that_does_not_fit_is_one_line(
 
     monkeypatch.setattr(EagerTrainer, "train_step", fails)
     small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1", "--engine", "torch"]
+    small += ["--train_file", str(text_file), "--per_device_train_batch_size", "2"]
     assert main(["finetune", *small, "--output_dir", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
     assert "out of memory on cpu, at update 1 with engine torch; fix: lower --per_device" in printed
