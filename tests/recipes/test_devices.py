@@ -12,6 +12,7 @@ import torch
 
 from onward.cli import main, parse
 from onward.prepare.batch import batch_of, bind_batch
+from onward.recipes import verify
 from onward.recipes.devices import BACKENDS, take_device, telling_shortages, training_device
 from onward.recipes.engines import EagerTrainer
 from onward.recipes.options import FinetuneConfig, InputError
@@ -110,6 +111,28 @@ def test_tf32_without_a_gpu_ends_with_status_2(
     assert main(["finetune", "--tf32", "--output_dir", str(tmp_path / "out")]) == 2
     assert "in --tf32; fix: leave it out" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_in_tf32_is_verified_in_fp32_on_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[FinetuneConfig] = []
+
+    class Report:
+        ok = True
+        rows = mismatches = notes = ()
+
+    def verification(config: FinetuneConfig, bisect: bool) -> Report:
+        asked.append(config)
+        return Report()
+
+    monkeypatch.setattr(verify, "verification", verification)
+    monkeypatch.setattr(verify, "is_run", lambda folder: True)
+    monkeypatch.setattr(verify, "tell_page", lambda folder: None)
+    record = {"options": {"tf32": True, "seed": 3}}
+    monkeypatch.setattr(verify, "read_record", lambda folder: record)
+    assert verify.verify_run(tmp_path, bisect=False) == 0
+    assert asked == [FinetuneConfig(seed=3)]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 3, "max_steps": 7, "learning_rate": 0.5,
     "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.5, "max_grad_norm": None,
-    "bf16": True, "fp16": True, "export_dtype": "float16", "dropout": 0.5, "seed": 1,
+    "bf16": True, "fp16": True, "tf32": True, "export_dtype": "float16", "dropout": 0.5, "seed": 1,
     "logging_steps": 3, "mesh": "dp_replicate=2", "optimizer_state": "bf16",
     "config_overrides": "n_layer=1", "max_train_samples": 9, "warmup_ratio": 0.5, "adam_beta1": 0.8,
     "adam_beta2": 0.9, "adam_epsilon": 1e-6, "task": "masked-lm", "optim": "lamb",

@@ -90,7 +90,7 @@ FREE_OPTIONS = frozenset(
         "validation_file", "num_train_epochs", "report_to", "run_name", "logging_dir", "zero",
         "pipeline_schedule", "pipeline_microbatches", "sequence_parallel",
         "context_parallel_method", "offload_optimizer", "offload_dir", "gradient_checkpointing",
-        "eval_strategy", "eval_steps", "dataloader_num_workers",
+        "eval_strategy", "eval_steps", "dataloader_num_workers", "use_cpu",
     }
 )  # fmt: skip
 # Options that share the rows of an update out, whose number alone tells runs apart.

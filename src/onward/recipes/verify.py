@@ -34,7 +34,9 @@ def verify_run(folder: Path, bisect: bool) -> int:
             "as the first word after verify",
             "name a run's folder, or give the options of one",
         )
-    report = verification(options_of(read_record(folder)), bisect)
+    options = options_of(read_record(folder))
+    # in fp32, also where no GPU is
+    report = verification(dataclasses.replace(options, tf32=False), bisect)
     print(report)
     publish_json(folder, VERIFIED, certificate(report))
     tell_page(folder)
