@@ -65,14 +65,14 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table: `value` of a result, formatted by `form`.
+    """One line of the table: `value` of a result, formatted by `form`; no line where it is None.
 
     ratio: label of Onward's value as a share of the reference's: "as fast" or "the memory"; "": no
     share is shown.
     """
 
     title: str
-    value: Callable[[EngineResult], float]
+    value: Callable[[EngineResult], float | None]
     form: str
     ratio: str = ""
 
@@ -117,7 +117,7 @@ def table(ours: EngineResult, reference: EngineResult, baseline: Baseline) -> st
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
         a, b = row.value(ours), row.value(reference)
-        if not a and not b:  # of a device that was not there
+        if a is None or b is None:
             continue
         line = f"{row.title:<36}{a:>12{row.form}}{b:>12{row.form}}"
         if row.ratio and a > 0 and b > 0:

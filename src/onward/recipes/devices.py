@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,11 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+def moved(batch: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """A batch with its tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
 def device_line(device: torch.device) -> str:
     """A device with the name of the GPU, for a reader."""
     return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
@@ -91,13 +96,13 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_mib(device: torch.device) -> float:
-    """The largest memory that PyTorch's tensors took on a GPU since `reset_peak`, MiB; of the CPU
-    0, where it is part of the process."""
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+def peak_mib(device: torch.device) -> float | None:
+    """The largest memory that PyTorch's tensors took on a GPU since `reset_peak`, MiB; None of the
+    CPU, where it is part of the process."""
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 __all__ = [
-    "BACKENDS", "device_line", "device_of", "free_memory", "peak_mib", "reset_peak", "take_device",
-    "telling_shortages", "training_device",
+    "BACKENDS", "device_line", "device_of", "free_memory", "moved", "peak_mib", "reset_peak",
+    "take_device", "telling_shortages", "training_device",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onward.checkpoint import folder_name, rotate, unwritten
-from onward.recipes.devices import device_of
+from onward.recipes.devices import device_of, moved
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.trainer_switches import precision, trainer_options
 from onward.train import StepResult, Trainer
@@ -65,7 +65,7 @@ class EagerTrainer:
         if not self._micro_steps:
             self.model.train()
         with self._precision():
-            loss = self.model(**self._on_device(batch)).loss
+            loss = self.model(**moved(batch, self.device)).loss
         self.scaler.scale(loss * share).backward()  # type: ignore[union-attr]
         self._micro_steps += 1
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -90,7 +90,7 @@ class EagerTrainer:
         named by `fetch`."""
         self.model.eval()
         with self._precision():
-            found = self.model(**self._on_device(batch))
+            found = self.model(**moved(batch, self.device))
         outputs = {name: found[name] for name in fetch}
         return StepResult(found.loss.detach(), updated=False, outputs=outputs)
 
@@ -134,9 +134,6 @@ class EagerTrainer:
     def _precision(self) -> torch.autocast:
         low = self.low or torch.bfloat16
         return torch.autocast(self.device.type, low, enabled=self.low is not None)
-
-    def _on_device(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
 
 LoopTrainer = Trainer | EagerTrainer

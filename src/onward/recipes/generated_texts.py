@@ -31,9 +31,11 @@ def generated_texts(
     search, at most `max_target_length` tokens."""
     import torch
 
+    from onward.recipes.devices import device_of, moved
+
     model_of: Any = model
     model_of.eval()
-    device = next(model_of.parameters()).device
+    device = device_of(model)
     draw, tokenizer = task.draw(samples, processor, config), tokenizer_of(processor)
     size = config.per_device_eval_batch_size
     lengths = samples.lengths(task.length_column)
@@ -42,7 +44,7 @@ def generated_texts(
     for start in range(0, len(order), size):
         part = order[start : start + size]
         rows = [draw(samples[i]) for i in part]
-        batch = {n: t.to(device) for n, t in task.prompts(rows, processor).items()}
+        batch = moved(task.prompts(rows, processor), device)
         with torch.no_grad():
             written = model_of.generate(
                 **batch,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onward.recipes.devices import take_device
+from onward.recipes.devices import moved, take_device
 from onward.recipes.engines import onward_trainer
 from onward.recipes.optimizers import optimizer_of
 
@@ -26,7 +26,7 @@ def at_its_start(job: Job, model: Any) -> tuple[Trainer, Batch]:
     trainer = onward_trainer(model, optimizer_of(model, config), config)
     torch.manual_seed(config.seed)  # of what the task draws
     batch = job.first_batch(job.train, config.per_device_train_batch_size)
-    return trainer, {name: tensor.to(device) for name, tensor in batch.items()}
+    return trainer, moved(batch, device)
 
 
 __all__ = ["at_its_start"]

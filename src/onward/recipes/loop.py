@@ -26,6 +26,7 @@ from onward.prepare.batch import bind_batch
 from onward.recipes.best_weights import BestWeights
 from onward.recipes.devices import (
     device_of,
+    moved,
     peak_mib,
     reset_peak,
     take_device,
@@ -163,7 +164,7 @@ class EngineResult:
     tokens_per_second: over all updates but the first, without padding.
     base_rss_mib, peak_rss_mib: memory before the model was built; the peak while training; MiB.
     start_weights_sha256: of the weights before the first update. scores: of the evaluation.
-    peak_device_mib: the peak of a GPU's memory while training, MiB; 0 on the CPU.
+    peak_device_mib: the peak of a GPU's memory while training, MiB; None on the CPU.
     """
 
     engine: str
@@ -177,12 +178,12 @@ class EngineResult:
     eval_loss: float
     start_weights_sha256: str
     scores: dict[str, float] = field(default_factory=dict)
-    peak_device_mib: float = 0.0
+    peak_device_mib: float | None = None
 
     @property
     def peak_memory_mib(self) -> float:
         """The peak of the memory that the run trains in, MiB: a GPU's, or the process's."""
-        return self.peak_device_mib or self.peak_rss_mib
+        return self.peak_rss_mib if self.peak_device_mib is None else self.peak_device_mib
 
     @property
     def train_loss(self) -> float:
@@ -296,8 +297,7 @@ def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job:
             model.config.save_pretrained(staged.path)
         staged.publish()
     if isinstance(trainer, Trainer):
-        batch = job.first_batch(job.eval, 2)
-        batch = {name: tensor.to(device_of(model)) for name, tensor in batch.items()}
+        batch = moved(job.first_batch(job.eval, 2), device_of(model))
         with StagedFiles(folder) as staged:
             for name, (part, inputs) in job.task.exports(batch, model).items():
                 path = staged.path / name
@@ -499,8 +499,7 @@ def evaluate(
         if counts_here:
             counts[place] = task.counted(batch)
             losses[place] = counts[place] * float(step.loss) if counts[place] else 0.0
-            outputs = {name: tensor.cpu() for name, tensor in step.outputs.items()}
-            told[place] = task.predictions(rows, batch, outputs)
+            told[place] = task.predictions(rows, batch, moved(step.outputs, torch.device("cpu")))
     total = count = 0.0
     for part, number in zip(
         ranks.joined(losses, len(starts)), ranks.joined(counts, len(starts)), strict=True
@@ -537,7 +536,7 @@ def eval_results(job: Job, result: EngineResult) -> dict[str, float | int | str]
         "tokens_per_second": result.tokens_per_second,
         "peak_rss_mib": result.peak_rss_mib,
         "base_rss_mib": result.base_rss_mib,
-        **({"peak_device_mib": result.peak_device_mib} if result.peak_device_mib else {}),
+        **({} if result.peak_device_mib is None else {"peak_device_mib": result.peak_device_mib}),
         "start_weights_sha256": result.start_weights_sha256,
     }
 

@@ -23,8 +23,11 @@ def started() -> tuple[int, int]:
 
 def local_rank() -> int:
     """The number of this process among those that torchrun has started on this machine; else 0."""
-    told = environment_variables().get("LOCAL_RANK", "")
-    return int(told) if told.isdigit() and started()[1] > 1 else 0
+    try:
+        number = int(environment_variables().get("LOCAL_RANK", "0"))
+    except ValueError:
+        return 0
+    return max(number, 0) if started()[1] > 1 else 0
 
 
 @contextlib.contextmanager

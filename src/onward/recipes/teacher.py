@@ -32,9 +32,9 @@ _ROWS = 32  # of a batch
 def taught(sources: Sequence[Text | Table], config: FinetuneConfig) -> tuple[Table, ...]:
     """Tables of pairs with the scores of the options' teacher, from 0 to 1, in a new column. Raises
     InputError for a teacher that cannot be loaded or does not score pairs."""
-    name = config.teacher_model
     from onward.recipes.devices import training_device
 
+    name = config.teacher_model
     assert name is not None, "the caller has looked"
     found: list[Table] = []
     score = _Teacher(name, training_device(config))

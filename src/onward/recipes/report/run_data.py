@@ -166,7 +166,7 @@ def _complete(one: dict[str, Any]) -> dict[str, Any]:
         "train_s": train_s,
         "first_step_s": float(one["first_step_s"]),
         "tokens_per_second": float(one["tokens_per_second"]),
-        "peak_rss_mib": float(one["peak_rss_mib"]),
+        "peak_memory_mib": float(one.get("peak_device_mib") or one["peak_rss_mib"]),
         "train_loss": sum(last) / len(last) if last else float(one["train_loss"]),
         "eval_loss": float(one["eval_loss"]),
         **{name: float(scores[name]) for name in SCORES if name in scores},

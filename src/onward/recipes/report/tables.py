@@ -30,7 +30,7 @@ RESULTS = (
     ("train_s", "training time, s", ".1f"),
     ("first_step_s", "first step, s", ".2f"),
     ("tokens_per_second", "tokens/s after the first step", ".0f"),
-    ("peak_rss_mib", "peak memory, MiB", ".0f"),
+    ("peak_memory_mib", "peak memory, MiB", ".0f"),
     ("train_loss", "final train loss (last 10 updates)", ".4f"),
     ("eval_loss", "eval loss", ".4f"),
 )
@@ -48,7 +48,7 @@ def headline(ours: Mapping[str, Any], other: Mapping[str, Any], name: str) -> st
     speed = _ratio(ours["tokens_per_second"], other["tokens_per_second"])
     if speed is not None:
         words.append(f"{speed:.1f}x faster" if speed >= 1 else f"{1 / speed:.1f}x slower")
-    share = _ratio(ours["peak_rss_mib"], other["peak_rss_mib"])
+    share = _ratio(ours["peak_memory_mib"], other["peak_memory_mib"])
     if share is not None:
         change = f"{abs(1 - share):.0%}".replace("%", " %")
         words.append(f"{change} {'less' if share <= 1 else 'more'} memory")
