@@ -42,6 +42,7 @@ def machine(
         (4, {}, {"local_rank": "2", "ranks": 4}, "cuda:2"),
         (4, {"use_cpu": True}, {"local_rank": "2", "ranks": 4}, "cpu"),
         (0, {}, {"local_rank": "1", "ranks": 2}, "cpu"),
+        *((2, {}, {"local_rank": odd, "ranks": 2}, "cuda:0") for odd in ("", "\u00b2", "-1", "x")),
     ],
 )
 def test_a_process_has_a_gpu_of_its_own_where_one_is_here(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -51,6 +52,33 @@ def test_table_has_both_columns_and_the_largest_difference() -> None:
     assert rows["perplexity, unigram model"] == ["321.50", "321.50"]
     assert rows["largest relative loss difference"] == ["1.0e-02", "at", "update", "2"]
     json.dumps(comparison(ours, reference), allow_nan=False)
+
+
+def test_the_memory_of_runs_on_a_gpu_is_the_gpus() -> None:
+    """The process's own is told beside it; on a CPU there is no other, and a loss of 0 is shown."""
+    held = [result("onward", 9.0, (4.0, 0.0)), result("torch", 19.0, (4.0, 0.0))]
+    baseline = Baseline("perplexity", "unigram model", 321.5, lower=True)
+    on_gpu = [dataclasses.replace(r, peak_device_mib=n, eval_loss=0.0)
+              for r, n in zip(held, (300.0, 1000.0), strict=True)]  # fmt: skip
+    text = table(on_gpu[0], on_gpu[1], baseline)
+    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+    assert rows["peak memory of the GPU, MiB"] == ["300", "1000", "0.30x", "the", "memory"]
+    assert rows["peak memory, MiB"] == ["280", "480", "0.58x", "the", "memory"]
+    assert rows["eval loss"] == ["0.0000", "0.0000"]
+    assert text.endswith("with 70% less memory than eager PyTorch.")
+    assert "GPU" not in table(held[0], held[1], baseline)
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "difference"),
+    [((1.0, 0.0), (1.0, 0.0), 0.0), ((1.0, 0.5), (1.0, 0.0), 1.0), ((2.0, 0.0), (1.0, 0.0), 1.0)],
+)
+def test_a_loss_of_nothing_has_a_difference(
+    ours: tuple[float, ...], reference: tuple[float, ...], difference: float
+) -> None:
+    """A model that has learnt a batch by heart has a loss of 0 in fp32."""
+    found, _ = largest_difference(result("onward", 9.0, ours), result("torch", 9.0, reference))
+    assert found == difference
 
 
 def test_job_survives_the_way_to_another_process(tmp_path: Path, text_file: Path) -> None:

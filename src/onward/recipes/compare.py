@@ -94,9 +94,10 @@ ROWS = (
 
 def largest_difference(ours: EngineResult, reference: EngineResult) -> tuple[float, int]:
     """The largest difference |a - b| / |b| between the losses of updates, and the number (from 1)
-    of that update."""
+    of that update. Beside a loss of 0 any other is a difference of 1."""
     differences = [
-        abs(a - b) / abs(b) for a, b in zip(ours.step_losses, reference.step_losses, strict=True)
+        abs(a - b) / (abs(b) or abs(a) or 1.0)
+        for a, b in zip(ours.step_losses, reference.step_losses, strict=True)
     ]
     largest = max(differences)
     return largest, differences.index(largest) + 1
