@@ -25,6 +25,9 @@ NODE_ARGS ?=
 # --transformers-tests PATH and --scripts PATH of a checkout of transformers; --parts, --only TEXT.
 OUTSIDERS_ARGS ?=
 
+# Without bytecode on the disk, each process of a test compiles torch, transformers and Onward anew,
+# which takes six seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # With node's own limit of 4 GB pyright forgets what it has read of the libraries and reads it again,

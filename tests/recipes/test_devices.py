@@ -164,6 +164,24 @@ def test_a_batch_that_does_not_fit_is_one_line(
     assert "Traceback" not in printed
 
 
+def test_an_evaluation_that_does_not_fit_is_one_line(
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object, fetch: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(EagerTrainer, "eval_step", fails)
+    small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1", "--engine", "torch"]
+    small += ["--train_file", str(text_file), "--per_device_train_batch_size", "2"]
+    assert main(["finetune", *small, "--output_dir", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert "out of memory on cpu, in an evaluation; fix: lower --per_device_eval" in printed
+    assert "Traceback" not in printed
+
+
 def test_another_error_of_pytorch_is_not_called_a_shortage() -> None:
     with (
         pytest.raises(RuntimeError, match="another"),
@@ -218,7 +236,7 @@ def test_a_run_on_a_gpu_learns_what_a_run_on_the_cpu_does(
 
 @NEEDS_GPU
 @pytest.mark.gpu
-def test_batches_of_the_host_train_a_model_on_a_gpu() -> None:
+def test_batches_of_the_host_train_a_model_on_a_gpu(tmp_path: Path) -> None:
     import onward
 
     torch.manual_seed(0)
@@ -230,4 +248,6 @@ def test_batches_of_the_host_train_a_model_on_a_gpu() -> None:
         loss = torch.nn.CrossEntropyLoss()
         trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
         losses.append([float(trainer.train_step(x, target=target).loss) for _ in range(3)])
+        assert trainer.verify(x, target=target).ok
+        assert trainer.export_onnx(tmp_path / f"{device}.onnx").is_file()
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

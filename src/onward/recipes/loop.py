@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 
 _SMALLER = "lower --per_device_train_batch_size, and raise --gradient_accumulation_steps as much"
+_SMALLER_EVALUATION = "lower --per_device_eval_batch_size"
 
 
 class TrainingError(OnwardError):
@@ -495,7 +496,8 @@ def evaluate(
         batch = collate(rows)
         if task.unit == "blocks":
             batch = _with_ignored_rows(batch, rows_of_all)
-        step = trainer.eval_step(batch, fetch=task.fetch)
+        with telling_shortages(trainer.device, "in an evaluation", _SMALLER_EVALUATION):
+            step = trainer.eval_step(batch, fetch=task.fetch)
         if counts_here:
             counts[place] = task.counted(batch)
             losses[place] = counts[place] * float(step.loss) if counts[place] else 0.0

@@ -287,7 +287,7 @@ class TrainerViews:
             raise OnwardError(
                 f"{verb} needs an example batch; fix: run a step first, or pass batch="
             )
-        return example
+        return example.on(self.device)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         return bind_batch(args, kwargs, self.loss_fn is not None)
@@ -300,7 +300,14 @@ class TrainerViews:
         policy = policy_of(self.options, host(self.device.type))
         with training_mode(self.model, training=True):
             return verify_step(
-                self.model, batch, self.loss_fn, trained, bisect, disable, regions, policy
+                self.model,
+                batch.on(self.device),
+                self.loss_fn,
+                trained,
+                bisect,
+                disable,
+                regions,
+                policy,
             )
 
     def _last_run(self) -> LastRun:
