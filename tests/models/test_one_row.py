@@ -102,7 +102,9 @@ OPS: dict[str, Op] = {
     "first rows to all": lambda h: h * h[:, :1].mean(0, keepdim=True),
     "mean of means": lambda h: h - h.mean(1, True).mean(0, True),
     "sorted": lambda h: h.sort(1).values,
-    "convolution": lambda h: F.conv1d(h.mT, h.new_ones(7, 1, 3), padding=1, groups=7).mT,
+    "convolution": lambda h: F.conv1d(
+        h.mT, h.new_ones(CLASSES, 1, 3), padding=1, groups=CLASSES
+    ).mT,
     "gather": lambda h: h.gather(1, h.detach().argsort(1)),
     "index of samples": lambda h: h[torch.zeros(h.shape[0], dtype=torch.long)],
 }  # fmt: skip
