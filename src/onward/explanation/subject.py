@@ -23,6 +23,7 @@ from onward.explanation.memory import model_bytes, step_memory
 from onward.explanation.row_attribution import row_report
 from onward.explanation.row_report import RowReport
 from onward.kernels import Target
+from onward.model_state.device import device_of
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
@@ -71,7 +72,7 @@ class Remade:
             subject, compiler = replace(subject, ran=None), compiler.planning_for(target)
         self.subject = subject
         self.journal = CountingJournal()
-        self.memory = Memory(_device(subject.model))
+        self.memory = Memory(device_of(subject.model))
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
         self._graphs = subject.graphs(compiler.noting(self.journal))
         kind = subject.batch.kind
@@ -166,11 +167,6 @@ class Remade:
         counting = int(found.kinds["row counting"] * share)
         kinds = {**found.kinds, "row counting": counting}
         return replace(found, kinds=kinds)
-
-
-def _device(model: torch.nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 __all__ = ["AnyExecutable", "Given", "Remade", "Subject"]

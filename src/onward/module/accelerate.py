@@ -37,11 +37,11 @@ from onward.forks import Lock
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.kernels.region import HeldParts
+from onward.model_state.device import device_of
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
     autocast_off,
-    device_of,
     goes_around,
     mode_here,
     surroundings,

@@ -24,6 +24,7 @@ from onward.capture import (
 )
 from onward.errors import CaptureError
 from onward.kernels import running
+from onward.model_state.device import device_of
 
 _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
@@ -78,11 +79,6 @@ class Mode(NamedTuple):
     inference: bool = False
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
 def mode_here(model: torch.nn.Module) -> Mode:
     """The mode in which the model is being called."""
     autocast = None
@@ -120,7 +116,6 @@ def uses_cache(
 __all__ = [
     "Mode",
     "autocast_off",
-    "device_of",
     "goes_around",
     "mode_here",
     "surroundings",

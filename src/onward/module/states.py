@@ -14,7 +14,8 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.errors import CaptureError
-from onward.module.around import Mode, device_of
+from onward.model_state.device import device_of
+from onward.module.around import Mode
 from onward.module.calls import RefusedBatches
 from onward.module.prepared_call import PreparedCall
 from onward.prepare.batch import Batch

@@ -14,7 +14,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import local_rank
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of exchanges between processes
 
@@ -50,11 +50,6 @@ def take_device(config: FinetuneConfig) -> torch.device:
         if config.tf32:
             torch.set_float32_matmul_precision("high")
     return device
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """The device of a model's parameters."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def moved(batch: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
@@ -103,6 +98,6 @@ def peak_mib(device: torch.device) -> float | None:
 
 
 __all__ = [
-    "BACKENDS", "device_line", "device_of", "free_memory", "moved", "peak_mib", "reset_peak",
+    "BACKENDS", "device_line", "free_memory", "moved", "peak_mib", "reset_peak",
     "take_device", "telling_shortages", "training_device",
 ]  # fmt: skip

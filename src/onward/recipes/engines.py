@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from onward.checkpoint import folder_name, rotate, unwritten
-from onward.recipes.devices import device_of, moved
+from onward.model_state.device import device_of
+from onward.recipes.devices import moved
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.trainer_switches import precision, trainer_options
 from onward.train import StepResult, Trainer

@@ -31,7 +31,8 @@ def generated_texts(
     search, at most `max_target_length` tokens."""
     import torch
 
-    from onward.recipes.devices import device_of, moved
+    from onward.model_state.device import device_of
+    from onward.recipes.devices import moved
 
     model_of: Any = model
     model_of.eval()

@@ -22,10 +22,10 @@ from onward.data import ResumableDataLoader
 from onward.data.order import Place, SeededDataset
 from onward.errors import OnwardError
 from onward.fitting.schedules import named_schedule
+from onward.model_state.device import device_of
 from onward.prepare.batch import bind_batch
 from onward.recipes.best_weights import BestWeights
 from onward.recipes.devices import (
-    device_of,
     moved,
     peak_mib,
     reset_peak,

@@ -21,6 +21,7 @@ from onward.graph.names import distinct, user_name
 from onward.graph.types import DType
 from onward.journal import Journal
 from onward.kernels import host
+from onward.model_state.device import device_of
 from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import table
 from onward.rewrite import Policy
@@ -51,8 +52,7 @@ def export_onnx(
         lambda given: called(model, *given, want_loss=False), (batch.args, kwargs)
     )
     policy = None if dtype == DType.FLOAT else Policy(dtype)
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    compiler = Compiler(host(device), journal=Journal(quiet=True), policy=policy)
+    compiler = Compiler(host(device_of(model).type), journal=Journal(quiet=True), policy=policy)
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     refuse_regions(captured)
     graph, arrays = compiler.portable(captured), captured.arrays()

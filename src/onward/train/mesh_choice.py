@@ -33,6 +33,7 @@ from onward.meshes import (
     recipe_of,
     this_machine,
 )
+from onward.model_state.device import device_of
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.shards import PipelineCut
@@ -132,7 +133,7 @@ class MeshQuestions:
         return MeshQuestion(found, cluster, options.gradient_accumulation_steps, rows, pipeline)
 
     def _machine(self, local: int, memory: float) -> Cluster:
-        device = next(self._trainer.model.parameters()).device
+        device = device_of(self._trainer.model)
         threads, cores = torch.get_num_threads(), len(processors())
         known = known_rates(threads) if device.type == "cpu" else None
         best = [max(row.values()) for row in (known or {}).values()]

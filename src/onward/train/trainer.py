@@ -22,6 +22,7 @@ from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
+from onward.model_state.device import device_of
 from onward.option_readers import read_names
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
@@ -95,8 +96,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self.options = checked_options(options)
         check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
-        parameters = list(model.parameters())
-        self.device = parameters[0].device if parameters else torch.device("cpu")
+        self.device = device_of(model)
         self.memory = Memory(self.device)
         self._window = AccumulationWindow(
             self.options.gradient_accumulation_steps, self.options.seed

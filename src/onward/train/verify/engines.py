@@ -22,6 +22,7 @@ from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
 from onward.kernels import EagerPart
+from onward.model_state.device import device_of
 from onward.model_state.effects import keeping_buffers
 from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import scalars
@@ -84,7 +85,7 @@ class Engines:
         dims = captured.dims(batch.tensors)
         assert dims is not None
         self._dims = dims
-        self._device = next((p.device.type for p in model.parameters()), "cpu")
+        self._device = device_of(model).type
         self.low: torch.dtype | None = None
         self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
 

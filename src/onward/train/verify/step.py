@@ -19,6 +19,7 @@ from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
+from onward.model_state.device import device_of
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.region_warnings import table
@@ -50,8 +51,8 @@ def verify_step(
     casts is still compared with fp32 eager PyTorch and onnxruntime, where errors stand out more."""
     with _undisturbed():
         batch = _owned(batch)
-        device = next((p.device.type for p in model.parameters()), "cpu")
-        compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
+        target = host(device_of(model).type)
+        compiler = Compiler(target, disable, Journal(keep_stages=bisect))
         captured = compiler.capture(CaptureRequest(model, *batch.given, loss_fn, regions=regions))
         _refuse_drawn(captured.graph)
         _refuse_autocast(captured.graph)
@@ -65,7 +66,7 @@ def verify_step(
         result.notes += notes
         result.mismatches += zero_as_in_eager(engines, rows)
         if policy is not None:
-            low = Compiler(host(device), disable, Journal(keep_stages=bisect), policy)
+            low = Compiler(target, disable, Journal(keep_stages=bisect), policy)
             kinds.append(engines.under_autocast(low, torch_dtype(policy.low)))
             result.rows += _compared(kinds[-1])[1]
             result.notes.append("onnxruntime runs the step without casts, in fp32")
