@@ -57,6 +57,7 @@ class Call:
     sample_dim: int = 0
     softcap: float = 0.0
     fill: float | None = None
+    fill_is_added: bool = False
     biases: int = 0  # samples that a bias f[biases,H,Q,S] is given for
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class Call:
         drop = f" drop{self.ratio}@{self.sample_dim}" if self.ratio else ""
         drop += f" cap{self.softcap}" if self.softcap else ""
         drop += "" if self.fill is None else f" fill{self.fill:g}"
+        drop += " added" * self.fill_is_added
         drop += f" bias{self.biases}" if self.biases else ""
         sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
         return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
@@ -73,6 +75,7 @@ class Call:
         attrs = {"scale": 1 / math.sqrt(self.K), "is_causal": int(self.causal)}
         attrs |= {"softcap": self.softcap} if self.softcap else {}
         attrs |= {} if self.fill is None else {"fill": self.fill}
+        attrs |= {"fill_is_added": 1} if self.fill_is_added else {}
         attrs |= {"bias_gradient": 1} if self.biases else {}
         drop = {"ratio": self.ratio, "site": 2**20 + 3, "sample_dim": self.sample_dim}
         return attrs | drop if self.ratio else attrs

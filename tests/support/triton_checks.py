@@ -172,6 +172,9 @@ _LARGE: list[tuple[Call, int]] = [
 ] + [
     (replace(_SIZED, mask="few 150,170", fill=fill), 1) for fill in (-3e38, -1e9, -1.5, 0.5)
 ] + [
+    (replace(_SIZED, mask=f"{kind} 150,170", fill=-3e38, fill_is_added=True, softcap=cap), 1)
+    for kind, cap in (("few", 0.0), ("above", 0.0), ("few", 1.5))
+] + [
     (replace(_SIZED, B=2, mask="nothing 2,1,150,170"), 1),
     (replace(_SIZED, B=2, mask="bool 2,1,1,170", ratio=0.1), 1),
     *[(replace(_SIZED, softcap=cap, mask="behind 150,170", fill=f), 1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, precision_said, type_of
-from onward.graph.ops.attention import as_bias
+from onward.graph.ops.attention import LOWEST, as_bias
 from onward.graph.types import DType, Shape, product
 from onward.rewrite.matching import alike
 
@@ -42,6 +42,8 @@ class _Scores:
     added: list[_Addend] = field(default_factory=list)
     # (mask, negated, number) of each Where
     filled: list[tuple[Value, bool, float]] = field(default_factory=list)
+    # whether the number that fills is added, so that hidden scores have a gradient
+    fill_is_added: bool = False
     # (mask, hides, number, as an addend) of each Where of 0 and about the lowest number
     lowest: list[tuple[Value, bool, float, _Addend]] = field(default_factory=list)
     shape: Shape | None = None  # the shape after a Reshape, if one was met
@@ -53,13 +55,17 @@ class _Scores:
         return self.factor * (self.softcap or 1.0)
 
     def settle(self) -> None:
-        """Takes a lowest number that is added alone for one that fills, which is the same number.
-        Two of them, or one beside a bias, are added: their sum may be minus infinity."""
-        if len(self.lowest) == 1 and not self.added and not self.filled:
-            [(condition, hides, number, addend)] = self.lowest
-            self.filled.append((condition, hides, number * addend.factor))
-        else:
-            self.added += [addend for _, _, _, addend in self.lowest]
+        """Takes a lowest number that is added alone for one that fills, whose sum with a score is
+        that number. Two of them, or one beside a bias, are added: their sum may be minus
+        infinity."""
+        alone = len(self.lowest) == 1 and not self.added and not self.filled
+        for condition, hides, number, addend in self.lowest:
+            fill = number * addend.factor
+            if alone and -math.inf < fill <= LOWEST:
+                self.filled.append((condition, hides, fill))
+                self.fill_is_added = True
+            else:
+                self.added.append(addend)
         self.lowest.clear()
 
 
@@ -192,6 +198,8 @@ def _attention(
         attrs["softcap"] = scores.softcap
     if scores.filled and math.isfinite(fill := scores.filled[0][2]):
         attrs["fill"] = fill
+        if scores.fill_is_added:
+            attrs["fill_is_added"] = 1
     draw: list[Value | None] = []
     if dropout is not None:
         given = attributes(dropout)
@@ -405,9 +413,8 @@ def _hidden(value: Value | None) -> tuple[Value, bool, float] | None:
     if node is None or node.op_type != "Where" or node.inputs[0] is None:
         return None
     numbers = [_number(_unexpanded(x)) for x in node.inputs[1:]]
-    least = float(np.finfo(type_of(node.outputs[0]).dtype.numpy()).min)
     for i, number in enumerate(numbers):
-        if numbers[1 - i] == 0.0 and number is not None and number <= least / 2:
+        if numbers[1 - i] == 0.0 and number is not None and number <= LOWEST:
             return node.inputs[0], i == 0, number
     return None
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onward.graph.build import Builder
 
 Value = ir.Value
+LOWEST = -1e37  # a number beside which a score is nothing: their sum is the number
 
 
 def repeated(b: Builder, x: Value, q: Value) -> Value:
@@ -81,8 +82,11 @@ def scores(
         causal = b.GreaterOrEqual(b.unsqueeze(q_place, [1]), b.unsqueeze(k_place, [0]))  # b[Q,S]
         allowed = causal if allowed is None else b.And(allowed, causal)
     if allowed is not None:
-        fill = attrs.get("fill", np.finfo(dtype.numpy()).min)
-        s = b.Where(allowed, s, np.array(fill, dtype=dtype.numpy()))
+        fill = np.array(attrs.get("fill", np.finfo(dtype.numpy()).min), dtype=dtype.numpy())
+        if attrs.get("fill_is_added"):
+            s = b.Add(s, b.Where(allowed, np.zeros((), dtype=dtype.numpy()), fill))
+        else:
+            s = b.Where(allowed, s, fill)
     return s, allowed
 
 
@@ -210,7 +214,10 @@ def check_groups(call: Call) -> None:
 
 
 def check_fill(call: Call, first: int = 0) -> None:
-    """Raises ValueError where `fill` is given and anything but a boolean mask hides keys."""
+    """Raises ValueError where `fill` is given and anything but a boolean mask hides keys, and where
+    a number is to be added beside which a score counts."""
+    if call.attrs.get("fill_is_added") and call.attrs.get("fill", 0.0) > LOWEST:
+        raise ValueError(f"{call.op_type}: what is added to hidden scores is at most {LOWEST}")
     if "fill" not in call.attrs:
         return
     bits = call.present(first + 3) and call.type(first + 3).dtype == DType.BOOL
@@ -231,6 +238,8 @@ _QKV = ("f32[2,3,5,4]", "f32[2,3,6,4]", "f32[2,3,6,8]")
 _SELF = ("f32[2,3,5,4]", "f32[2,3,5,4]", "f32[2,3,5,4]")
 _DROP = {"scale": 0.5, "ratio": 0.25, "site": 1, "sample_dim": 0}
 
+_ADDED = {"fill": -3e38, "fill_is_added": 1}
+
 _GROUPS = ("f32[2,4,5,4]", "f32[2,2,6,4]", "f32[2,2,6,8]")
 GROUPED = (
     ({"scale": 0.5, "is_causal": 0}, _GROUPS),
@@ -248,6 +257,9 @@ FORMS = (
     ({**_DROP, "is_causal": 0, "fill": -3e4, "softcap": 2.0},
      (*_SELF, "b[2,1,5,5]", "i64[2]", "i64[]")),
     ({"scale": 0.5, "is_causal": 0, "fill": -1e4}, (*_GROUPS, "b[2,1,1,6]")),
+    ({"scale": 0.5, "is_causal": 0, **_ADDED}, (*_QKV, "b[2,1,5,6]")),
+    ({**_DROP, "is_causal": 0, **_ADDED, "softcap": 2.0},
+     (*_SELF, "b[2,1,5,5]", "i64[2]", "i64[]")),
 )  # fmt: skip
 
 _BIAS = {"is_causal": 0, "bias_gradient": 1}
@@ -311,7 +323,9 @@ OPS = (
         "which no query sees, may lie anywhere. softcap: scores become softcap tanh(s / softcap) "
         "(arXiv 2408.00118), before masks; 0: they stay. fill: what a mask of bools puts in the "
         "place of hidden scores, so that a query to which all is hidden sees all keys alike; "
-        "without it such a query's result is 0. Last, a bias f[1 or B,H,Q,S], added to scores "
+        "without it such a query's result is 0. fill_is_added: 1 where that number, -1e37 or less, "
+        "is added to hidden scores, beside which they are nothing, but whose gradient they have; "
+        "0: it replaces them. Last, a bias f[1 or B,H,Q,S], added to scores "
         "before masks; of packed rows f[1,H,P,R], by the positions of queries and keys. "
         "bias_gradient: 1 where it is trained. first_head: the number in the model of q's first "
         "head, which dropout draws by, where a rank has some of the heads; 0 without it.",

@@ -106,7 +106,8 @@ def _probabilities(
         mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
         delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
     ds = b.Mul(p, b.Sub(dp, delta))
-    return p, b.Where(allowed, ds, zero) if allowed is not None and "fill" in attrs else ds
+    replaced = allowed is not None and "fill" in attrs and not attrs.get("fill_is_added")
+    return p, b.Where(allowed, ds, zero) if replaced else ds
 
 
 def score_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:

@@ -29,7 +29,7 @@ a mask of the keys 3.8 + 9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,8 +154,15 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
         "sample_dim": int(args.attrs.get("sample_dim", -1)), "keep_scale": keep,
         "scale": float(args.attrs["scale"]), "softcap": float(args.attrs.get("softcap", 0.0)),
         "first_head": int(args.attrs.get("first_head", 0)),
-        "filled": [float(args.attrs["fill"])] if "fill" in args.attrs else None,
+        "filled": _filled(args.attrs),
     }  # fmt: skip
+
+
+def _filled(attrs: Mapping[str, Any]) -> list[float] | None:
+    """What the mask puts in the place of hidden scores, and 1 where it is added to them."""
+    if "fill" not in attrs:
+        return None
+    return [float(attrs["fill"]), float(attrs.get("fill_is_added", 0))]
 
 
 def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | None]:

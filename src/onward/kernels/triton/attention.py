@@ -169,7 +169,8 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
     flags = {
         "WIDTH": width, "VALUES": values, "W": _padded(width), "E": _padded(values),
         "CAUSAL": bool(args.attrs["is_causal"]), "MASK": kind, "HAS_BIAS": bias is not None,
-        "HAS_FILL": "fill" in args.attrs, "HAS_CAP": bool(args.attrs.get("softcap", 0.0)),
+        "HAS_FILL": ("fill" in args.attrs) * (1 + bool(args.attrs.get("fill_is_added"))),
+        "HAS_CAP": bool(args.attrs.get("softcap", 0.0)),
         "DROPS": ratio > 0.0, "BOUND": threshold(ratio) - (1 << 31),
         "SAMPLE_DIM": int(args.attrs.get("sample_dim", -1)), "HAS_OFFSET": offset is not None,
         "PRECISION": exact,

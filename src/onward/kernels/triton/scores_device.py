@@ -140,7 +140,7 @@ def score_gradient(
         dropped = tl.where(gone, 0.0, p * keep_scale)
         dp = tl.where(gone, 0.0, dp * keep_scale)
     ds = p * (dp - delta)
-    if HAS_FILL:
+    if HAS_FILL == 1:  # 2: the number is added, and hidden scores have a gradient
         ds = tl.where(allowed, ds, 0.0)
     products = ds
     if HAS_CAP:

@@ -219,7 +219,7 @@ template <class E> constexpr bool LOW = !std::is_same_v<E, float>;
 // with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
 // is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two
 // kinds of mask, of which one is null, or both; `filled`: what the first one puts in the place of
-// hidden scores, null: they are left out. `bias`, or null, is added before: of each position of
+// hidden scores, and 1 where it is added to them; null: they are left out. `bias`, or null, is added before: of each position of
 // queries and keys, a row's numbers one after the other. `seed` null: no dropout; first_head: the
 // number of head 0 in the model, by which it draws. scratch: f32[threads, room], and the table of
 // the segments.
@@ -229,7 +229,7 @@ extern "C" void onward_attention(
     const T* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    float softcap, int64_t first_head, const float* OPTIONAL OF(1) filled, const T* OPTIONAL bias,
+    float softcap, int64_t first_head, const float* OPTIONAL OF(2) filled, const T* OPTIONAL bias,
     const int64_t* OF(4) bias_strides,
     const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     T* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
@@ -360,7 +360,7 @@ extern "C" void onward_attention_grad(
     const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
     const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
     float keep_scale, float scale, float softcap, int64_t first_head,
-    const float* OPTIONAL OF(1) filled,
+    const float* OPTIONAL OF(2) filled,
     const T* OPTIONAL bias, const int64_t* OF(4) bias_strides,
     const int64_t* OF(3) bias_sizes,
     float* OPTIONAL OF(bias_sizes[0] * sizes[1] * bias_sizes[1] * bias_sizes[2]) dbias,

@@ -27,7 +27,9 @@ template <class E> struct Filter {
     float scale;  // 1 / (1 - ratio); 1 without dropout
     float softcap;  // 0: scores stay
     int64_t first_head;   // the number of head 0 in the model, by which dropout draws
-    const float* filled;  // what `allowed` puts in the place of hidden scores; null: it hides them
+    // What `allowed` puts in the place of hidden scores; null: it hides them. Behind it 1 where that
+    // number is added, so that hidden scores have a gradient.
+    const float* filled;
 
     bool drops() const { return seed != nullptr; }
     bool adds() const { return added.data || bias.data; }
@@ -57,7 +59,8 @@ template <class E> struct Filter {
     void undo(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float peak,
               const float* slope, float* t, const Strided<float>& dbias) const
     {
-        if (filled && peak - *filled <= 90.0f) {  // else hidden keys have no weight at all
+        // where the peak is higher, hidden keys have no weight at all
+        if (filled && filled[1] == 0.0f && peak - *filled <= 90.0f) {
             const uint8_t* m = allowed.at(g.b, h, q) + k * allowed.col();
             for (int64_t j = 0; j < n; ++j) t[j] = m[j * allowed.col()] ? t[j] : 0.0f;
         }

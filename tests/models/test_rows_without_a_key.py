@@ -1,0 +1,74 @@
+"""Gradients where a mask hides every key of a query: a number that is added to scores lets their
+gradient through, and one that replaces them does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onward
+
+LEAST = torch.finfo(torch.float32).min
+Mask = Callable[[Any, Any], Any]
+
+# from scores f[B,H,T,T] and what a query may see, b[B,1,T,T]
+MASKS: dict[str, Mask] = {
+    "added by where": lambda s, m: s + torch.where(m, 0.0, LEAST),
+    "added before": lambda s, m: torch.where(m, 0.0, LEAST) + s,
+    "added, what hides": lambda s, m: s + torch.where(~m, LEAST, 0.0),
+    "added as a product": lambda s, m: s + (1.0 - m.float()) * LEAST,
+    "added by masked_fill": lambda s, m: s + torch.zeros(m.shape).masked_fill(~m, LEAST),
+    "added, scaled behind": lambda s, m: (s + torch.where(m, 0.0, LEAST)) * 0.5,
+    "added, -1e9": lambda s, m: s + torch.where(m, 0.0, -1e9),
+    "added, -1e4": lambda s, m: s + torch.where(m, 0.0, -1e4),
+    "added, half of the least": lambda s, m: s + torch.where(m, 0.0, LEAST / 2),
+    "added, under a cap": lambda s, m: 2.0 * torch.tanh(s / 2.0) + torch.where(m, 0.0, LEAST),
+    "added twice": lambda s, m: s + torch.where(m, 0.0, -1e30) + torch.where(m, 0.0, -1e30),
+    "replaced": lambda s, m: s.masked_fill(~m, LEAST),
+    "replaced, -1e9": lambda s, m: s.masked_fill(~m, -1e9),
+    "replaced by where": lambda s, m: torch.where(m, s, LEAST),
+}  # fmt: skip
+
+
+class Attends(nn.Module):
+    """Attention written out, and a loss over all its rows."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.mask = mask
+
+    def forward(self, x: Any, seen: Any) -> Any:
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        p = self.mask(q @ k.mT / 2.0, seen).softmax(-1)
+        return ((p @ v).transpose(1, 2).flatten(-2) - x).square().mean()
+
+
+def gradients(model: nn.Module, x: Any, seen: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(x, seen).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "aten"])
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients_are_eagers(name: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setenv("ONWARD_NATIVE", "0")
+    model = Attends(MASKS[name])
+    ours = onward.accelerate(copy.deepcopy(model), strict=True)
+    x = torch.randn(3, 5, 8)
+    seen = torch.rand(3, 1, 5, 5) > 0.4
+    seen[:, :, torch.arange(5), torch.arange(5)] = True
+    seen[1, :, 2] = False  # this query sees nothing
+    seen[2] = False  # nor does any of this sample
+    found, want = gradients(ours, x, seen), gradients(model, x, seen)
+    assert float(want["q.weight"].norm()) > 0
+    for part, gradient in want.items():
+        torch.testing.assert_close(found[part], gradient, rtol=1e-4, atol=1e-6, msg=part)
