@@ -204,11 +204,11 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     Fault(
         "rewrite: a lowest number that is added lets no gradient through",
         "rewrite/fuse_attention.py", "self.fill_is_added = True", "pass",
-        "tests/models/test_rows_without_a_key.py",
+        ("models/test_rows_without_a_key.py",),
     ),
     Fault(
         "rule: hidden scores have no gradient where a number is added", "graph/ops/flash.py",
-        'and not attrs.get("fill_is_added")', "", "tests/models/test_rows_without_a_key.py",
+        'and not attrs.get("fill_is_added")', "", ("models/test_rows_without_a_key.py",),
     ),
     Fault(
         "rewrite: queries and keys of a turned product change places",

@@ -131,8 +131,8 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     # verification
     Fault(
         "verify: mixed precision is not what is compared", "train/verify/step.py",
-        "low = Compiler(host(device), disable, Journal(keep_stages=bisect), policy)",
-        "low = Compiler(host(device), disable, Journal(keep_stages=bisect))", LOW_VERIFIED,
+        "low = Compiler(target, disable, Journal(keep_stages=bisect), policy)",
+        "low = Compiler(target, disable, Journal(keep_stages=bisect))", LOW_VERIFIED,
     ),
     Fault(
         "verify: eager PyTorch is not under autocast", "train/verify/engines.py",
