@@ -84,7 +84,9 @@ def samples(op: Any, dtype: torch.dtype) -> list[Any]:
         return []
     torch.manual_seed(0)
     try:
-        found = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+        with warnings.catch_warnings():  # of sparse tensors, a beta feature, for one
+            warnings.simplefilter("ignore")
+            found = list(op.sample_inputs("cpu", dtype, requires_grad=False))
     except Exception:  # such as one that needs a library that is not there
         return []
     step = max(1, len(found) // SAMPLES)
