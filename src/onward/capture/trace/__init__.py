@@ -2,6 +2,5 @@
 
 In: a `FlatCall`, the batch's tensors. Out: torch's exported program, and what the run recorded
 (`FlatCall.noted`).
-Imports: `aten`, `custom_ops`, `regions`, `huggingface`, `masked_rows`, `expert_loops`,
-`model_state`.
+Imports: `custom_ops`, `regions`, `huggingface`, `masked_rows`, `expert_loops`, `model_state`.
 """

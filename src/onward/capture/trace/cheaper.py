@@ -3,10 +3,8 @@
 Two costs stand out. First, torch caches the results of fake tensors by operator and arguments; with
 symbolic sizes an entry costs about as much as the operator, and a shallow model never reads most of
 them. So an entry is made only when a call comes for the second time (the third layer then finds the
-entry of the second). Operators without a translation have theirs at once: their expansion may stop
-in C++ at symbolic sizes (`diag`), which a cached result passes by. Second, torch records each
-result's memory format, which takes many comparisons of symbolic sizes, and which a capture does not
-need.
+entry of the second). Second, torch records each result's memory format, which takes many
+comparisons of symbolic sizes, and which a capture does not need.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.fx.experimental import proxy_tensor
 
-from onward.capture.aten import TABLE
 from onward.model_state.patches import Patch
 
 _ONCE = "seen once"
@@ -41,11 +38,11 @@ def _kept_the_second_time() -> Iterator[Patch]:
     make, bypass = _MODE._make_cache_entry, found._BypassDispatchCache
     seen: set[Any] = set()
 
-    def make_entry(mode: Any, state: Any, key: Any, function: Any, *call: Any) -> Any:
-        if key not in seen and not _is_expanded(function):
+    def make_entry(mode: Any, state: Any, key: Any, *call: Any) -> Any:
+        if key not in seen:
             seen.add(key)
             raise bypass(_ONCE)
-        return make(mode, state, key, function, *call)
+        return make(mode, state, key, *call)
 
     def keeping(keep: Any) -> Any:
         def set_key(cache: Any, key: Any, entry: Any) -> None:
@@ -57,14 +54,6 @@ def _kept_the_second_time() -> Iterator[Patch]:
     yield _MODE, "_make_cache_entry", make_entry
     for name in _KEEPS:
         yield found, name, keeping(getattr(found, name))
-
-
-def _is_expanded(function: Any) -> bool:
-    """Whether an operator of PyTorch may come to be expanded, for it has no translation."""
-    return (
-        getattr(function, "namespace", "") == "aten"
-        and str(function).removeprefix("aten.") not in TABLE
-    )
 
 
 def _no_metadata(value: torch.Tensor, *_: Any, **__: Any) -> None:

@@ -24,6 +24,14 @@ _ALIKE = {
 }
 
 
+def _diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
+    """torch.diag by operators that take symbolic sizes, at which PyTorch's own parts stop in C++."""
+    return torch.diagonal(x, diagonal).clone() if x.dim() == 2 else torch.diag_embed(x, diagonal)
+
+
+_WRITTEN = {torch.ops.aten.diag.default: _diag}
+
+
 def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
     """Returns the expansion of `target`, as called at `node`; None where PyTorch has none.
 
@@ -93,6 +101,8 @@ def functional(target: Any) -> Any:
 def _parts(target: Any) -> Callable[..., Any] | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
+    if target in _WRITTEN:
+        return _WRITTEN[target]
     try:
         composite = target._can_decompose()
     except RuntimeError:  # an op that torch's dispatcher does not know
