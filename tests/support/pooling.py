@@ -185,7 +185,7 @@ POOLINGS: dict[str, Pooling] = {
     ),
     "masked behind the softmax": Pooling(
         lambda t, h, m: divided(torch.softmax(t.score(h).squeeze(-1), 1) * m, h),
-        "all", (r"Softmax at \(top\): it normalises over the rows",),
+        "all", (r"Softmax at \(top\): it normalises over the batch",),
     ),
     "exp, masked": Pooling(
         lambda t, h, m: divided(torch.exp(torch.tanh(t.score(h).squeeze(-1))) * m, h)

@@ -25,7 +25,7 @@ _ALIKE = {
 
 
 def _diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
-    """torch.diag by operators that take symbolic sizes, at which PyTorch's own parts stop in C++."""
+    """torch.diag by operators that take symbolic sizes; PyTorch's own parts stop there in C++."""
     return torch.diagonal(x, diagonal).clone() if x.dim() == 2 else torch.diag_embed(x, diagonal)
 
 
