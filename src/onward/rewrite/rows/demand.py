@@ -148,7 +148,10 @@ def demands(
             continue
         question = Question(node, asked, known)
         function = DEMAND.get(node.op_type)
-        answer = function(question) if function is not None else question.refused()
+        if function is None:
+            answer = question.refused("no rule says which rows it reads")
+        else:
+            answer = function(question)
         for x, demand in zip(node.inputs, answer, strict=False):
             if x is None or demand is None or x in known or role_of(x) is not None:
                 continue
