@@ -79,7 +79,7 @@ def by_hand(
     s = s if bias is None else s + bias
     empty = torch.zeros((), dtype=torch.bool)
     if mask is not None and mask.dtype == torch.bool:
-        if call.fill_is_added:
+        if call.fill is not None and call.fill_is_added:
             s, mask = s + torch.where(mask, 0.0, call.fill), torch.ones_like(mask)
         empty = ~mask.any(-1, keepdim=True) & (call.fill is None)
         s = s.masked_fill(~(mask | empty), -torch.inf if call.fill is None else call.fill)
@@ -158,9 +158,10 @@ CALLS = [
     ],
     *[Call(Q=70, S=300, mask="nothing 2,1,70,300", fill=fill) for fill in (-3e38, -1e9)],
     *[
-        Call(Q=70, S=n, K=5, E=6, mask=f"{kind} 2,1,70,{n}", fill=-3e38, fill_is_added=True, **more)
+        Call(Q=70, S=n, K=5, E=6, mask=f"{kind} 2,1,70,{n}", softcap=cap, biases=biases,
+             fill=-3e38, fill_is_added=True)
         for kind in (*PATTERNS, "nothing") for n in (70, 300)
-        for more in ({}, {"softcap": 1.5}, {"biases": 1})
+        for cap, biases in ((0.0, 0), (1.5, 0), (0.0, 1))
     ],
     *[Call(Q=35, S=n, softcap=cap) for n in (9, 300, 1100) for cap in (0.2, 2.0, 50.0)],
     *[Call(Q=70, S=70, softcap=1.5, causal=causal, mask="bool 2,1,1,70")
