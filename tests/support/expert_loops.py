@@ -439,7 +439,8 @@ def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
 
 def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     order, rows, counts = in_order(x, chosen)
-    start_idx, outputs = 0, []
+    outputs = []
+    start_idx = 0
     for i, num_tokens in enumerate(counts):
         if num_tokens == 0:
             continue
