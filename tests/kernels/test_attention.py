@@ -291,6 +291,8 @@ def test_threads_change_no_bit(call: Call) -> None:
         Call(ratio=0.3, mask="bool 2,1,1,5"),
         Call(ratio=0.3, mask="real 5,5"),
         Call(ratio=0.3, mask="nothing 2,1,5,5", causal=True),
+        Call(ratio=0.3, mask="nothing 2,1,5,5", fill=-1e9),
+        Call(ratio=0.3, mask="nothing 2,1,5,5", fill=-3e38, fill_is_added=True),
     ],
     ids=str,
 )

@@ -208,7 +208,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rule: hidden scores have no gradient where a number is added", "graph/ops/flash.py",
-        'and not attrs.get("fill_is_added")', "", ("models/test_rows_without_a_key.py",),
+        'and not attrs.get("fill_is_added")', "", ("kernels/test_attention.py",),
     ),
     Fault(
         "rewrite: queries and keys of a turned product change places",
