@@ -237,6 +237,8 @@ def _attention(
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores, cap = q @ k.mT * attrs["scale"], attrs.get("softcap")
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        if attrs.get("fill_is_added"):
+            return (scores + torch.where(allowed, 0.0, attrs["fill"])).softmax(-1) @ v
         if "fill" in attrs:
             scores = scores if bias is None else scores + bias
             return scores.masked_fill(~allowed, attrs["fill"]).softmax(-1) @ v
