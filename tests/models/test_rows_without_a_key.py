@@ -14,6 +14,7 @@ from torch import nn
 import onward
 
 LEAST = torch.finfo(torch.float32).min
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
 Mask = Callable[[Any, Any], Any]
 
 # from scores f[B,H,T,T] and what a query may see, b[B,1,T,T]
@@ -29,6 +30,27 @@ MASKS: dict[str, Mask] = {
     "added, half of the least": lambda s, m: s + torch.where(m, 0.0, LEAST / 2),
     "added, under a cap": lambda s, m: 2.0 * torch.tanh(s / 2.0) + torch.where(m, 0.0, LEAST),
     "added twice": lambda s, m: s + torch.where(m, 0.0, -1e30) + torch.where(m, 0.0, -1e30),
+    "replaced, then added": lambda s, m: (
+        s.masked_fill(~CAUSAL, LEAST) + torch.where(m, 0.0, LEAST)
+    ),
+    "replaced by -1e9, then added": lambda s, m: (
+        s.masked_fill(~CAUSAL, -1e9) + torch.where(m, 0.0, LEAST)
+    ),
+    "replaced by where, then added": lambda s, m: (
+        torch.where(CAUSAL, s, LEAST) + torch.where(m, 0.0, LEAST / 2)
+    ),
+    "added, then replaced": lambda s, m: (
+        (s + torch.where(m, 0.0, LEAST)).masked_fill(~CAUSAL, LEAST)
+    ),
+    "added, then hidden": lambda s, m: (
+        (s + torch.where(m, 0.0, LEAST)).masked_fill(~CAUSAL, -torch.inf)
+    ),
+    "hidden, then added": lambda s, m: (
+        s.masked_fill(~CAUSAL, -torch.inf) + torch.where(m, 0.0, LEAST)
+    ),
+    "added for causal and padding": lambda s, m: s + torch.where(CAUSAL & m, 0.0, LEAST),
+    "subtracted": lambda s, m: s - torch.where(m, 0.0, -LEAST),
+    "added beside a bias": lambda s, m: s + torch.arange(5.0) / 7 + torch.where(m, 0.0, LEAST),
     "replaced": lambda s, m: s.masked_fill(~m, LEAST),
     "replaced, -1e9": lambda s, m: s.masked_fill(~m, -1e9),
     "replaced by where": lambda s, m: torch.where(m, s, LEAST),

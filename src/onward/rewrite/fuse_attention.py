@@ -58,7 +58,7 @@ class _Scores:
         """Takes a lowest number that is added alone for one that fills, whose sum with a score is
         that number. Two of them, or one beside a bias, are added: their sum may be minus
         infinity."""
-        alone = len(self.lowest) == 1 and not self.added and not self.filled
+        alone = len(self.lowest) == 1 and not self.added
         for condition, hides, number, addend in self.lowest:
             fill = number * addend.factor
             if alone and -math.inf < fill <= LOWEST:
@@ -294,6 +294,8 @@ def _scores(x: Value) -> _Scores | str | None:
         product = node if node.op_type == "MatMul" else _turned_product(node)
         if product is not None:
             walk.matmul, walk.is_turned = product, product is not node
+            if walk.lowest and walk.filled:  # a row may be hidden by both, and sees where one ends
+                return "a mask fills its scores, and a lowest number is added to them"
             walk.settle()
             return walk
         below = _below(node, walk)
