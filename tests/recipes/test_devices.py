@@ -145,40 +145,31 @@ def test_a_run_in_tf32_is_verified_in_fp32_on_any_machine(
     ],
     ids=["a GPU's", "the host's", "Python's"],
 )
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("train_step", "at update 1 with engine torch; fix: lower --per_device_train"),
+        ("eval_step", "in an evaluation; fix: lower --per_device_eval"),
+    ],
+)
 def test_a_batch_that_does_not_fit_is_one_line(
+    method: str,
+    said: str,
     error: Exception,
     text_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(EagerTrainer, "train_step", fails)
+    monkeypatch.setattr(EagerTrainer, method, fails)
     small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1", "--engine", "torch"]
     small += ["--train_file", str(text_file), "--per_device_train_batch_size", "2"]
     assert main(["finetune", *small, "--output_dir", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
-    assert "out of memory on cpu, at update 1 with engine torch; fix: lower --per_device" in printed
-    assert "Traceback" not in printed
-
-
-def test_an_evaluation_that_does_not_fit_is_one_line(
-    text_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fails(*_: object, fetch: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr(EagerTrainer, "eval_step", fails)
-    small = ["--vocab_size", "320", "--block_size", "32", "--max_steps", "1", "--engine", "torch"]
-    small += ["--train_file", str(text_file), "--per_device_train_batch_size", "2"]
-    assert main(["finetune", *small, "--output_dir", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err
-    assert "out of memory on cpu, in an evaluation; fix: lower --per_device_eval" in printed
+    assert f"out of memory on cpu, {said}" in printed
     assert "Traceback" not in printed
 
 

@@ -105,7 +105,7 @@ class Question:
         """An answer that demands all of every input, for the same reasons as the outputs."""
         return [self._whole() for _ in self.node.inputs]
 
-    def refused(self, reason: str = "") -> list[Demand | None]:
+    def refused(self, reason: str) -> list[Demand | None]:
         """An answer that demands all of every input. The reason is this node, unless the outputs
         already have one."""
         before = self._whole()

@@ -219,10 +219,10 @@ template <class E> constexpr bool LOW = !std::is_same_v<E, float>;
 // with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
 // is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two
 // kinds of mask, of which one is null, or both; `filled`: what the first one puts in the place of
-// hidden scores, and 1 where it is added to them; null: they are left out. `bias`, or null, is added before: of each position of
-// queries and keys, a row's numbers one after the other. `seed` null: no dropout; first_head: the
-// number of head 0 in the model, by which it draws. scratch: f32[threads, room], and the table of
-// the segments.
+// hidden scores, and 1 where it is added to them; null: they are left out. `bias`, or null, is
+// added before: of each position of queries and keys, a row's numbers one after the other. `seed`
+// null: no dropout; first_head: the number of head 0 in the model, by which it draws. scratch:
+// f32[threads, room], and the table of the segments.
 extern "C" void onward_attention(
     const T* q, const int64_t* OF(4) q_strides, const T* k, const int64_t* OF(4) k_strides,
     const T* v, const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed,
