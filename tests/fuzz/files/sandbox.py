@@ -66,6 +66,8 @@ class Sandbox:
         places |= {sys.base_prefix, "/proc", "/sys", "/dev", "/etc/localtime", "/usr", "/lib"}
         places.add(str(Path(__file__).parents[3]))
         self._trusted = tuple(os.path.realpath(p) for p in places)
+        # a module that a load is the first to import is not written beside its source
+        sys.dont_write_bytecode = True
         sys.addaudithook(self._heard)
 
     def limit_memory(self) -> None:
