@@ -357,6 +357,7 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
         f"(torch.triu(torch.ones({n}, {n}), 1) == 0)",
         f"((torch.arange({n})[:, None] - torch.arange({n})[None]).abs() < 2)",
     ])  # fmt: skip
+    both = [keep, triangle] if causal and keep else []
     if causal and keep:
         keep = f"({keep} & {triangle})"
     elif causal:
@@ -364,6 +365,9 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
     low = m.one(["-1e4", "torch.finfo(q.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
     if m.chance(0.5):
         return _fused(m, keep, low, n, causal)
+    masks = [keep] if keep else []
+    if both and m.chance(0.4):  # one after the other
+        masks = m.one([both, both[::-1]])
     lines = [f"s = q @ k.transpose(-1, -2) {m.one([f'/ {size} ** 0.5', f'* {size**-0.5!r}', ''])}"]
     if m.chance(0.15):
         table = m.parameter(heads, POSITIONS, POSITIONS)
@@ -371,19 +375,7 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
         lines.append(f"s = s + {table}")
     if m.chance(0.1) and split:
         lines.append(f"s = s + {m.input('bias')}")
-    under = m.one(["-1e4", "-1e9", "torch.finfo(s.dtype).min"])
-    forms = [
-        f"s = s.masked_fill(~({keep}), {low})",
-        f"s = torch.where({keep}, s, {low})",
-        f"s = s + (1.0 - ({keep}).to(s.dtype)) * {under}",
-        f"s = s + torch.zeros_like(s).masked_fill(~({keep}), {low})",
-        f"s = s.masked_fill(({keep}) == 0, {low})",
-        f"s = s.masked_fill(({keep}).logical_not(), {low})",
-        f"s = torch.where(~({keep}), {low}, s)",
-        f"s = s + torch.where({keep}, 0.0, {low})",
-    ]
-    if keep:
-        lines.append(m.one(forms))
+    lines += [_hidden(m, seen) for seen in masks]
     lines.append(
         m.one(["a = torch.softmax(s, -1)", "a = F.softmax(s, dim=-1)", "a = s.softmax(-1)"])
     )
@@ -394,6 +386,22 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
     if m.chance(0.2):
         lines.append(f"a = F.dropout(a, {m.attribute('p', 0.0)}, self.training)")
     return [*lines, "t = a @ v"]
+
+
+def _hidden(m: Maker, keep: str) -> str:
+    """Code that hides scores `s` where a mask says so: by a number in their place, or added."""
+    low = m.one(["-1e4", "torch.finfo(s.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
+    under = m.one(["-1e4", "-1e9", "torch.finfo(s.dtype).min"])
+    return m.one([
+        f"s = s.masked_fill(~({keep}), {low})",
+        f"s = torch.where({keep}, s, {low})",
+        f"s = s + (1.0 - ({keep}).to(s.dtype)) * {under}",
+        f"s = s + torch.zeros_like(s).masked_fill(~({keep}), {low})",
+        f"s = s.masked_fill(({keep}) == 0, {low})",
+        f"s = s.masked_fill(({keep}).logical_not(), {low})",
+        f"s = torch.where(~({keep}), {low}, s)",
+        f"s = s + torch.where({keep}, 0.0, {low})",
+    ])  # fmt: skip
 
 
 def _fused(m: Maker, keep: str, low: str, n: str, causal: bool) -> list[str]:

@@ -179,6 +179,15 @@ CALLS = [
     ],
     *[Call(Q=70, S=300, biases=1, mask="nothing 2,1,70,300", fill=f) for f in (None, -1e9, -1.5)],
     *[Call(Q=70, S=300, biases=2, softcap=1.5, mask="behind 70,300", fill=f) for f in (-1e9, 0.5)],
+    *[
+        Call(Q=70, S=n, K=5, E=6, biases=1, low_bias=True, mask=f"{kind} 2,1,70,{n}", fill=fill)
+        for kind in (*PATTERNS, "nothing") for n in (70, 300) for fill in (None, *LOW[:3])
+        if (kind, n) != ("ends", 300)
+    ],
+    *[
+        Call(Q=70, S=n, K=5, E=6, biases=2, low_bias=True, causal=causal)
+        for n in (70, 300) for causal in (False, True)
+    ],
 ]  # fmt: skip
 
 

@@ -48,6 +48,23 @@ MASKS: dict[str, Mask] = {
     "hidden, then added": lambda s, m: (
         s.masked_fill(~CAUSAL, -torch.inf) + torch.where(m, 0.0, LEAST)
     ),
+    "hidden, then added as a product": lambda s, m: (
+        s.masked_fill(~CAUSAL, -torch.inf) + (1.0 - m.float()) * LEAST
+    ),
+    "added as a product, then hidden": lambda s, m: (
+        (s + (1.0 - m.float()) * LEAST).masked_fill(~CAUSAL, -torch.inf)
+    ),
+    "added as a product, then replaced": lambda s, m: (
+        (s + (1.0 - m.float()) * LEAST).masked_fill(~CAUSAL, LEAST)
+    ),
+    "added as a product, then replaced by -1e9": lambda s, m: (
+        (s + (1.0 - m.float()) * LEAST).masked_fill(~CAUSAL, -1e9)
+    ),
+    "two products of -1e9": lambda s, m: s - (1.0 - m.float()) * 1e9 - (~CAUSAL).float() * 1e9,
+    "the smaller": lambda s, m: torch.minimum(s, torch.where(m, torch.inf, LEAST)),
+    "a logarithm, then hidden": lambda s, m: (
+        (s + torch.log(m.float() + 1e-38)).masked_fill(~CAUSAL, -torch.inf)
+    ),
     "added for causal and padding": lambda s, m: s + torch.where(CAUSAL & m, 0.0, LEAST),
     "subtracted": lambda s, m: s - torch.where(m, 0.0, -LEAST),
     "added beside a bias": lambda s, m: s + torch.arange(5.0) / 7 + torch.where(m, 0.0, LEAST),

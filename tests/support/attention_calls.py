@@ -59,6 +59,7 @@ class Call:
     fill: float | None = None
     fill_is_added: bool = False
     biases: int = 0  # samples that a bias f[biases,H,Q,S] is given for
+    low_bias: bool = False  # the bias is the lowest number at many keys, in some rows at all
 
     def __str__(self) -> str:
         kind = f" {self.mask}" if self.mask else ""
@@ -66,7 +67,7 @@ class Call:
         drop += f" cap{self.softcap}" if self.softcap else ""
         drop += "" if self.fill is None else f" fill{self.fill:g}"
         drop += " added" * self.fill_is_added
-        drop += f" bias{self.biases}" if self.biases else ""
+        drop += f" {'low ' * self.low_bias}bias{self.biases}" if self.biases else ""
         sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
         return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
 
@@ -83,7 +84,11 @@ class Call:
     def bias(self) -> torch.Tensor | None:
         g = torch.Generator().manual_seed(5)
         shape = (self.biases, self.H, self.Q, self.S)
-        return torch.randn(shape, generator=g) * 2 if self.biases else None
+        drawn = torch.randn(shape, generator=g) * 2
+        if self.low_bias:
+            drawn[torch.rand(shape, generator=g) > 0.5] = torch.finfo(torch.float32).min
+            drawn[..., ::3, :] = torch.finfo(torch.float32).min
+        return drawn if self.biases else None
 
     def tensors(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """dy, q, k, v; mask."""

@@ -72,6 +72,11 @@ for _case in CASES + ONWARD_CASES:
 # ---- larger calls of attention
 
 
+def has_lowest(call: str) -> bool:
+    """Whether f32's lowest number is among what a call adds to its scores."""
+    return "least" in call or "low bias" in call
+
+
 def columns(x: torch.Tensor) -> torch.Tensor:
     """x[B,H,T,K] in the middle third of a buffer [B,T,3*H*K], as a product of q, k, v leaves it."""
     B, H, T, K = x.shape
@@ -124,7 +129,7 @@ class Attention:
     def bodies(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """y, peaks and totals; dq, dk, dv and dbias: by the ops' bodies in fp64; in fp32
         where the mask adds f32's lowest number, beside which fp64 would still see the scores."""
-        exact = DType.FLOAT if "least" in str(self.call) else DType.DOUBLE
+        exact = DType.FLOAT if has_lowest(str(self.call)) else DType.DOUBLE
         given = [
             None if x is None else Given(x.double().numpy() if x.is_floating_point() else x.numpy())
             for x in self.operands()
@@ -182,6 +187,10 @@ _LARGE: list[tuple[Call, int]] = [
     *[(replace(_SIZED, B=2, S=150, biases=n, causal=causal), 1)
       for n in (1, 2) for causal in (False, True)],
     (replace(_SIZED, B=2, biases=1, softcap=1.5, ratio=0.2, mask="window 150,170", fill=-1e9), 1),
+    *[(replace(_SIZED, biases=1, low_bias=True, mask=f"{kind} 150,170", fill=fill), 1)
+      for kind in ("below", "few", "above", "documents") for fill in (None, -1e9)],
+    *[(replace(_SIZED, S=150, biases=1, low_bias=True, causal=causal), 1)
+      for causal in (False, True)],
     *[(replace(_SIZED, H=4, S=150, causal=True, ratio=0.1), n) for n in (2, 4)],
     *[(replace(_SIZED, Q=70, S=70, K=n, E=n, causal=True), 1) for n in (40, 80, 100, 128, 200)],
     (replace(_SIZED, Q=70, S=70, K=24, E=40), 1),
@@ -194,7 +203,7 @@ _ROWS = [
 ]
 for _call, _sharing in (*_LARGE, *_ROWS):
     for _dtype in DTYPES:
-        if "least" in str(_call) and _dtype == DType.FLOAT16:
+        if has_lowest(str(_call)) and _dtype == DType.FLOAT16:
             continue  # f32's lowest number is no fp16
         _made = Attention(_call, _dtype, _sharing)
         CHECKS[f"{'packed' if isinstance(_call, Rows) else 'attention'} {_made}"] = _made

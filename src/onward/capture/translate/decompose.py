@@ -17,19 +17,18 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-# ops that are equal to another op
-_ALIKE = {
-    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
-    torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
-}
-
 
 def _diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     """torch.diag by operators that take symbolic sizes; PyTorch's own parts stop there in C++."""
     return torch.diagonal(x, diagonal).clone() if x.dim() == 2 else torch.diag_embed(x, diagonal)
 
 
-_WRITTEN = {torch.ops.aten.diag.default: _diag}
+# what stands for an op, asked before PyTorch's own expansions
+_EQUIVALENTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
+    torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
+    torch.ops.aten.diag.default: _diag,
+}
 
 
 def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
@@ -101,13 +100,13 @@ def functional(target: Any) -> Any:
 def _parts(target: Any) -> Callable[..., Any] | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in _WRITTEN:
-        return _WRITTEN[target]
+    if target in _EQUIVALENTS:
+        return _EQUIVALENTS[target]
     try:
         composite = target._can_decompose()
     except RuntimeError:  # an op that torch's dispatcher does not know
         composite = False
-    return target.decompose if composite else decomposition_table.get(target, _ALIKE.get(target))
+    return target.decompose if composite else decomposition_table.get(target)
 
 
 def _traced(call: Callable[..., Any], values: list[Any]) -> torch.fx.GraphModule:

@@ -82,7 +82,10 @@ def scores(
         causal = b.GreaterOrEqual(b.unsqueeze(q_place, [1]), b.unsqueeze(k_place, [0]))  # b[Q,S]
         allowed = causal if allowed is None else b.And(allowed, causal)
     if allowed is not None:
-        fill = np.array(attrs.get("fill", np.finfo(dtype.numpy()).min), dtype=dtype.numpy())
+        # a row of the lowest finite number has a softmax; what is added may be as low, and then
+        # `live` takes care of rows of -inf
+        lowest = -np.inf if adds(inputs) else np.finfo(dtype.numpy()).min
+        fill = np.array(attrs.get("fill", lowest), dtype=dtype.numpy())
         if attrs.get("fill_is_added"):
             s = b.Add(s, b.Where(allowed, np.zeros((), dtype=dtype.numpy()), fill))
         else:
@@ -111,12 +114,16 @@ def places(b: Builder, coordinates: Value) -> Value:
     return b.Where(b.Less(sequence, zero), zero, place)
 
 
+def adds(inputs: list[Value | None]) -> bool:
+    """Whether a mask or bias is added to the scores. inputs: of the node, starting with q."""
+    mask, bias = ([*inputs, *[None] * 6][i] for i in (3, 8))
+    return bias is not None or (mask is not None and type_of(mask).is_floating)
+
+
 def live(b: Builder, s: Value, inputs: list[Value | None]) -> Value | None:
     """A mask b[B,H,Q,1] of queries that an added mask or bias leaves a key to see (others give 0,
     as in torch); None without a mask that may be -inf throughout."""
-    given = [*inputs, *[None] * 6]
-    added = [x for x in (given[3], given[8]) if x is not None and type_of(x).is_floating]
-    if not added or type_of(s).shape[-1] == 0:
+    if not adds(inputs) or type_of(s).shape[-1] == 0:
         return None
     peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     return b.Greater(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy()))

@@ -173,12 +173,10 @@ def attention(
         WIDTH, VALUES, W, E, KEYS, CAUSAL, PACKED, MASK, HAS_BIAS, HAS_FILL, HAS_CAP, DROPS,
         BOUND, PRECISION, True,
     )  # fmt: skip
-    hides = (PACKED or MASK == BOOLEANS) and not HAS_FILL
     blind = peak == float("-inf")
-    if hides:
+    if (PACKED or MASK == BOOLEANS) and not (HAS_FILL or HAS_BIAS):
         blind = blind | (peak == HIDDEN)
-        if not (HAS_BIAS or MASK == ADDED):
-            peak = tl.where(blind, HIDDEN, peak)
+        peak = tl.where(blind, HIDDEN, peak)
     total = tl.where(blind, keys.to(tl.float32), total)
     acc = tl.where(blind[:, None], 0.0, acc * (keep_scale / total)[:, None])
     inside = (qi < queries)[:, None] & (e < VALUES)[None, :]

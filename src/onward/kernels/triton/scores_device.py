@@ -12,7 +12,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from onward.kernels.triton.random_device import drops, keyed, seeded
 
-HIDDEN = tl.constexpr(-3.4028234663852886e38)  # what a mask puts in the place of a score
+HIDDEN = tl.constexpr(-3.4028234663852886e38)  # a hidden score; -inf where anything is added
 BOOLEANS, ADDED = tl.constexpr(1), tl.constexpr(2)  # kinds of masks; 0: none
 
 
@@ -80,7 +80,7 @@ def filtered(
     if HAS_FILL:
         s = tl.where(allowed, s, fill)
     elif PACKED or MASK == BOOLEANS or (CAUSAL and EDGE):
-        s = tl.where(allowed, s, HIDDEN)
+        s = tl.where(allowed, s, float("-inf") if HAS_BIAS or MASK == ADDED else HIDDEN)
     if EDGE or PACKED:
         s = tl.where(ki < keys, s, float("-inf"))
     return s, allowed

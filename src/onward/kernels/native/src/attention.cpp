@@ -299,8 +299,7 @@ extern "C" void onward_attention(
                             factor[i] = 0.0f;
                             kept[i] = k0 > 0 ? 1.0f : 0.0f;
                             if (k0 == 0) {
-                                const float none = filter.added.data ? -INFINITY : -FLT_MAX;
-                                *peak = count > 0 ? here : none;
+                                *peak = count > 0 ? here : filter.hidden();
                                 *total = float(n.keys);
                             }
                             continue;

@@ -34,6 +34,10 @@ template <class E> struct Filter {
     bool drops() const { return seed != nullptr; }
     bool adds() const { return added.data || bias.data; }
 
+    // A hidden score, if no number fills it. What is added may itself be the lowest number, above
+    // which a hidden score must not be.
+    float hidden() const { return adds() ? -INFINITY : -FLT_MAX; }
+
     // Words of key j where positions are counted: word(j), of those that are listed: word(place).
     RowKey key(const Segment& g, int64_t h, int64_t q, int64_t k) const {
         const uint32_t start = offset ? uint32_t(*offset) : 0u;
@@ -86,12 +90,12 @@ template <class E> struct Filter {
         }
         if (allowed.data || g.visible) {
             const int64_t step = g.visible ? 1 : allowed.col();
-            const float hidden = filled ? *filled : -FLT_MAX;
+            const float none = filled ? *filled : hidden();
             const uint8_t* m = (g.visible ? g.visible : allowed.at(g.b, h, q)) + k * step;
             if (step == 1)
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : hidden;
+                for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : none;
             else
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : hidden;
+                for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : none;
         } else if (added.data) {
             const int64_t step = added.col();
             const E* m = added.at(g.b, h, q) + k * step;
@@ -132,7 +136,8 @@ template <class E> struct Filter {
             while (a < b && m[b - 1] <= HIDDEN) --b;
         }
         const bool hides = allowed.data && !filled;  // whatever else the row sees
-        const bool sees = peak ? *peak > HIDDEN : a < b && (added.data || high == g.keys);
+        const bool seen = a < b && !bias.data;  // a bias may hide what a mask shows
+        const bool sees = peak ? *peak > HIDDEN : seen && (added.data || high == g.keys);
         if (hides || sees) {
             low = a;
             high = b;
@@ -143,7 +148,7 @@ template <class E> struct Filter {
     // key sees its segment's first one, which is never hidden.
     // What is added hides a whole row where it is -infinity throughout.
     bool nothing(float peak) const {
-        return (allowed.data && !filled && peak == -FLT_MAX) || (adds() && peak == -INFINITY);
+        return ((allowed.data && !filled) || adds()) && peak == hidden();
     }
 };
 
