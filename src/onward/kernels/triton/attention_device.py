@@ -8,7 +8,6 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from onward.kernels.triton.random_device import drops
 from onward.kernels.triton.scores_device import (
-    ADDED,
     BOOLEANS,
     HIDDEN,
     capped,
