@@ -23,7 +23,7 @@ from onward.explanation.memory import model_bytes, step_memory
 from onward.explanation.row_attribution import row_report
 from onward.explanation.row_report import RowReport
 from onward.kernels import Target
-from onward.model_state.device import device_of
+from onward.model_state.device import computing_device
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
@@ -72,7 +72,7 @@ class Remade:
             subject, compiler = replace(subject, ran=None), compiler.planning_for(target)
         self.subject = subject
         self.journal = CountingJournal()
-        self.memory = Memory(device_of(subject.model))
+        self.memory = Memory(computing_device(subject.model))
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
         self._graphs = subject.graphs(compiler.noting(self.journal))
         kind = subject.batch.kind

@@ -37,7 +37,7 @@ from onward.forks import Lock
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.kernels.region import HeldParts
-from onward.model_state.device import device_of
+from onward.model_state.device import device_of, require_computing
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -274,7 +274,9 @@ class Accelerated:
     # ---- memory
 
     def _moved(self, device: torch.device) -> Lock:
-        """Switches to the memory of a device; returns the lock of that memory."""
+        """Switches to the memory of a device; returns the lock of that memory. Raises CaptureError
+        for a kind of device on which Onward does not compute."""
+        require_computing(device)
         self._states.clear()
         found = _MEMORIES.get(device)
         if found is None:

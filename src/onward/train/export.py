@@ -21,7 +21,7 @@ from onward.graph.names import distinct, user_name
 from onward.graph.types import DType
 from onward.journal import Journal
 from onward.kernels import host
-from onward.model_state.device import device_of
+from onward.model_state.device import computing_device
 from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import table
 from onward.rewrite import Policy
@@ -52,7 +52,9 @@ def export_onnx(
         lambda given: called(model, *given, want_loss=False), (batch.args, kwargs)
     )
     policy = None if dtype == DType.FLOAT else Policy(dtype)
-    compiler = Compiler(host(device_of(model).type), journal=Journal(quiet=True), policy=policy)
+    compiler = Compiler(
+        host(computing_device(model).type), journal=Journal(quiet=True), policy=policy
+    )
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     refuse_regions(captured)
     graph, arrays = compiler.portable(captured), captured.arrays()

@@ -22,7 +22,7 @@ from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
-from onward.model_state.device import device_of
+from onward.model_state.device import computing_device
 from onward.option_readers import read_names
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
@@ -96,7 +96,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self.options = checked_options(options)
         check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
-        self.device = device_of(model)
+        self.device = computing_device(model)
         self.memory = Memory(self.device)
         self._window = AccumulationWindow(
             self.options.gradient_accumulation_steps, self.options.seed

@@ -33,7 +33,7 @@ from onward.graph.graph import Graph, Role, Value, role_of, type_of
 from onward.graph.names import user_name
 from onward.graph.signature import Signature
 from onward.kernels import host, torch_dtype
-from onward.model_state.device import device_of
+from onward.model_state.device import computing_device
 from onward.options import TrainerOptions
 from onward.prepare.batch import Batch, batch_of
 from onward.train.closed_graph import (
@@ -88,14 +88,14 @@ def export_training(source: TrainingSource, folder: Path, opset: int, overwrite:
             "export_training has no windows whose loss is a mean over their labels; fix: a Trainer "
             'with gradient_accumulation_average="micro_batches"'
         )
-    policy = policy_of(source.options, host(device_of(source.model).type))
+    policy = policy_of(source.options, host(computing_device(source.model).type))
     if policy is not None:
         raise OnwardError(
             f"a step in {policy.low.name.lower()} cannot be exported, since onnxruntime has no CPU "
             'kernels for it; fix: a Trainer with mixed_precision="no"'
         )
     batch = _without_ones(source)
-    compiler = Compiler(host(device_of(source.model).type), source.options.disable)
+    compiler = Compiler(host(computing_device(source.model).type), source.options.disable)
     captured = _captured(compiler, source, batch, training=True)
     recipe = source.recipe(captured)
     if not recipe.groups:

@@ -19,7 +19,7 @@ from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
-from onward.model_state.device import device_of
+from onward.model_state.device import computing_device
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.region_warnings import table
@@ -51,7 +51,7 @@ def verify_step(
     casts is still compared with fp32 eager PyTorch and onnxruntime, where errors stand out more."""
     with _undisturbed():
         batch = _owned(batch)
-        target = host(device_of(model).type)
+        target = host(computing_device(model).type)
         compiler = Compiler(target, disable, Journal(keep_stages=bisect))
         captured = compiler.capture(CaptureRequest(model, *batch.given, loss_fn, regions=regions))
         _refuse_drawn(captured.graph)
