@@ -14,9 +14,9 @@ Microseconds of 8 x 16 heads x 1024 x 64, causal, bf16, on one NVIDIA H200 (torc
 
 Bytes per element of bf16, with as many keys as queries: 8 forward and 26 backward. The bound is the
 products, of which the forward has two, dq three, and dk with dv four; without dropout they ran at
-212, 300 and 175 TFLOP/s. dk and dv spill up to 192 bytes of a thread on sm_90 at heads of 128, since
-both sums stay in registers: f32[64,128] twice beside the scores. In fp32, whose products have no
-tensor cores unless TF32 is on, the forward spills up to 1088 and dk with dv up to 1752.
+212, 300 and 175 TFLOP/s. On sm_90 dk and dv spill up to 192 bytes of a thread at heads of 128: both
+sums, f32[64,128], stay in registers beside the scores. In fp32, whose products have no tensor cores
+unless TF32 is on, the forward spills up to 1088 and dk with dv up to 1752.
 """
 
 from __future__ import annotations
