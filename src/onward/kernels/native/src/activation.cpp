@@ -246,9 +246,11 @@ extern "C" void onward_gated_activation_grad(
 
 // For the tests: the functions of math.h alone. which: 0 exp, 1 sigmoid, 2 the normal's cdf.
 extern "C" void onward_math(const float* OF(n) x, float* OF(n) y, int64_t n, int64_t which) {
-    #pragma omp simd
-    for (int64_t i = 0; i < n; ++i)
-        y[i] = which == 0 ? math::exp(x[i])
-             : which == 1 ? math::sigmoid(x[i])
-                          : math::normal(x[i]).cdf;
+    const auto each = [&](auto f) {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) y[i] = f(x[i]);
+    };
+    if (which == 0) each([](float v) { return math::exp(v); });
+    else if (which == 1) each([](float v) { return math::sigmoid(v); });
+    else each([](float v) { return math::normal(v).cdf; });
 }
