@@ -15,6 +15,9 @@ import onward
 
 LEAST = torch.finfo(torch.float32).min
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
+# f[H,T,T], as ALiBi has them
+SLOPES = torch.tensor([0.5, 0.25])[:, None, None] * (torch.arange(5) - torch.arange(5)[:, None])
+WINDOW = (torch.arange(5) - torch.arange(5)[:, None]).abs() < 2
 Mask = Callable[[Any, Any], Any]
 
 # from scores f[B,H,T,T] and what a query may see, b[B,1,T,T]
@@ -64,6 +67,28 @@ MASKS: dict[str, Mask] = {
     "the smaller": lambda s, m: torch.minimum(s, torch.where(m, torch.inf, LEAST)),
     "a logarithm, then hidden": lambda s, m: (
         (s + torch.log(m.float() + 1e-38)).masked_fill(~CAUSAL, -torch.inf)
+    ),
+    "slopes, replaced, then a product": lambda s, m: (
+        (s + SLOPES).masked_fill(~CAUSAL, LEAST) + (1.0 - m.float()) * LEAST
+    ),
+    "slopes and a product, then hidden": lambda s, m: (
+        (s + (SLOPES + (1.0 - m.float()) * LEAST)).masked_fill(~CAUSAL, -torch.inf)
+    ),
+    "slopes that hide, then replaced": lambda s, m: (
+        (s + (SLOPES + torch.where(CAUSAL, 0.0, -torch.inf))).masked_fill(~m, LEAST)
+    ),
+    "replaced, then slopes": lambda s, m: s.masked_fill(~m, LEAST) + SLOPES,
+    "a window of -inf, then a product": lambda s, m: (
+        s + torch.zeros(5, 5).masked_fill(~WINDOW, -torch.inf) + (1.0 - m.float()) * LEAST
+    ),
+    "a window of -inf, then replaced": lambda s, m: (
+        (s + torch.zeros(5, 5).masked_fill(~WINDOW, -torch.inf)).masked_fill(~m, LEAST)
+    ),
+    "clamped to the least": lambda s, m: (
+        (s + torch.where(m, 0.0, LEAST) + torch.where(CAUSAL, 0.0, LEAST)).clamp(min=LEAST)
+    ),
+    "the smaller of two masks": lambda s, m: (
+        s + torch.minimum(torch.where(CAUSAL, 0.0, LEAST), (1.0 - m.float()) * LEAST)
     ),
     "added for causal and padding": lambda s, m: s + torch.where(CAUSAL & m, 0.0, LEAST),
     "subtracted": lambda s, m: s - torch.where(m, 0.0, -LEAST),
