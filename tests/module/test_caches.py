@@ -179,8 +179,8 @@ def test_a_graph_or_what_to_set(family: str, wrapper: str, captures: list[int]) 
                 isinstance(x, Cache) for x in (found if type(found) is tuple else found.values())
             )
             continue
-        made = len(captures) - before
-        assert not said and (made == 1 or (mode == "no_grad" and not made)), mode
+        made = len(captures) - before  # a graph with gradients serves without them too
+        assert not said and (made == 1 or ("no_grad" in mode and not made)), mode
         assert_same(found, without_cache(want))
         if "no_grad" not in mode:
             for out in (found, want):
