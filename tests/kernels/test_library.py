@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,16 @@ def test_kernels_on_another_runtime_than_torch_s_are_left_alone(
     build("")
     assert native.library() is None
     assert "2 OpenMP runtimes" in native.about()
+
+
+def test_tests_choose_kernels_by_the_fixture() -> None:
+    """The library is chosen once in a process: the variable alone would change nothing."""
+    tests = Path(__file__).parents[1]
+    alone = [
+        str(path.relative_to(tests))
+        for path in sorted(tests.rglob("test_*.py"))
+        if re.search(r'setenv\(\s*"ONWARD_NATIVE"', text := path.read_text(encoding="utf-8"))
+        and "cache_clear()" not in text
+        and "build(" not in text
+    ]
+    assert alone == []

@@ -185,10 +185,10 @@ APART: dict[str, Apart] = {
 @pytest.mark.parametrize("native", [True, False], ids=["native", "aten"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_kinds_of_gradients_are_eagers(
-    loss: str, native: bool, low: bool, monkeypatch: pytest.MonkeyPatch
+    loss: str, native: bool, low: bool, build: Callable[[str], None]
 ) -> None:
     if not native:
-        monkeypatch.setenv("ONWARD_NATIVE", "0")
+        build("0")
     torch.manual_seed(0)
     model = Head(LOSSES[loss])
     ours = onward.accelerate(copy.deepcopy(model), strict=True)
@@ -205,11 +205,11 @@ def test_kinds_of_gradients_are_eagers(
 @pytest.mark.parametrize("native", [True, False], ids=["native", "aten"])
 @pytest.mark.parametrize("name", ["mean", "sum over n", "weighted sum over n", "planes", "nll"])
 def test_a_trainers_step_moves_what_eagers_moves(
-    name: str, native: bool, low: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, native: bool, low: bool, build: Callable[[str], None]
 ) -> None:
     """A whole step is one graph, where what the loss weighs is known before its gradient."""
     if not native:
-        monkeypatch.setenv("ONWARD_NATIVE", "0")
+        build("0")
     for counted, n, _ in CASES:
         torch.manual_seed(0)
         model = Head(LOSSES[name])
@@ -225,10 +225,10 @@ def test_a_trainers_step_moves_what_eagers_moves(
 @pytest.mark.parametrize("native", [True, False], ids=["native", "aten"])
 @pytest.mark.parametrize("items", [0, 5])
 def test_a_language_model_without_a_label(
-    items: int, native: bool, monkeypatch: pytest.MonkeyPatch
+    items: int, native: bool, build: Callable[[str], None]
 ) -> None:
     if not native:
-        monkeypatch.setenv("ONWARD_NATIVE", "0")
+        build("0")
     model = tiny.gpt2(dropout=0.0)
     ours = onward.accelerate(copy.deepcopy(model), strict=True)
     for counted in (False, True):

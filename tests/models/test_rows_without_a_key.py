@@ -122,9 +122,9 @@ def gradients(model: nn.Module, x: Any, seen: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "aten"])
 @pytest.mark.parametrize("name", MASKS)
-def test_gradients_are_eagers(name: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_eagers(name: str, native: bool, build: Callable[[str], None]) -> None:
     if not native:
-        monkeypatch.setenv("ONWARD_NATIVE", "0")
+        build("0")
     model = Attends(MASKS[name])
     ours = onward.accelerate(copy.deepcopy(model), strict=True)
     x = torch.randn(3, 5, 8)
