@@ -182,9 +182,10 @@ class ExecutableHalves:
 
     @property
     def copied(self) -> list[str]:
-        """The inputs whose gradients `backward` returns as copies outside of the block."""
-        placed = () if self._last is None else self._last.places
-        return [n for n in self.plan.signature.gradients if n not in self._alone or n in placed]
+        """The inputs whose gradients are copied out of the block: those that share their memory,
+        and those of strided parameters, whose strides PyTorch gives their gradients."""
+        strided = {n for n, x in self.owned.items() if not x.is_contiguous()}
+        return [n for n in self.plan.signature.gradients if n not in self._alone or n in strided]
 
     def bindings(self) -> int:
         """The number of times that launches were bound."""

@@ -88,7 +88,7 @@ class Remade:
     def unbound(self, plan: Plan) -> AnyExecutable:
         """An executable for a plan, not bound to memory."""
         kind = ExecutableHalves if self.subject.halves else Executable
-        return kind(plan, self.memory, {})
+        return kind(plan, self.memory, self.subject.captured.owned)
 
     @property
     def executable(self) -> AnyExecutable:
