@@ -362,9 +362,8 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
         keep = f"({keep} & {triangle})"
     elif causal:
         keep = triangle
-    low = m.one(["-1e4", "torch.finfo(q.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
     if m.chance(0.5):
-        return _fused(m, keep, low, n, causal)
+        return _fused(m, keep, n, causal)
     masks = [keep] if keep else []
     if both and m.chance(0.4):  # one after the other
         masks = m.one([both, both[::-1]])
@@ -390,7 +389,7 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
 
 def _hidden(m: Maker, keep: str) -> str:
     """Code that hides scores `s` where a mask says so: by a number in their place, or added."""
-    low = m.one(["-1e4", "torch.finfo(s.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
+    low = _low(m, "s")
     under = m.one(["-1e4", "-1e9", "torch.finfo(s.dtype).min"])
     return m.one([
         f"s = s.masked_fill(~({keep}), {low})",
@@ -404,8 +403,13 @@ def _hidden(m: Maker, keep: str) -> str:
     ])  # fmt: skip
 
 
-def _fused(m: Maker, keep: str, low: str, n: str, causal: bool) -> list[str]:
-    more = ""
+def _low(m: Maker, scores: str) -> str:
+    """A number that hides a score."""
+    return m.one(["-1e4", f"torch.finfo({scores}.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
+
+
+def _fused(m: Maker, keep: str, n: str, causal: bool) -> list[str]:
+    low, more = _low(m, "q"), ""
     if m.chance(0.2):
         more += f", dropout_p={m.attribute('p', 0.0)} if self.training else 0.0"
     if m.chance(0.2):

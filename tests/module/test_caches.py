@@ -157,7 +157,10 @@ def test_a_graph_or_what_to_set(family: str, wrapper: str, captures: list[int]) 
     eager = WRAPPERS[wrapper](lm, family)
     ours = onward.accelerate(copy.deepcopy(eager), outputs="all")
     path = next(n for n, m in ours.named_modules() if getattr(m, "config", None) is not None)
+    held = accelerated(ours)
+    assert held is not None
     for mode in MODES:
+        held._last = None
         labels = "no labels" not in mode
         given = batch(family, labels)
         call = (lambda m, b=given: m(b)) if wrapper == "one argument" else lambda m, b=given: m(**b)
@@ -181,6 +184,7 @@ def test_a_graph_or_what_to_set(family: str, wrapper: str, captures: list[int]) 
             continue
         made = len(captures) - before  # a graph with gradients serves without them too
         assert not said and (made == 1 or ("no_grad" in mode and not made)), mode
+        held.last_call()  # raises unless a graph has run
         assert_same(found, without_cache(want))
         if "no_grad" not in mode:
             for out in (found, want):
