@@ -179,7 +179,7 @@ def dead_code_elimination(graph: Graph, loss: Value) -> None:
 
 
 FORWARD = [fuse_linear_relu, dead_code_elimination]
-STEP = [dead_code_elimination]  # the gradient of x, which nobody asks for
+STEP = [dead_code_elimination]  # removes the gradient of x, which nobody asks for
 
 # ---- differentiate: gradient rules, one reverse walk, and the optimizer, all as nodes
 

@@ -145,7 +145,7 @@ def test_cache_shows_and_clears_what_is_kept_and_nothing_else(
         (tmp_path / "graphs" / name).write_bytes(b"x" * 2**20)
     assert "2 files, 2.0 MiB, kept" in said("cache")
     assert "2 files of graphs and tokens, 2.0 MiB" in said("doctor")
-    assert "2 files, 2.0 MiB, taken away" in said("cache", "--clear")
+    assert "2 files, 2.0 MiB, removed" in said("cache", "--clear")
     assert [path.name for path in (tmp_path / "graphs").iterdir()] == ["products.json"]
     monkeypatch.setenv("ONWARD_GRAPH_CACHE", "0")
     assert "off (ONWARD_GRAPH_CACHE=0)" in said("doctor")

@@ -1,4 +1,4 @@
-"""The files of both caches: bytes by key, in the folder `graphs` of what `ONWARD_CACHE` names.
+"""Files of the caches of captures, graphs and tokens: bytes by key, in `graphs` of `ONWARD_CACHE`.
 
 Writes are atomic, and a file whose SHA-256 does not match counts as missing. No disk error reaches
 a step. Any number of processes may read, write and clear at once.
@@ -52,7 +52,7 @@ def read(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
     try:
         entry = unpacked(key, _vouched(data))
     except ArchiveError as error:
-        log.info("%s is no graph of ours (%s), and is made again", path.name, error)
+        log.info("%s is no file of this cache (%s), and is made again", path.name, error)
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # now the most recently read, for `prune`
@@ -78,7 +78,7 @@ def write(key: str, packed: Callable[[], bytes]) -> None:
             raise
         prune(MOST_BYTES, keep=key)
     except (OSError, ArchiveError, TypeError) as error:
-        _say_once(f"graphs of steps are not kept in {folder()}: {error}")
+        _say_once(f"the cache cannot be written to {folder()}: {error}")
 
 
 def size() -> tuple[int, int]:

@@ -155,9 +155,9 @@ def run_verify(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         if odd := [word for word in argv[1:] if word != "--bisect"]:
             raise InputError(
-                f"{odd[0]!r} beside a run, whose options are taken",
+                f"{odd[0]!r} beside a run, which has its options",
                 "on the command line",
-                "leave it out, or leave the run out",
+                "remove it, or name no run",
             )
         _tell_loading("verify", argv[0])
         from onward.recipes.verify import verify_run
@@ -347,7 +347,7 @@ def run_merge_lora(argv: list[str]) -> int:
         raise InputError(
             "a run and a new folder are needed",
             "after merge-lora",
-            "such as onward merge-lora runs/adapters runs/merged",
+            "give both, as in onward merge-lora runs/adapters runs/merged",
         )
     _tell_loading("merge-lora", argv[0])
     from onward.recipes.merge_lora import merge_lora
@@ -418,7 +418,7 @@ def run_config(argv: list[str]) -> int:
         print(shown_schema())
         return 0
     if len(files) != 1 or files[0].startswith("-"):
-        raise InputError("not one file is given", "after validate", "name one YAML file")
+        raise InputError("exactly one file is needed", "after validate", "name one YAML file")
     found = parse_with_places([f"--{CONFIG}", files[0]], "finetune", FinetuneConfig, others="")
     assert found is not None, "no help is asked for"
     _check_placed(*found)
@@ -462,8 +462,8 @@ def run_doctor(argv: list[str]) -> int:
 
 
 def run_cache(argv: list[str]) -> int:
-    """Runs `onward cache`: shows where graphs of steps and tokens of texts are stored, how many
-    files there are and how large; deletes them on request."""
+    """Runs `onward cache`: shows where captures, graphs and tokens are stored, how many files there
+    are and how large; deletes them on request."""
     given = _switched(argv, "cache", {"clear": "delete all of them"})
     if given is None:
         return 0
@@ -471,7 +471,7 @@ def run_cache(argv: list[str]) -> int:
 
     clear = "clear" in given
     files, nbytes = cache_files.clear() if clear else cache_files.size()
-    verb = "taken away" if clear else "kept"
+    verb = "removed" if clear else "kept"
     print(f"{cache_files.folder()}: {files} files, {mib(nbytes)}, {verb}")
     return 0
 

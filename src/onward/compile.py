@@ -2,7 +2,7 @@
 
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> distribute(mesh)
             -> rewrite(step) -> specialize(dims) -> plan -> execute
-Each stage is a method of `Compiler` that takes a value and returns one:
+The methods of `Compiler` run the stages; each takes a value and returns one:
     captured   = compiler.capture(request)                 Captured
     forward    = compiler.forward(captured)                Graph
     packed     = compiler.pack(forward, outputs)           PackedForward; None: every row is read
@@ -203,8 +203,8 @@ class Compiler:
         self, forward: Graph, recipe: Recipe, mesh: Mesh, sizes: Mapping[str, int]
     ) -> dict[str, tuple[int, int]]:
         """Chooses how the ranks of a mesh cut parameters along `tp`: by name, the dim and its
-        groups. Tables of a vocabulary may be cut into parts that they do not divide, where their
-        update is elementwise. sizes: of a batch, by symbol."""
+        groups. Vocabulary tables may be cut into uneven parts, where their update is elementwise.
+        sizes: of a batch, by symbol."""
         whole = [n for g in recipe.groups if not g.optimizer.elementwise for n in g.parameters]
         rows = tensor.paddable(forward, mesh.size(tensor.AXIS), whole)
         graph = self._updated(tensor.padded(forward, rows), recipe)
@@ -218,7 +218,7 @@ class Compiler:
         self, forward: Graph, number: int, sizes: Mapping[str, int]
     ) -> dict[str, tuple[int, ...]]:
         """Chooses the stages of a pipeline: by parameter, those that read it. sizes: of a batch, by
-        symbol. Raises OnwardError for a model that has no such number of stages."""
+        symbol. Raises OnwardError for a model that cannot be cut into so many stages."""
         return pipeline.chosen_stages(forward, number, Costs(self._link_rates(), number, sizes))
 
     def evaluated(
@@ -228,9 +228,9 @@ class Compiler:
         cuts: Mapping[str, tuple[int, int]],
         stages: PipelineCut | None = None,
     ) -> Graph:
-        """Builds an evaluation on the ranks of a mesh, each of which holds a part of parameters: as
-        one row (`held`), along a dim (`cuts`), of such a part as one row (both), or those of some
-        layers (`stages`)."""
+        """Builds the evaluation of one rank, which holds parts of parameters. held: those of
+        which it has a share as one row; cuts: those of which it has a part along a dim; in both: a
+        share of such a part. stages: the pipeline stages that have each parameter."""
         if stages is not None:
             start = self._padded(forward, cuts)
             return pipeline.evaluation_rank(start, self.mesh, stages, cuts, held)
@@ -302,7 +302,7 @@ class Compiler:
         return ExecutableHalves(plan, memory, owned, parts)
 
     def joint(self, recipe: Recipe) -> Recipe:
-        """The recipe for the mesh: whether several ranks share each batch."""
+        """Returns the recipe, with `joint` set where several ranks share each batch."""
         return replace(recipe, joint=shares_steps(self.mesh) or recipe.pipeline is not None)
 
     def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
@@ -348,7 +348,7 @@ class Compiler:
     def _exchanged(
         self, graph: Graph, recipe: Recipe, cut: PipelineCut, messages: int = 0, digest: str = ""
     ) -> Graph:
-        """The graph of one rank of a pipeline with what it exchanges behind the messages."""
+        """Adds the exchanges that follow a pipeline's messages to the graph of one rank."""
         return pipeline.exchanged_sums(
             graph, self.mesh, cut.holders, messages, digest, recipe.parameters, recipe.shards,
             recipe.summed_parts, recipe.cuts, recipe.held,
@@ -359,7 +359,7 @@ class Compiler:
         return link_rates(self.target.device, rates.flops_per_second, rates.bytes_per_second)
 
     def _padded(self, forward: Graph, cuts: Mapping[str, tuple[int, int]]) -> Graph:
-        """A forward whose tables have rows for all ranks alike, where ranks have rows of them."""
+        """Pads vocabulary tables that ranks split by rows, so that each rank has as many rows."""
         types = {v.name or "": type_of(v) for v in forward.inputs_with(Role.PARAM)}
         ranks = self.mesh.size(tensor.AXIS)
         return tensor.padded(forward, tensor.rows_padded(types, cuts, ranks))
@@ -378,7 +378,7 @@ class Compiler:
         return self._rewrite(captured.graph, rewrite.without_fusions(passes), "portable")
 
     def _settled(self, graph: Graph, stage: str) -> Graph:
-        """Replaces what other engines compute wrong."""
+        """Replaces ops that other engines compute wrongly."""
         last = rewrite.Pass(rewrite.scatter_elements, exact=False)
         return self._rewrite(graph, [last], stage)
 

@@ -314,7 +314,7 @@ def test_batches_that_are_not_rows_are_refused() -> None:
         batch_names(graph, 2)
     graph = Graph()
     graph.input("batch.x", parse_type("f32[1,4]"), Role.BATCH)
-    with pytest.raises(OnwardError, match="a batch of one row cannot be split"):
+    with pytest.raises(OnwardError, match="a fixed number of rows and cannot be split"):
         batch_names(graph, 2)
 
 

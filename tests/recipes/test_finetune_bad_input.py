@@ -165,7 +165,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["--resume_from_checkpoint", "false"], "or start afresh with --overwrite_output_dir"),
         (["--engine", "torch", "--optimizer_state", "8bit"],
          "eager PyTorch keeps no optimizer_state 8bit, in --optimizer_state; fix: leave it out"),
-        (["--fp16", "--skip_nonfinite", "false"], "fp16 finds its loss scale by the updates"),
+        (["--fp16", "--skip_nonfinite", "false"], "fp16 finds its loss scale by skipping updates"),
         (["--offload_optimizer", "nvme"], "fix: give one of cpu, disk or null"),
         (["--offload_optimizer", "disk"], "the other says where, on the command line; fix: give "),
         (["--offload_dir", "there"], "offload_dir go together"),

@@ -80,7 +80,7 @@ def test_lengths_are_counted_between_powers_of_two() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--samples", "-1"], "samples is -1, in --samples; fix: give a value 0 or more"),
+        (["--samples", "-1"], "samples is -1, in --samples; fix: give a value of 0 or more"),
         (["--train_file", "none.txt"], "no such file 'none.txt', in --train_file"),
         (["--sample", "1"], "did you mean --samples?"),
     ],

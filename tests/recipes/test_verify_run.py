@@ -95,7 +95,7 @@ def test_what_is_far_or_not_finite_is_shown_first() -> None:
     ("words", "said"),
     [
         (["nowhere"], "'nowhere' is no run of onward finetune"),
-        (["runs/a", "--seed", "3"], "'--seed' beside a run, whose options are taken"),
+        (["runs/a", "--seed", "3"], "'--seed' beside a run, which has its options"),
     ],
 )
 def test_other_words_are_refused(

@@ -14,7 +14,7 @@ from triton_budgets import Figures, Table
 from onward.kernels import triton
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
-HEAD = "| ops | in one launch | bytes | registers, spilled |\n|---|---|---|---|\n"
+HEAD = "| ops | what the kernels do | bytes | registers, spilled |\n|---|---|---|---|\n"
 TARGET, DTYPE = "sm_90", "bf16"
 
 

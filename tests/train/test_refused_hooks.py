@@ -381,7 +381,7 @@ def test_a_model_of_many_ranks_is_refused(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         trainer = trainer_of(nn.parallel.DistributedDataParallel(model))
-        with pytest.raises(CaptureError, match="it is DistributedDataParallel, but a whole"):
+        with pytest.raises(CaptureError, match="the model is wrapped in DistributedDataParallel"):
             trainer.train_step(X, Y)
     finally:
         torch.distributed.destroy_process_group()

@@ -146,7 +146,7 @@ def apart_from_hooks() -> Any:
 def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tuple[str, str]]:
     """Yields (path, reason) of modules that are TorchScript or DistributedDataParallel."""
     for path, module in root.named_modules(prefix=prefix.rstrip(".")):
-        where = path or "it"
+        where = path or "the model"
         if id(module) in aside:
             continue
         if isinstance(module, ScriptModule):
@@ -155,8 +155,8 @@ def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tu
         if isinstance(module, DistributedDataParallel):
             yield (
                 path,
-                f"{where} is DistributedDataParallel, but a whole step runs in one process; "
-                "fix: pass its .module",
+                f"{where} is wrapped in DistributedDataParallel, which no graph runs; fix: pass "
+                "its .module, and mesh={'dp_replicate': N} to a Trainer on N ranks",
             )
 
 

@@ -38,9 +38,9 @@ class BestWeights:
         return self.is_kept or self.patience is not None
 
     def judge(self, step: int, loss: float, scores: Mapping[str, float], checkpoint: str) -> bool:
-        """Takes an evaluation after update number `step`, whose checkpoint has a name. Returns
-        whether its weights are to be saved; `stopped` says whether the run ends. Raises InputError
-        for a score that there is not."""
+        """Compares an evaluation after update `step` with the best so far. checkpoint: the name of
+        its checkpoint. Returns whether its weights are to be saved; `stopped` says whether the run
+        ends. Raises InputError for a metric that the evaluation does not compute."""
         if not self.is_asked:
             return False
         found = {"eval_loss": loss, **{f"eval_{name}": value for name, value in scores.items()}}

@@ -33,8 +33,8 @@ class ChatConfig:
 
 # (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("max_new_tokens", lambda v: v > 0, "more than 0"),
-    ("temperature", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("max_new_tokens", lambda v: v > 0, "above 0"),
+    ("temperature", lambda v: 0 <= v < math.inf, "of 0 or more"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
 )
 

@@ -60,9 +60,9 @@ _BOUNDS = (
     (re.compile(rf"from {_NUMBER} to below {_NUMBER}"), ("minimum", "exclusiveMaximum")),
     (re.compile(rf"between {_NUMBER} and {_NUMBER}"), _BETWEEN),
     (re.compile(rf"from {_NUMBER} to {_NUMBER}"), ("minimum", "maximum")),
-    (re.compile(rf"more than {_NUMBER}"), ("exclusiveMinimum",)),
-    (re.compile(rf"at least {_NUMBER}\b.*"), ("minimum",)),
-    (re.compile(rf"{_NUMBER} or more"), ("minimum",)),
+    (re.compile(rf"above {_NUMBER}"), ("exclusiveMinimum",)),
+    (re.compile(rf"of at least {_NUMBER}\b.*"), ("minimum",)),
+    (re.compile(rf"of {_NUMBER} or more"), ("minimum",)),
 )
 
 

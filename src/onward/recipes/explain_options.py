@@ -78,8 +78,8 @@ _SIZES = re.compile(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*")
 
 # (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("batch_size", lambda v: v > 0, "more than 0"),
-    ("sequence_length", lambda v: v > 1, "at least 2 tokens"),
+    ("batch_size", lambda v: v > 0, "above 0"),
+    ("sequence_length", lambda v: v > 1, "of at least 2 tokens"),
     ("memory", lambda v: isinstance(memory_amount(v), int), "of bytes, such as 2GB or 512MiB"),
     ("batch_sizes", lambda v: bool(_SIZES.fullmatch(str(v))), "such as 1,2,4"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),

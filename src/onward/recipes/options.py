@@ -184,7 +184,7 @@ class FinetuneConfig:
         "lion",
         "lamb",
         "muon",
-    ] = option("adamw_torch", "the optimizer; its three spellings of AdamW are one")
+    ] = option("adamw_torch", "the optimizer; adamw_torch, adamw_torch_fused and adamw_hf are one")
     lr_scheduler_type: Literal[
         "linear",
         "cosine",
@@ -198,9 +198,11 @@ class FinetuneConfig:
     warmup_ratio: float | None = option(
         None, "share of all updates over which the learning rate rises; null: see warmup_steps"
     )
-    adam_beta1: float = option(0.9, "AdamW's decay of the mean of gradients")
-    adam_beta2: float = option(0.999, "AdamW's decay of the mean of their squares")
-    adam_epsilon: float = option(1e-8, "AdamW's term beside the root of that mean")
+    adam_beta1: float = option(0.9, "AdamW's decay of the first moment, the mean of gradients")
+    adam_beta2: float = option(
+        0.999, "AdamW's decay of the second moment, the mean of squared gradients"
+    )
+    adam_epsilon: float = option(1e-8, "AdamW's epsilon, added to the root of the second moment")
     weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
     max_grad_norm: float | None = of_trainer("max_grad_norm", 1.0)
     skip_nonfinite: bool = of_trainer("skip_nonfinite", True)
@@ -312,7 +314,7 @@ class PretrainConfig(FinetuneConfig):
         "lion",
         "lamb",
         "muon",
-    ] = option("lamb", "the optimizer; its three spellings of AdamW are one")
+    ] = option("lamb", "the optimizer; adamw_torch, adamw_torch_fused and adamw_hf are one")
     learning_rate: float | None = option(None, "null: 6e-3 in phase 1, 4e-3 in phase 2")
     warmup_ratio: float | None = option(None, "null: 0.2843 in phase 1, 0.128 in phase 2")
     max_steps: int | None = option(None, "updates; null: 7038 in phase 1, 1563 in phase 2")
@@ -345,43 +347,43 @@ _SAVING = ("save_strategy", "save_steps", "save_total_limit", "resume_from_check
 
 # (option, condition on its value, the condition in words)
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("vocab_size", lambda v: v >= 257, "at least 257 (256 bytes and the end-of-text token)"),
-    ("corpus_bytes", lambda v: v > 0, "more than 0"),
-    ("block_size", lambda v: v >= 2, "at least 2 tokens"),
-    ("max_seq_length", lambda v: v >= 4, "at least 4 tokens"),
-    ("max_target_length", lambda v: v >= 2, "at least 2 tokens"),
-    ("generation_num_beams", lambda v: v > 0, "more than 0"),
-    ("doc_stride", lambda v: v >= 0, "0 or more"),
+    ("vocab_size", lambda v: v >= 257, "of at least 257 (256 bytes and the end-of-text token)"),
+    ("corpus_bytes", lambda v: v > 0, "above 0"),
+    ("block_size", lambda v: v >= 2, "of at least 2 tokens"),
+    ("max_seq_length", lambda v: v >= 4, "of at least 4 tokens"),
+    ("max_target_length", lambda v: v >= 2, "of at least 2 tokens"),
+    ("generation_num_beams", lambda v: v > 0, "above 0"),
+    ("doc_stride", lambda v: v >= 0, "of 0 or more"),
     ("mlm_probability", lambda v: 0 < v < 1, "between 0 and 1"),
-    ("mean_span_length", lambda v: 1 <= v < math.inf, "at least 1"),
-    ("max_train_samples", lambda v: v > 0, "more than 0"),
-    ("max_eval_samples", lambda v: v > 0, "more than 0"),
-    ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
-    ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
-    ("dataloader_num_workers", lambda v: v >= 0, "0 or more"),
-    ("eval_steps", lambda v: v > 0, "more than 0"),
-    ("early_stopping_patience", lambda v: v > 0, "more than 0"),
-    ("gradient_accumulation_steps", lambda v: v > 0, "more than 0"),
-    ("num_train_epochs", lambda v: 0 < v < math.inf, "more than 0"),
-    ("max_steps", lambda v: v > 0, "more than 0"),
-    ("learning_rate", lambda v: 0 <= v < math.inf, "0 or more"),
-    ("warmup_steps", lambda v: v >= 0, "0 or more"),
+    ("mean_span_length", lambda v: 1 <= v < math.inf, "of at least 1"),
+    ("max_train_samples", lambda v: v > 0, "above 0"),
+    ("max_eval_samples", lambda v: v > 0, "above 0"),
+    ("per_device_train_batch_size", lambda v: v > 0, "above 0"),
+    ("per_device_eval_batch_size", lambda v: v > 0, "above 0"),
+    ("dataloader_num_workers", lambda v: v >= 0, "of 0 or more"),
+    ("eval_steps", lambda v: v > 0, "above 0"),
+    ("early_stopping_patience", lambda v: v > 0, "above 0"),
+    ("gradient_accumulation_steps", lambda v: v > 0, "above 0"),
+    ("num_train_epochs", lambda v: 0 < v < math.inf, "above 0"),
+    ("max_steps", lambda v: v > 0, "above 0"),
+    ("learning_rate", lambda v: 0 <= v < math.inf, "of 0 or more"),
+    ("warmup_steps", lambda v: v >= 0, "of 0 or more"),
     ("warmup_ratio", lambda v: 0 <= v <= 1, "from 0 to 1"),
     ("adam_beta1", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("adam_beta2", lambda v: 0 <= v < 1, "from 0 to below 1"),
-    ("adam_epsilon", lambda v: 0 < v < math.inf, "more than 0"),
-    ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
-    ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("adam_epsilon", lambda v: 0 < v < math.inf, "above 0"),
+    ("weight_decay", lambda v: 0 <= v < math.inf, "of 0 or more"),
+    ("max_grad_norm", lambda v: 0 <= v < math.inf, "of 0 or more"),
     ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
-    ("lora_r", lambda v: v > 0, "more than 0"),
-    ("lora_alpha", lambda v: v > 0, "more than 0"),
+    ("lora_r", lambda v: v > 0, "above 0"),
+    ("lora_alpha", lambda v: v > 0, "above 0"),
     ("lora_dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
-    ("logging_steps", lambda v: v > 0, "more than 0"),
-    ("save_steps", lambda v: v > 0, "more than 0"),
-    ("save_total_limit", lambda v: v > 0, "more than 0"),
-    ("samples", lambda v: v >= 0, "0 or more"),
+    ("logging_steps", lambda v: v > 0, "above 0"),
+    ("save_steps", lambda v: v > 0, "above 0"),
+    ("save_total_limit", lambda v: v > 0, "above 0"),
+    ("samples", lambda v: v >= 0, "of 0 or more"),
 )
 
 
@@ -427,7 +429,7 @@ def _check_together(config: FinetuneConfig) -> None:
         raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
     if config.fp16 and not config.skip_nonfinite:
         raise InputError(
-            "fp16 finds its loss scale by the updates that are left out",
+            "fp16 finds its loss scale by skipping updates",
             "in --skip_nonfinite false",
             "leave it out, or give --bf16",
         )
@@ -465,7 +467,7 @@ def _check_best(config: FinetuneConfig) -> None:
         )
     if asked and config.compare:
         raise InputError(
-            "engines that are compared make as many updates, and have no checkpoints",
+            "--compare trains both engines for as many updates, and writes no checkpoints",
             f"in --compare with --{asked[0]}",
             "leave one of them out",
         )

@@ -157,7 +157,9 @@ def _given(
             return None
         if not word.startswith("--"):
             raise InputError(
-                f"unexpected argument {word!r}", "on the command line", "options begin with --"
+                f"unexpected argument {word!r}",
+                "on the command line",
+                f"write --{word}, or remove it",
             )
         spelled, equals, value = word[2:].partition("=")
         is_file = spelled == CONFIG

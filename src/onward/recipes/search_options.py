@@ -26,7 +26,7 @@ class SearchConfig:
 def check_search(config: SearchConfig) -> None:
     """Raises InputError for an invalid value."""
     if config.k < 1:
-        raise InputError(f"k is {config.k}", "in --k", "give a value more than 0")
+        raise InputError(f"k is {config.k}", "in --k", "give a value above 0")
 
 
 __all__ = ["SearchConfig", "check_search"]

@@ -28,9 +28,9 @@ def kept_tokens(
     encode: Callable[[], NDArray[np.int32]],
     apart: bool = False,
 ) -> NDArray[np.int32]:
-    """The tokens i32[tokens] that `encode` makes of texts, or those that were kept. apart: whether
-    the numbers of tokens of all texts stand before them. A tokenizer that is not of the tokenizers
-    library has none that are kept."""
+    """The tokens i32[tokens] that `encode` makes of texts, or those in the cache. apart: whether
+    the length of each text stands before the tokens. Only tokens of the tokenizers library are
+    cached."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not environment().graph_cache:
         return encode()

@@ -62,12 +62,12 @@ class VerifyOnnxConfig:
 CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("learning_rate", lambda v: v >= 0, "of 0 or more"),
     ("weight_decay", lambda v: v >= 0, "of 0 or more"),
-    ("num_train_epochs", lambda v: v > 0, "more than 0"),
+    ("num_train_epochs", lambda v: v > 0, "above 0"),
     ("max_steps", lambda v: v >= 0, "of 0 or more"),
-    ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
+    ("per_device_train_batch_size", lambda v: v > 0, "above 0"),
     ("max_grad_norm", lambda v: v >= 0, "of 0 or more"),
     ("mixed_precision", lambda v: v in ("no", "bf16", "fp16"), "of no, bf16 or fp16"),
-    ("logging_steps", lambda v: v > 0, "more than 0"),
+    ("logging_steps", lambda v: v > 0, "above 0"),
     ("save_steps", lambda v: v >= 0, "of 0 or more"),
 )
 
@@ -96,7 +96,7 @@ def check_verify(config: VerifyOnnxConfig) -> None:
         raise InputError(f"no such file {config.data!r}", "in --data", "name one")
     if config.batch_size < 1:
         raise InputError(
-            f"batch_size is {config.batch_size}", "in --batch_size", "give a value more than 0"
+            f"batch_size is {config.batch_size}", "in --batch_size", "give a value above 0"
         )
     if config.weights is not None and config.loss is None:
         raise InputError("gradients are of a loss", "in --weights", "add --loss")

@@ -1,4 +1,4 @@
-"""Replay: the time that items take on the streams of ranks, where items beside each other slow.
+"""Replay: the time that items take on the streams of ranks, where concurrent items are slower.
 
 Each rank has streams (`COMPUTE` and those of collectives); a stream runs its items in order, each
 after those that it depends on. While a collective runs beside kernels, the kernels run on the

@@ -50,9 +50,9 @@ def without_labels(batch: Batch, captured: Captured, options: TrainerOptions) ->
         found = "each rank's mean counts alike"
     if isinstance(found, str):
         raise OnwardError(
-            "a batch of 0 rows takes part in a step of several ranks by labels that do not count, "
-            f"and here {found}; fix: a cross entropy of labels from the batch, or give every rank "
-            "one row at least (drop_last=True)"
+            "a rank without rows takes part in a step by labels that its loss ignores, and here "
+            f"{found}; fix: compute a cross entropy of the batch's labels, or give every rank one "
+            "row at least (drop_last=True)"
         )
     numbers = {id(batch.tensors[i]): found.get(name) for i, name in captured.leaves.items()}
 

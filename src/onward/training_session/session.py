@@ -80,11 +80,11 @@ class TrainingSession:
     `onward.optim`. loss: the name of an output that is the loss, or a loss of `onward.loss`; None:
     the session only predicts. trainable: initializers to train, by name or pattern; None: every one
     of f32 that the loss depends on, but for single numbers and masks. options: TrainerOptions, or a
-    dict of them. dropout: probabilities by the names of values, or patterns of them, behind which
-    it is put in `step`, since exporters leave it out. batch_norm: whether `step` normalizes by the
-    batch and has the running statistics move; None: where the model's BatchNormalization nodes are
-    in training form. Raises OnwardError for a model that cannot be read, and for names that it
-    lacks.
+    dict of them. dropout: probabilities by the name of a value, or a pattern of names; `step`
+    applies dropout to these values, since exporters leave it out. batch_norm: whether `step`
+    normalizes by the batch and has the running statistics move; None: where the model's
+    BatchNormalization nodes are in training form. Raises OnwardError for a model that cannot be
+    read, and for names that it lacks.
     """
 
     def __init__(
@@ -181,7 +181,9 @@ class TrainingSession:
             tensor = tensor_of(array, name)
             if name not in own or tensor.shape != own[name].shape:
                 have = f"f32{list(own[name].shape)}" if name in own else "no such weight"
-                raise OnwardError(f"{name} is {list(tensor.shape)}, and the model has {have}")
+                fix = "give that shape" if name in own else f"name one of {', '.join(own)}"
+                is_ = f"{name} is {list(tensor.shape)}"
+                raise OnwardError(f"{is_}, and the model has {have}; fix: {fix}")
             made[name] = tensor
         with torch.no_grad():
             for name, tensor in made.items():
@@ -196,7 +198,7 @@ class TrainingSession:
         self.trainer.resume(folder)
 
     def export_onnx(self, path: str | Path | None = None) -> onnx.ModelProto:
-        """The model as it was given, with the weights of now: names, opsets and metadata are kept.
+        """Returns the given model with its current weights; names, opsets and metadata are kept.
         path: also writes it there, as one file where it fits. Weights that lie in files beside the
         model do so again, by the same names, and the model that is returned only names them.
         Raises OnwardError for a file that exists."""
@@ -284,7 +286,9 @@ class TrainingSession:
             raise OnwardError(f"feeds lacks {', '.join(lacking)}; fix: give {wanted}")
         for name in feeds:
             if name not in own and name not in more:
-                raise OnwardError(f"the model takes no {name!r}; fix: {', '.join([*own, *more])}")
+                raise OnwardError(
+                    f"the model takes no {name!r}; fix: name one of {', '.join([*own, *more])}"
+                )
         # in one order, so that one graph serves
         return {
             **{n: numbers.get(n, found.get(n)) for n in own},
@@ -295,7 +299,9 @@ class TrainingSession:
 def _number(x: torch.Tensor, name: str) -> int:
     """The content of a tensor of one number."""
     if x.numel() != 1:
-        raise OnwardError(f"{name} is {list(x.shape)}, and the model takes one number")
+        raise OnwardError(
+            f"{name} is {list(x.shape)}, and the model takes one number; fix: give a scalar"
+        )
     return int(x.reshape(()))
 
 

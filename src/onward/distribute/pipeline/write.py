@@ -36,8 +36,8 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class RankProgram:
-    """The graph of one rank without its update. messages: the number of those between all ranks,
-    behind which other exchanges are numbered. digest: of them."""
+    """The graph of one rank without its update. messages: how many messages all ranks exchange;
+    other exchanges are numbered after them. digest: a hash of the messages."""
 
     graph: Graph
     messages: int
@@ -45,9 +45,8 @@ class RankProgram:
 
 
 def batch_names(graph: Graph, micro_batches: int) -> dict[str, list[str]]:
-    """By graph input that is a tensor of the batch with rows, its inputs for the micro-batches; a
-    batch that is one micro-batch stays as it is. Raises OnwardError where the number of rows is no
-    dim 0."""
+    """Returns, by each input of the batch that has rows, the names of its micro-batches' inputs;
+    nothing for one micro-batch. Raises OnwardError where rows are not dim 0."""
     if micro_batches == 1:
         return {}
     rows = rows_of(graph)
@@ -67,14 +66,14 @@ def batch_names(graph: Graph, micro_batches: int) -> dict[str, list[str]]:
 
 def rows_of(graph: Graph) -> str:
     """The name of the number of samples: dim 0 of the first tensor of the batch. Raises OnwardError
-    for a batch of one number of samples, of which there are no parts."""
+    where the graph fixes the number of samples."""
     for value in graph.inputs_with(Role.BATCH):
         size = next(iter(type_of(value).shape), None)
         if isinstance(size, Dim):
             return str(size)
     raise OnwardError(
-        "a batch of one row cannot be split into the micro-batches of a pipeline; fix: two rows at "
-        "least, and pipeline_microbatches of no more than there are rows"
+        "the batch has a fixed number of rows and cannot be split into the micro-batches of a "
+        "pipeline; fix: give two rows at least, and no more pipeline_microbatches than rows"
     )
 
 
