@@ -39,17 +39,17 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan: an update whose gradient shows the parameter", "plan/storages.py",
-        "if last and source in at and self._alone(node, source, rights):",
-        "if last and source in at:", PLAN,
+        "if source in updated and source in at and self._alone(node, source, rights):",
+        "if source in updated and source in at:", PLAN,
     ),
     Fault(
-        "plan: a count is stored while the forward goes on", "plan/storages.py",
-        "            last = not following.uses()", "            last = True", BUFFERS,
+        "plan: a count is stored while the forward goes on", "plan/order.py",
+        "producer = None if following.uses() else following.producer()",
+        "producer = following.producer()", BUFFERS,
     ),
     Fault(
         "plan: an output that shows a parameter after the update", "plan/placement.py",
-        "        if name not in graph.state and _shown(value, storages.views) in "
-        "graph.state.values():\n",
+        "        if not unchanged and _shown(value, storages.views) in graph.state.values():\n",
         "        if False:\n", PLAN,
     ),
     Fault(
@@ -78,6 +78,16 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     Fault(
         "plan: state is not written back", "plan/planner.py",
         "            if here != there:\n", "            if False:\n", PLAN,
+    ),
+    Fault(
+        "plan: a buffer that gets another's old value gets the new one", "plan/placement.py",
+        "        unchanged = value is graph.state.get(name)\n",
+        "        unchanged = name in graph.state\n", ("models/test_buffers_of_buffers.py",),
+    ),
+    Fault(
+        "plan: updates that read each other's state wait for each other", "plan/order.py",
+        "if readers and readers & _behind_all(node, ahead):", "if False:",
+        ("models/test_buffers_of_buffers.py",),
     ),
     Fault(
         "plan: an update before a reader", "plan/order.py",

@@ -21,7 +21,7 @@ with a lower number is done. No state is written before all of them are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from onward.graph.chains import chained
 from onward.graph.graph import Graph, Node, Role, Value, attributes, needed, type_of
@@ -93,7 +93,7 @@ class _Order:
         self.nodes: list[Node] = []
         given = _numbered(graph)
         self._kept = graph.output_values()
-        self._updates = _updates(graph)
+        self._updates = updates_in_place(graph)
         self._late = _behind(graph, self._updates)
         self._waiting: dict[Node, int] = {}  # number of nodes that must run before it
         self._followers: dict[Node, list[Node]] = {}
@@ -196,9 +196,11 @@ class _Order:
         return freed - sum(type_of(y).nbytes for y in node.outputs)
 
 
-def _updates(graph: Graph) -> dict[Node, list[Value]]:
-    """The nodes that overwrite inputs, with these inputs. A node whose result is read again, such
-    as a step count that the forward uses, is not among them: its result is copied at the end."""
+def updates_in_place(graph: Graph) -> dict[Node, list[Value]]:
+    """The nodes that may overwrite inputs, with these inputs. Two kinds of updates are not among
+    them, and their results are copied at the end: one whose result is read again, such as a step
+    count that the forward uses, and one that a reader of its input waits for, such as the second
+    of two buffers that are each added to the other."""
     found: dict[Node, list[Value]] = {}
     for name, source in graph.state.items():
         following = graph.outputs[name]
@@ -207,6 +209,29 @@ def _updates(graph: Graph) -> dict[Node, list[Value]]:
             producer = start_of(producer)
         if producer is not None and source in producer.inputs:
             found.setdefault(producer, []).append(source)
+    ahead: dict[Node, list[Node]] = {}  # node -> the updates that wait for it as a reader
+    for node, sources in list(found.items()):
+        readers = {n for source in sources for n in source.consumers()} - {node}
+        if readers and readers & _behind_all(node, ahead):
+            del found[node]
+            continue
+        for reader in readers:
+            ahead.setdefault(reader, []).append(node)
+    return found
+
+
+def _behind_all(node: Node, ahead: Mapping[Node, Sequence[Node]]) -> set[Node]:
+    """The nodes that run after this one: they read what it makes, or wait for it as a reader of
+    what they overwrite."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack:
+        last = stack.pop()
+        after = {reader for y in last.outputs for reader in y.consumers()}.union(
+            ahead.get(last, ())
+        )
+        stack += after - found
+        found |= after
     return found
 
 

@@ -193,10 +193,12 @@ def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[MemoryRegion
 
 
 def shown_state(storages: Storages) -> dict[str, Value]:
-    """The outputs, by name, whose memory is state that is overwritten before they are read."""
+    """The outputs, by name, whose memory is state that is overwritten before they are read. Among
+    them is the next value of a state that another one had, as where two buffers are exchanged."""
     graph, found = storages.graph, dict[str, Value]()
     for name, value in graph.outputs.items():
-        if name not in graph.state and _shown(value, storages.views) in graph.state.values():
+        unchanged = value is graph.state.get(name)
+        if not unchanged and _shown(value, storages.views) in graph.state.values():
             found[name] = value
     return found
 

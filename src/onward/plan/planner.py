@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 
 from onward.graph.graph import Graph, Node, Role, Value, role_of, type_of
 from onward.graph.ops.collective import STARTS
@@ -63,7 +64,7 @@ class Planner:
             for name, value in self.graph.outputs.items()
             if name not in self.graph.state
         }
-        placed += [(at, x) for x in (*self._left_gradients(outputs), *self._written_back())]
+        placed += [(at, x) for x in (*self._left_gradients(outputs), *self._written_back(shown))]
         cuts = () if self.half is None else (len(before) + len(placed),)
         placed += [(position, x) for position, found in made for x in found if position >= at]
         launches = [*before, *(launch for _, launch in placed)]
@@ -110,7 +111,8 @@ class Planner:
 
     def _shown_state(self) -> dict[str, tuple[PlannedLaunch, Layout]]:
         """Copies, before all other launches, of outputs whose memory is state that the step
-        overwrites. The order is reversed: the output named last is copied first."""
+        overwrites, and of next states that lie in other state. The order is reversed: the
+        output named last is copied first."""
         found: dict[str, tuple[PlannedLaunch, Layout]] = {}
         for name, value in shown_state(self.storages).items():
             kept = self.buffers.new(
@@ -154,12 +156,15 @@ class Planner:
             buffer.name, buffer.purpose = name, "gradient, for the optimizer's own step"
         return made
 
-    def _written_back(self) -> list[PlannedLaunch]:
+    def _written_back(
+        self, shown: Mapping[str, tuple[PlannedLaunch, Layout]]
+    ) -> list[PlannedLaunch]:
         """Copies of next states that no kernel wrote in place, to run at the end, or at the end of
-        the forward half if there are halves."""
+        the forward half if there are halves. shown: the copies of those that lie in other state."""
         made: list[PlannedLaunch] = []
         for name, source in self.graph.state.items():
-            here = self.buffers.layout(self.graph.outputs[name])
+            own = self.buffers.layout(self.graph.outputs[name])
+            here = shown[name][1] if name in shown else own
             there = self.buffers.layout(source)
             if here != there:
                 made.append(copy(here, there, f"write back {name}", "optimizer", True))

@@ -15,6 +15,7 @@ from onward.graph.ops.collective import STARTS, WAIT, wait_of
 from onward.graph.types import Size, Type, value
 from onward.kernels import Kernel, KernelSpec
 from onward.plan.arena import aligned
+from onward.plan.order import updates_in_place
 from onward.plan.output_layout import assign_output_layouts
 from onward.plan.select import spec_of
 from onward.plan.views import VIEWS, Layout, contiguous, view
@@ -85,6 +86,7 @@ class Storages:
         self.assigned = assign_output_layouts(nodes, kernels, self._outputs)
         self._owners: dict[Value, int] = {}  # the storage of each owner of assigned layouts
         self._sources = {graph.outputs[name]: source for name, source in graph.state.items()}
+        self._in_place = updates_in_place(graph)
         # storage -> storage of the state that its kernel can overwrite
         self._updates: dict[int, int] = {}
         for given in [*graph.inputs, *graph.ir.initializers.values()]:
@@ -197,10 +199,9 @@ class Storages:
             over.append(candidates)
             following = result if node.op_type not in STARTS else wait_of(node).outputs[out]
             source = self._sources.get(following, following)
-            # an update whose result is read again would change the state too early
-            last = not following.uses()
+            updated = self._in_place.get(node, ())
             at = [node.inputs[j] for j in rights]
-            if last and source in at and self._alone(node, source, rights):
+            if source in updated and source in at and self._alone(node, source, rights):
                 self._updates[made[-1]] = self.layouts[source].buffer
         self.accesses.append(
             Access(
