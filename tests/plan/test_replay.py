@@ -261,8 +261,7 @@ class Random:
             made = self.step(str(self.rng.choice(STEPS)))
             self.pool += [v for v in made if v.producer() is not None]
         for i, w in enumerate(self.weights):
-            g = self.pick((4, 6))
-            g = self.b.Neg(g) if i else g  # of two that read each other's parameter none is first
+            g = self.pick((4, 6))  # maybe the other's parameter
             velocity = self.graph.input(f"velocity{i}", f32(4, 6), Role.STATE)
             lr = self.b.scalar(0.1, DType.FLOAT)
             one = self.b.const(np.array(1, np.int64))
