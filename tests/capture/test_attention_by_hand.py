@@ -242,6 +242,13 @@ def _detached(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     return plain(q, k).softmax(-1).detach() @ v
 
 
+def _bias_before_a_view(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A bias f[H,T,T] of heads, added to scores whose samples and heads become one dim."""
+    b, h, t, _ = q.shape
+    scores = plain(q, k) + m.near[0, :, :t, :t].expand(h, t, t)
+    return attended(scores.reshape(b * h, t, t), v.reshape(b * h, t, -1)).view(b, h, t, -1)
+
+
 # Forms that are not fused, each with the reason that is reported; an empty reason where the code
 # does not look like attention.
 LEFT: dict[str, tuple[Body, str]] = {
@@ -266,6 +273,15 @@ LEFT: dict[str, tuple[Body, str]] = {
             plain(q, k).masked_fill(causal(m, q), -1e9) + (~keys(mask)).float() * -1e9, v),
         "something is added to the scores after the mask has filled them",
     ),
+    "one query head for all keys": (
+        lambda m, q, k, v, mask: attended(plain(q[:, :1], k), v),
+        "its products broadcast over samples or heads",
+    ),
+    "one query head, one value head": (
+        lambda m, q, k, v, mask: attended(plain(q[:, :1], k), v[:, :1]),
+        "its products broadcast over samples or heads",
+    ),
+    "a bias of heads before a view": (_bias_before_a_view, "a bias is added before a reshape"),
     "subtracted from": (
         lambda m, q, k, v, mask: attended((~keys(mask)).float() - plain(q, k), v), ""),
     "scaled below 0": (lambda m, q, k, v, mask: attended(-plain(q, k), v), ""),

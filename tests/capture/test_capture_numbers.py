@@ -17,6 +17,9 @@ I = torch.tensor([[3, -2, 5], [0, 7, -8]])  # noqa: E741
 X = torch.tensor([[0.3, -2.0, 0.5], [0.0, 1.7, -0.8]])
 B = torch.tensor([[True, False, True], [False, False, True]])
 
+NAN, INF = float("nan"), float("inf")
+ENDS = torch.tensor([-1.0, 0.0, 0.5, 1.0])
+
 Form = Callable[[Any, Any, Any], torch.Tensor]
 FORMS: dict[str, Form] = {
     "clamp int by float": lambda x, i, b: i.clamp(min=0.5),
@@ -160,6 +163,24 @@ FORMS: dict[str, Form] = {
     "max of bools": lambda x, i, b: b.max(-1).indices,
     "min of bools": lambda x, i, b: b.min(-1).values,
     "floordiv of the least": lambda x, i, b: torch.where(i > 0, -(2**63), i) // 3 % 1000,
+    "floordiv of a tenth": lambda x, i, b: i / 1.0 // 0.1,
+    "floordiv below 0": lambda x, i, b: (i / 1.0) // -0.1,
+    "floordiv by halves": lambda x, i, b: torch.div(
+        i * 0.5, i.flip(1) * 0.05, rounding_mode="floor"
+    ),
+    "floordiv by 0": lambda x, i, b: (x.detach() // torch.zeros(())).nan_to_num(7.0, 8.0, 9.0),
+    "number floordiv": lambda x, i, b: 1 // (i * 0.1 + 0.05),
+    "floordiv of ends": lambda x, i, b: (torch.where(b, INF, i * 1.0) // 0.1).nan_to_num(7.0, 8.0),
+    "floor of log2": lambda x, i, b: torch.log2(2.0 ** (i.abs() + 5)).floor(),
+    "floor of log10": lambda x, i, b: torch.log10(10.0 ** i.abs()).floor(),
+    "log2": lambda x, i, b: x.abs().add(0.1).log2(),
+    "bucketize NaN": lambda x, i, b: torch.bucketize(torch.where(b, x, NAN), ENDS),
+    "bucketize NaN, right": lambda x, i, b: torch.bucketize(
+        torch.where(b, x, NAN), ENDS, right=True
+    ),
+    "searchsorted NaN": lambda x, i, b: torch.searchsorted(ENDS, torch.where(b, x, NAN)),
+    "bucketize int": lambda x, i, b: torch.bucketize(i, torch.tensor([-2, 0, 5]), right=True),
+    "order of bools": lambda x, i, b: (b < ~b).int() + 2 * (b >= b.flip(0)).int() + 4 * (b != ~b),
     "a step from before": lambda x, i, b: x[..., -9::2],
 }
 REFUSED = {  # no translation yet, or none for these dtypes
@@ -198,3 +219,50 @@ def test_numbers_of_mixed_kinds_are_eagers_or_refused(name: str) -> None:
     torch.testing.assert_close(found, want.detach(), rtol=1e-5, atol=1e-5)
     assert twin.w.grad is not None
     torch.testing.assert_close(1.25 - model.w.detach(), twin.w.grad, rtol=1e-5, atol=1e-5)
+
+
+# By element type: numbers at which a comparison in another type than the one that torch promotes to
+# has another answer.
+NUMBERS = {
+    torch.bool: [False, True, False, True, True, False],
+    torch.uint8: [0, 1, 2, 44, 255, 3],
+    torch.int32: [0, 1, -1, 44, 2**31 - 1, 2**24 + 1],
+    torch.int64: [0, 1, 2**33, 300, 2**24 + 1, 2**53 + 1],
+    torch.float32: [0.0, 1.0, 0.1, 2.0**24, -1.0, 2.5],
+    torch.float64: [0.0, 1.0 + 1e-12, 0.1, 2.0**24 + 1, 2.0**53, 2.5],
+}
+OTHERS: dict[str, torch.Tensor | float] = {
+    **{str(dtype): torch.tensor(NUMBERS[dtype], dtype=dtype)[:, None] for dtype in NUMBERS},
+    **{f"{dtype}, no dims": torch.tensor(NUMBERS[dtype][2], dtype=dtype) for dtype in NUMBERS},
+    "True": True, "-1": -1, "2": 2, "0.1": 0.1, "1.0": 1.0, "1e-12": 1e-12,
+}  # fmt: skip
+COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+
+
+class Compared(nn.Module):
+    """A weighted sum of all comparisons of two arguments, of which the first is a tensor."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor | float) -> None:
+        super().__init__()
+        self.w, self.a, self.b = nn.Parameter(torch.tensor(1.25)), a, b
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.stack([compare(self.a, self.b).float() for compare in COMPARISONS])
+        weights = torch.cos(torch.arange(found.numel()) * 0.7 + 0.3)
+        return (found.flatten() * weights).sum() * self.w + x.sum()
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("dims", [1, 0])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_comparisons_are_in_the_type_that_torch_promotes_to(
+    dtype: torch.dtype, dims: int, other: str
+) -> None:
+    a = torch.tensor(NUMBERS[dtype] if dims else NUMBERS[dtype][1], dtype=dtype)
+    model, x = Compared(a, OTHERS[other]), torch.zeros(2)
+    if dtype is torch.uint8 and other == "-1":
+        pytest.skip("torch itself refuses a number that the type has not")
+    want = model(x).detach()
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0), options={"strict": True})
+    torch.testing.assert_close(trainer.train_step(x=x).loss, want, rtol=1e-5, atol=1e-5)

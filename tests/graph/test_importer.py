@@ -297,3 +297,23 @@ def test_limits_of_another_type_are_refused() -> None:
     m (float[3] x) => (float[3] y) <int64 k = {1}> { y = Clip (x, k) }""")
     with pytest.raises(ValueError, match=r"Clip: its limits are of another type than f32\[3\]"):
         from_onnx(model)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("op_type", ["ArgMin", "ArgMax"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float32, np.float64])
+def test_the_place_of_the_least_number(
+    dtype: type, op_type: str, last: int, execute: Execute
+) -> None:
+    """Unsigned integers, and the lowest one of others, have no negative."""
+    least, most = (-np.inf, np.inf) if issubclass(dtype, np.floating) else (
+        np.iinfo(dtype).min, np.iinfo(dtype).max)  # fmt: skip
+    x = np.array([[3, 0, 5, 0], [1, most, 1, 0], [least, 4, 2, least], [7, 7, 7, 7]], dtype)
+    value = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
+    node = onnx.helper.make_node(op_type, ["x"], ["y"], axis=1, select_last_index=last)
+    shapes = ("x", value, (4, 4)), ("y", onnx.TensorProto.INT64, (4, 1))
+    ends = [[onnx.helper.make_tensor_value_info(*shape)] for shape in shapes]
+    graph = onnx.helper.make_graph([node], op_type, *ends)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    want: Any = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(execute(from_onnx(model), {"x": x})["y"], want[0])

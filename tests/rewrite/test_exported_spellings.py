@@ -44,6 +44,17 @@ def test_two_over_x_is_no_half_of_x() -> None:
     assert "Gelu" not in rewritten(text, {"x": numbers(3, 4)})
 
 
+@pytest.mark.parametrize("last", ["Neg (h)", "Tanh (h)", "Sum (h)", "Sub (h, unit)"])
+def test_twice_a_gelu_that_others_read(last: str) -> None:
+    """The product lacks its half, and what reads it may have one input alone."""
+    text = (
+        "model (float[B, 4] x) => (float[B, 4] y) <float unit = {1.0}, "
+        f"float root = {{{2**0.5}}}> {{ s = Div (x, root) e = Erf (s) one = Add (e, unit) "
+        f"h = Mul (x, one) y = {last} }}"
+    )
+    assert "Gelu" not in rewritten(text, {"x": numbers(3, 4)})
+
+
 @pytest.mark.parametrize("change", ["{1.5}", "{1.0}"])
 def test_what_is_no_gelu_stays(change: str) -> None:
     text = (

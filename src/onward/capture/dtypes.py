@@ -41,9 +41,23 @@ def _other(dtype: torch.dtype) -> str:
     return "convert it to torch.int64" if whole else "convert it to torch.float32"
 
 
+def promoted(*read: Type | float) -> DType:
+    """Returns the element type that torch compares tensors and numbers in (`torch.result_type`).
+    Among tensors of one kind (bool, whole, floating) those with dims decide, before those without
+    any, before numbers."""
+    given = [x if not isinstance(x, Type) else _empty(x) for x in read]
+    return _DTYPES[torch.result_type(*given)]
+
+
+def _empty(type: Type) -> torch.Tensor:
+    """A tensor without data that promotes others as one of this type does."""
+    dtype = next(dtype for dtype, known in _DTYPES.items() if known == type.dtype)
+    return torch.empty([0] * min(type.rank, 1), dtype=dtype, device="meta")
+
+
 def to_type(tensor: torch.Tensor) -> Type:
     """Returns the type of a tensor, with its sizes as numbers. Raises CaptureError."""
     return Type(dtype_of(tensor.dtype, "a tensor of the model"), tuple(tensor.shape))
 
 
-__all__ = ["dtype_of", "to_type"]
+__all__ = ["dtype_of", "promoted", "to_type"]

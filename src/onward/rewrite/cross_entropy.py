@@ -64,7 +64,9 @@ def _counted(graph: Graph, node: Node) -> Value | None:
         return None
     for hot, other in (times.inputs, times.inputs[::-1]):
         z, label = _logits(graph, other), _label(hot)
-        if z is None or label is None or type_of(label).shape != (*type_of(z).shape[:-1], 1):
+        if z is None or label is None or hot is None or type_of(hot).shape != type_of(z).shape:
+            continue
+        if type_of(label).shape != (*type_of(z).shape[:-1], 1):
             continue
         b = Builder.at(graph, node)
         label = b.cast(label, DType.INT64)

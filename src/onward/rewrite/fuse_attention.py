@@ -182,8 +182,8 @@ def _attention(
     if precision_said(scores.matmul) == DType.FLOAT.name:
         b.precision = DType.FLOAT.name
     leading = shape[:-2]
-    q, turned = (_led(b, value, leading) for value in (q, turned))
-    v = _led(b, v, leading)
+    q = _led(b, q, leading) if _has_heads(q, leading) else None
+    turned, v = (_led(b, value, leading) for value in (turned, v))
     if q is None or turned is None or v is None:
         return "its products broadcast over samples or heads"
     masks = _masks(b, scores, shape)
@@ -232,6 +232,13 @@ def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
     if product(own) == product(leading):
         return b.reshape(value, (*leading, *shape[-2:]))
     return None
+
+
+def _has_heads(q: Value, leading: Shape) -> bool:
+    """Whether queries have a head for each of the scores: one head that those of several keys share
+    is no grouping that attention knows."""
+    own = type_of(q).shape[:-2]
+    return own == leading or product(own) == product(leading)
 
 
 def _swap(rank: int) -> list[int]:
@@ -399,6 +406,8 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
             reason = reason or found
             continue
         leading = None
+        if walk.shape is not None and 2 < type_of(other).rank < len(y):
+            return "a bias is added before a reshape"
         if walk.shape is not None and type_of(other).rank == len(y):
             if type_of(other).shape[:-2] != y[:-2]:
                 return "a bias is added before a reshape"

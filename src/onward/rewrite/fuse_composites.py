@@ -73,6 +73,8 @@ def _products_of(one: Value, x: Value) -> list[Node]:
         partial = last.outputs[0]  # x one, or 0.5 one
         left = {"x": other is x, "half": number_of(other) == 0.5}
         for further in partial.consumers() if any(left.values()) else ():
+            if further.op_type not in ("Mul", "Div"):
+                continue
             rest = further.inputs[0] if further.inputs[1] is partial else further.inputs[1]
             halves = further.op_type == "Mul" and number_of(rest) == 0.5
             halves |= further.op_type == "Div" and number_of(further.inputs[1]) == 2.0

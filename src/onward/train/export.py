@@ -87,8 +87,9 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
         value.name = plain(value.name or "")
     graph.outputs = {plain(name): value for name, value in graph.outputs.items()}
     weights: dict[str, np.ndarray] = {}
+    ends = graph.output_values()
     for value in graph.inputs_with(Role.PARAM, Role.BUFFER):
-        if not value.uses() and not value.is_graph_output():
+        if not value.uses() and value not in ends:
             graph.ir.inputs.remove(value)  # of a layer that the outputs do not need
             continue
         array = arrays[value.name or ""]

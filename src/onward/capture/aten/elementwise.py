@@ -10,9 +10,10 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
+from onward.capture.dtypes import promoted
 from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import DType, dtype_name
+from onward.graph.types import DType, Type, dtype_name
 
 _BINARY = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 _UNARY = {
@@ -114,7 +115,14 @@ def _is_infinite(sign: int) -> Callable[..., Any]:
 
 
 def _logarithm(base: float) -> Callable[..., Any]:
-    return lambda c, x: c.b.Mul(c.b.Log(c.value(x, c.type.dtype)), 1 / math.log(base))
+    """Makes a translation that computes in double precision, so that the logarithm of a power of
+    the base is a whole number, as in torch."""
+
+    def translate(c: AtenCall, x: Value) -> Value:
+        wide = c.b.Div(c.b.Log(c.value(x, DType.DOUBLE)), c.b.scalar(math.log(base), DType.DOUBLE))
+        return c.b.cast(wide, c.type.dtype)
+
+    return translate
 
 
 def _exp2(c: AtenCall, x: Value) -> Value:
@@ -146,11 +154,27 @@ def _divide(c: AtenCall, a: Any, b: Any, *, rounding_mode: str | None = None) ->
     if rounding_mode == "trunc":
         return truncated(c, c.b.Div(a, b)) if type_of(a).is_floating else c.b.Div(a, b)
     if type_of(a).is_floating:
-        return c.b.Floor(c.b.Div(a, b))
+        return _floor_of_quotient(c, a, b)
     zero = c.b.scalar(0, dtype)
     below = c.b.Xor(c.b.Less(a, zero), c.b.Less(b, zero))  # Div truncates towards zero
     below = c.b.And(below, c.b.Not(c.b.Equal(c.b.Mod(a, b), zero)))
     return c.b.Sub(c.b.Div(a, b), c.b.cast(below, dtype))
+
+
+def _floor_of_quotient(c: AtenCall, a: Value, b: Value) -> Value:
+    """Returns the floor of the exact quotient of floats, as torch: 1 // 0.1 is 9, since 0.1 is a
+    little more than a tenth, though the rounded quotient is 10. No gradient passes through it."""
+    zero, one = c.b.scalar(0.0, type_of(a).dtype), c.b.scalar(1.0, type_of(a).dtype)
+    a, b = stop_gradient(c.b, a), stop_gradient(c.b, b)
+    rest = c.b.Mod(a, b, fmod=1)
+    quotient = c.b.Div(c.b.Sub(a, rest), b)
+    below = c.b.Xor(c.b.Less(rest, zero), c.b.Less(b, zero))
+    below = c.b.And(below, c.b.Not(c.b.Equal(rest, zero)))
+    quotient = c.b.Where(below, c.b.Sub(quotient, one), quotient)
+    floor = c.b.Floor(quotient)
+    under = c.b.Greater(c.b.Sub(quotient, floor), c.b.scalar(0.5, type_of(a).dtype))
+    floor = c.b.Where(under, c.b.Add(floor, one), floor)
+    return c.b.Where(c.b.Equal(b, zero), c.b.Div(a, b), floor)
 
 
 def floor_divide(c: AtenCall, a: Any, b: Any) -> Value:
@@ -300,17 +324,21 @@ def _gelu(c: AtenCall, x: Value, approximate: str = "none") -> Value:
 
 
 def _comparison(op_type: str) -> Callable[..., Any]:
-    def translate(c: AtenCall, a: Value, b: Any) -> Value:
-        dtype = type_of(a).dtype
-        if isinstance(b, Value) and type_of(b).dtype != dtype:
-            other = type_of(b).dtype
-            dtype = other if type_of(b).is_floating or dtype == DType.BOOL else dtype
-        elif isinstance(b, float) and not type_of(a).is_floating:
-            dtype = DType.FLOAT
+    def translate(c: AtenCall, a: Any, b: Any) -> Value:
+        dtype = promoted(*map(_compared, (a, b)))
+        if dtype == DType.BOOL and op_type.removeprefix("!") != "Equal":
+            dtype = DType.UINT8  # ONNX orders no bools
         result = c.b.one(op_type.removeprefix("!"), [c.value(a, dtype), c.value(b, dtype)], {})
         return c.b.Not(result) if op_type.startswith("!") else result
 
     return translate
+
+
+def _compared(x: Any) -> Type | float:
+    """The argument of a comparison as what promotes the other: its type, or a number."""
+    if isinstance(x, Value):
+        return type_of(x)
+    return x if isinstance(x, (bool, int, float)) else 0  # a size is a whole number
 
 
 def _logical(op_type: str) -> Callable[..., Any]:

@@ -227,8 +227,9 @@ def _bucketize(c: AtenCall, x: Value, bounds: Value, *, right: bool = False, **m
         dtype = type_of(x).dtype
     rank = type_of(x).rank
     number = c.b.unsqueeze(c.value(x, dtype), [rank])
-    op = c.b.LessOrEqual if right else c.b.Less
-    below = c.b.cast(op(c.value(bounds, dtype), number), DType.INT64)
+    op = c.b.Greater if right else c.b.GreaterOrEqual
+    below = c.b.Not(op(c.value(bounds, dtype), number))  # of NaN: all bounds, as torch
+    below = c.b.cast(below, DType.INT64)
     return c.b.cast(c.b.reduce_sum(below, [rank], keepdims=False), c.type.dtype)
 
 

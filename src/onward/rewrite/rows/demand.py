@@ -65,11 +65,12 @@ NOTHING_TO_SAVE = all_of()
 @dataclass(frozen=True)
 class Question:
     """The input of a demand rule: a node and the demands for its outputs. known: values that depend
-    on the batch alone."""
+    on the batch alone. ends: the outputs of the graph, which have readers outside of it."""
 
     node: Node
     asked: tuple[Demand | None, ...]  # by output
     known: frozenset[Value]
+    ends: frozenset[Value] = frozenset()
 
     @property
     def demand(self) -> Demand:
@@ -135,7 +136,7 @@ def demands(
 
     without: reasons to demand whole values that are ignored.
     """
-    known = batch_values(graph)
+    known, ends = batch_values(graph), frozenset(graph.output_values())
     found: dict[Value, Demand] = {}
     for name in outputs:
         value = graph.outputs[name]
@@ -146,7 +147,7 @@ def demands(
         asked = tuple(found.get(y) for y in node.outputs)
         if all(d is None for d in asked) or node.outputs[0] in known:
             continue
-        question = Question(node, asked, known)
+        question = Question(node, asked, known, ends)
         function = DEMAND.get(node.op_type)
         if function is None:
             answer = question.refused("no rule says which rows it reads")

@@ -458,7 +458,8 @@ class Packer:
         asked = tuple(self.asked.get(y) for y in node.outputs)
         if node.op_type not in DEMAND or all(d is None for d in asked):
             return []
-        answer = DEMAND[node.op_type](Question(node, asked, self.known))
+        ends = frozenset(self.graph.output_values())
+        answer = DEMAND[node.op_type](Question(node, asked, self.known, ends))
         pairs = zip(node.inputs, answer, strict=False)
         return [(v, d) for v, d in pairs if v is not None and d is not None]
 

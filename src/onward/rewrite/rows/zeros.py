@@ -71,7 +71,7 @@ class Zeros:
             if own is None or (found is not None and found != own):
                 return None
             found = own
-        return None if y.is_graph_output() else found
+        return found
 
     def truth(self, condition: Value | None, equal: bool = False) -> Rows:
         """Rows where a condition that depends on the batch alone is true; with `equal`, where it is

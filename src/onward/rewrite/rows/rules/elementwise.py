@@ -61,7 +61,9 @@ def _product(q: Question) -> Answer | None:
 
 def _hidden(q: Question) -> Answer | None:
     """The rows that scores plus a mask, before a softmax, read: not where the mask hides them.
-    There `x + k` is k in floating point, and the gradient is 0."""
+    There `x + k` is k in floating point, and the gradient is 0, unless the sum is an output."""
+    if q.node.outputs[0] in q.ends:
+        return None
     zeros = Zeros(q.known)
     for x, k in ((0, 1), (1, 0)):
         if q.is_known(k) and not q.is_known(x) and q.shape(x) == q.y:
