@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from onward.execute import Executable, Memory
+from onward.execute.runtime import Runtime
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role
 from onward.graph.signature import Signature
@@ -83,6 +86,51 @@ def test_the_host_reads_one_flag_a_run(finite: bool, monkeypatch: pytest.MonkeyP
     assert wrote is finite
     want = -np.tanh(np.ones((3, 4), np.float32)) if finite else np.zeros((3, 4))
     np.testing.assert_allclose(w.numpy(), want, rtol=1e-6)
+
+
+class Entered(Runtime):
+    """A device that knows how often its context is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def put(self, content: torch.Tensor, place: torch.Tensor) -> None:
+        assert self.depth
+        super().put(content, place)
+
+
+def test_launches_have_their_device_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever device the caller's thread is on: as they are bound, run, timed and watched."""
+    device, seen = Entered(), []
+
+    def counted(plain: Any) -> Any:
+        def bind(use: Any) -> Any:
+            seen.append(("bind", device.depth))
+            launch = plain.bind(use)
+            return lambda: (seen.append(("run", device.depth)), launch())[1]
+
+        return replace(plain, bind=bind)
+
+    for op in ("Mul", "Tanh", "Sub", "AllFinite"):
+        monkeypatch.setitem(KERNELS, op, tuple(counted(k) for k in KERNELS[op]))
+    memory, x = Memory(torch.device("cpu")), {"x": torch.ones(3, 4)}
+    memory.runtime = device
+    executable = Executable(step(), memory, {"w": torch.zeros(3, 4)})
+    executable.run(x)
+    assert seen == [("bind", 1)] * 4 + [("run", 1)] * 4
+    executable.profile(x)
+    executable.watch(x, None, lambda _: None, lambda _: None)
+    assert seen[8:] == [("run", 1)] * (4 + executable.plan.commit)
+    assert device.depth == 0
 
 
 # ---- bad input

@@ -122,12 +122,21 @@ class DoubleRuntime(Runtime):
         super().__init__()
         self.recordings = self.replays = self.allocated = self.waits = 0
         self.launches = 0  # of all recordings
-        self.fails = False
+        self.fails = self.is_current = False
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        self.is_current = True
+        try:
+            yield
+        finally:
+            self.is_current = False
 
     def wait(self) -> None:
         self.waits += 1
 
     def recorded(self, launches: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        assert self.is_current, "launches are recorded while another device is the current one"
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         with _Recorded() as mode:
@@ -139,6 +148,7 @@ class DoubleRuntime(Runtime):
         calls = mode.calls
 
         def replay() -> None:
+            assert self.is_current, "a recording is replayed while another device is the current"
             self.replays += 1
             for call in calls:
                 call()

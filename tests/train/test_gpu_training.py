@@ -100,6 +100,34 @@ def test_every_optimizer_and_window(name: str, window: int) -> None:
         torch.testing.assert_close(model.get_parameter(key), p, rtol=1e-3, atol=1e-5, msg=key)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("way", ["trainer", "accelerate"])
+def test_a_model_on_another_device_than_the_current_one(way: str) -> None:
+    """Launched one by one and as recordings, on batches that differ."""
+    model = moved(tiny.gpt2(0.0), "cuda:1")
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, twin))
+    trainer = onward.Trainer(model, ours) if way == "trainer" else onward.accelerate(model)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        data = {n: x.to("cuda:1") for n, x in tiny.batch(4, 12).items()}
+        theirs.zero_grad()
+        want = loss_of(twin, data)
+        want.backward()
+        theirs.step()
+        if isinstance(trainer, onward.Trainer):
+            loss = trainer.train_step(data).loss
+        else:
+            ours.zero_grad()
+            loss = trainer(**data)["loss"]
+            loss.backward()
+            ours.step()
+        torch.testing.assert_close(loss.detach(), want.detach(), rtol=1e-4, atol=1e-6)
+    assert torch.cuda.current_device() == 0
+    for key, p in twin.named_parameters():
+        torch.testing.assert_close(model.get_parameter(key), p, rtol=1e-3, atol=1e-5, msg=key)
+
+
 def test_dropout_is_the_same_as_on_the_cpu() -> None:
     """The generator counts; losses of a seed agree across devices to rounding."""
     losses = []

@@ -133,7 +133,8 @@ class Binder:
         kept = self._kept.take(self.dims)
         if kept is None:
             self.bindings += 1
-            self._fill(made, launches)
+            with self.memory.runtime.current():
+                self._fill(made, launches)
             self._kept.keep(self.dims, made)
         self.binding = made if kept is None else kept
         self._bound_at, self._bound_dims = pointers, self.dims
@@ -157,6 +158,14 @@ class Binder:
     def stage(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
         """Copies inputs and non-contiguous owned tensors to their places, and clears the flags."""
         self.ranks.settle()
+        with self.memory.runtime.current():
+            self._put(inputs)
+        for name, place in self.places.items():
+            place.copy_(self.owned[name])
+        if self.flags is not None:
+            self.flags.zero_()
+
+    def _put(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
         for name, content in inputs.items():
             target = self.inputs.get(name)
             if target is None:
@@ -165,17 +174,14 @@ class Binder:
                 self.memory.runtime.put(content, target)
             else:
                 target.fill_(content)
-        for name, place in self.places.items():
-            place.copy_(self.owned[name])
-        if self.flags is not None:
-            self.flags.zero_()
 
     def run(self, numbers: range) -> None:
         """Runs the launches with these numbers, then raises the error of the first that found bad
         input. That error also replaces an exception of a later launch, which the bad input may have
         caused."""
         try:
-            self._recorder.run(self.binding, numbers)
+            with self.memory.runtime.current():
+                self._recorder.run(self.binding, numbers)
         except Exception:
             self.raise_input_errors(numbers)
             raise

@@ -197,6 +197,12 @@ class Executable:
         """Bytes allocated for this plan, by region, to compare with the plan's prediction."""
         return self._binder.nbytes()
 
+    @contextmanager
+    def _one_by_one(self) -> Generator[None]:
+        """A context in which launches may be called outside of a run."""
+        with self._binder.regions.repeating(), self.memory.runtime.current():
+            yield
+
     # ---- timing
 
     def profile(
@@ -207,7 +213,7 @@ class Executable:
         """Runs the launches one by one and times each. Owned tensors that they write are
         restored."""
         times: list[KernelTime] = []
-        with torch.no_grad(), self._binder.regions.repeating():
+        with torch.no_grad(), self._one_by_one():
             self._stage(inputs, dims)
             written = self._binder.written
             before = [t.detach().clone() for t in written]
@@ -248,7 +254,7 @@ class Executable:
     ) -> None:
         """Runs the launches up to the commit one by one, and calls `before` and `after` with the
         number of each. No owned tensor is written before the commit."""
-        with torch.no_grad(), self._binder.regions.repeating():
+        with torch.no_grad(), self._one_by_one():
             self._stage(inputs, dims)
             for number in range(self.plan.commit):
                 before(number)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from onward.kernels.kernel import Launch
+
+_ANY_DEVICE = nullcontext()  # made once, since it is entered around each run
 
 
 class Runtime:
@@ -19,6 +22,10 @@ class Runtime:
 
     def __init__(self) -> None:
         self.refusals: set[str] = set()
+
+    def current(self) -> AbstractContextManager[object]:
+        """A context in which this device is the current one of the thread, as launches need it."""
+        return _ANY_DEVICE
 
     def wait(self) -> None:
         """Waits until the device has run all that is queued."""
@@ -45,6 +52,11 @@ class CudaRuntime(Runtime):
         super().__init__()
         self._device = device
         self._pool: Any = None  # of what launches allocate themselves; shared by all recordings
+
+    def current(self) -> AbstractContextManager[object]:
+        # Triton launches on the current device, and a stream records what is queued on its own
+        # device alone; aten's operators go to the device of their tensors in any case.
+        return torch.cuda.device(self._device)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
