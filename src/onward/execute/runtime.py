@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -51,7 +52,9 @@ class CudaRuntime(Runtime):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        self._stream: Any = None  # that recordings are made on
         self._pool: Any = None  # of what launches allocate themselves; shared by all recordings
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # the recordings that there are
 
     def current(self) -> AbstractContextManager[object]:
         # Triton launches on the current device, and a stream records what is queued on its own
@@ -71,14 +74,42 @@ class CudaRuntime(Runtime):
         place.copy_(staged, non_blocking=True)
 
     def recorded(self, launches: Sequence[Launch]) -> Launch:
-        graph = torch.cuda.CUDAGraph()
+        self._stream = stream = self._stream or torch.cuda.Stream(self._device)
+        graph, live = torch.cuda.CUDAGraph(), list(self._live)
         # Recordings may share a pool in any order of replays, since nothing that a launch allocates
-        # is read by a later replay.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            for launch in launches:
-                launch()
+        # is read by a later replay. A pool that all its recordings have left is refused.
+        pool = self._pool if live else None
+        # torch.cuda.graph leaves the thread on the stream of a recording that fails
+        with self.current(), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            self._free_workspaces(stream)
+            with _recording(graph, stream, pool):
+                for launch in launches:
+                    launch()
+            self._free_workspaces(stream)
         self._pool = graph.pool()
+        self._live.add(graph)
         return graph.replay
+
+    def _free_workspaces(self, stream: Any) -> None:
+        """Frees what cuBLAS writes to on a stream, so that its next product there allocates it.
+
+        PyTorch keeps one such workspace for a stream, and frees it with any recording that was made
+        on the stream, though others may hold its address; and streams of PyTorch are few, so that
+        others may have the same one. Between two calls of this method a recording allocates its
+        workspace in its own pool, where the address is nobody else's while it lives. PyTorch
+        frees the workspaces of one stream only where it destroys a recording.
+        """
+        content = torch.empty(1, device=self._device)  # an empty recording is warned of
+        graph = torch.cuda.CUDAGraph()
+        with _recording(graph, stream):
+            content.zero_()
+        graph.reset()
+
+
+def _recording(graph: Any, stream: Any, pool: Any = None) -> AbstractContextManager[None]:
+    """A context that records into a graph what this thread launches; other threads are free to do
+    as they like."""
+    return torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
 
 
 def _pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

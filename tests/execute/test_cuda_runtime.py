@@ -1,0 +1,195 @@
+"""Recordings of a CUDA device, beside a double of the rules that torch 2.13 has for their memory:
+its classes CUDAGraph and CUDACachingAllocator, and its workspaces of cuBLAS. The last test needs a
+device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import onward
+from onward.execute.runtime import CudaRuntime
+
+OUTSIDE = 0  # the pool of memory that no recording has
+
+
+class Device:
+    """A device with two streams, which all who ask get in turn. recordings: how many live, by pool.
+    workspaces: the pool in which the workspace of each stream lies. stream: the current one. now:
+    the recording that is made. fails: where recordings fail."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[int, int] = {}
+        self.workspaces: dict[int, int] = {}
+        self.stream, self.fails = 0, ""
+        self.now: Recording | None = None
+        self._streams = itertools.cycle((1, 2))
+        self._pools = itertools.count(1)
+
+    def next_stream(self, device: object) -> int:
+        return next(self._streams)
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def product(self) -> None:
+        """A product on the current stream, whose workspace is allocated where it has none."""
+        pool = OUTSIDE if self.now is None else self.now.of
+        found = self.workspaces.setdefault(self.stream, pool)
+        if self.now is not None:
+            self.now.workspace = found
+
+    @contextmanager
+    def graph(
+        self,
+        graph: Recording,
+        pool: int | None = None,
+        stream: int = 1,
+        capture_error_mode: str = "",
+    ) -> Iterator[None]:
+        """Leaves the thread on the stream where it raises, as torch.cuda.graph does."""
+        assert capture_error_mode == "thread_local"
+        before, self.stream = self.stream, stream
+        if self.fails == "begin":
+            raise RuntimeError("this thread records already")
+        graph.begin(next(self._pools) if pool is None else pool)
+        self.now = graph
+        yield
+        self.now = None
+        if self.fails == "end":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        graph.ended = True
+        self.stream = before
+
+
+class Recording:
+    """A graph. workspace: the pool in which its products write."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.of, self.stream, self.ended = device, OUTSIDE, 0, False
+        self.workspace: int | None = None
+
+    def begin(self, pool: int) -> None:
+        held = self.device.recordings
+        assert held.get(pool) != 0, "it->second->use_count > 0 INTERNAL ASSERT FAILED"
+        held[pool] = held.get(pool, 0) + 1
+        self.of, self.stream = pool, self.device.stream
+
+    def pool(self) -> int:
+        return self.of
+
+    def replay(self) -> None:
+        assert self.workspace in (None, self.of), "a replay writes to memory of others"
+
+    def reset(self) -> None:
+        if self.ended:
+            self.device.workspaces.pop(self.stream, None)
+            self.device.recordings[self.of] -= 1
+            self.ended = False
+
+    __del__ = reset
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found, plain = Device(), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, device: plain(*a))
+    for name, double in {
+        "CUDAGraph": lambda: Recording(found),
+        "graph": found.graph,
+        "Stream": found.next_stream,
+        "stream": found.on,
+        "current_stream": lambda device: found.stream,
+        "device": lambda device: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, double)
+    return found
+
+
+def made() -> CudaRuntime:
+    return CudaRuntime(torch.device("cuda", 0))
+
+
+def recorded(runtime: CudaRuntime, device: Device) -> Any:
+    """A recording of one product."""
+    return runtime.recorded([device.product])
+
+
+def test_a_pool_that_all_recordings_have_left_is_not_used_again(device: Device) -> None:
+    """Memory that moves drops all recordings of a session at once."""
+    runtime = made()
+    first, second = (recorded(runtime, device) for _ in range(2))
+    assert first.__self__.of == second.__self__.of, "recordings share a pool while one lives"
+    left = first.__self__.of
+    del first, second
+    third = recorded(runtime, device)
+    assert third.__self__.of != left
+    third()
+
+
+def test_no_recording_writes_to_memory_of_others(device: Device) -> None:
+    """Three sessions on two streams, whose recordings come and go; others compute on these."""
+    runtimes = [made() for _ in range(3)]
+    kept: list[Any] = []
+    for number in range(24):
+        with device.on(1 + number % 2):
+            device.product()
+        kept.append(recorded(runtimes[number % 3], device))
+        assert device.workspaces.get(kept[-1].__self__.stream) is None, "others write to it"
+        for replay in kept:
+            replay()
+        if number % 4 == 3:
+            kept.pop(0)
+        if number % 7 == 6:
+            kept.clear()
+
+
+@pytest.mark.parametrize("fails", ["begin", "end"])
+def test_a_recording_that_fails_leaves_the_thread_on_its_stream(fails: str, device: Device) -> None:
+    runtime = made()
+    device.fails = fails
+    with device.on(7):
+        with pytest.raises(RuntimeError):
+            runtime.recorded([])
+        assert device.stream == 7
+
+
+# ---- with a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_steps_stay_right_while_memory_grows_beside_another_trainer() -> None:
+    """Small batches, large ones and small ones again, each size recorded and replayed."""
+    sizes = [(4, 12)] * 3 + [(16, 40)] * 3 + [(4, 12)] * 3
+
+    def losses(records: bool) -> list[torch.Tensor]:
+        trainers: list[onward.Trainer] = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model: Any = tiny.gpt2(0.0)
+            model.to("cuda")
+            trainers.append(onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.05)))
+            trainers[-1].memory.runtime.records = records
+        found: list[torch.Tensor] = []
+        for number, size in enumerate(sizes):
+            torch.manual_seed(number)
+            data = {n: x.cuda() for n, x in tiny.batch(*size).items()}
+            found += [trainer.train_step(data).loss.clone() for trainer in trainers]
+            if number == 5:
+                del trainers[0]  # with its recordings; the other goes on
+        return found
+
+    for x, y in zip(losses(True), losses(False), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
