@@ -101,7 +101,8 @@ def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     the machine takes the processor from that thread meanwhile.
     """
     joined = [name for name in _ordered(tensors) if _joins(tensors[name])]
-    block = torch.empty(sum(tensors[name].nbytes for name in joined), dtype=torch.uint8)
+    nbytes = sum(tensors[name].nbytes for name in joined)
+    block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     copies: dict[str, torch.Tensor] = {}
     end = 0
     with torch.no_grad():

@@ -85,7 +85,7 @@ class ProcessMesh(Mesh):
     def _lines(self, axis: str) -> list[list[int]]:
         """The ranks that differ along an axis alone, for each place along the others."""
         at = self.axes.index(axis)
-        places = torch.arange(self.ranks).reshape(self.sizes)
+        places = torch.arange(self.ranks, device="cpu").reshape(self.sizes)
         lines: list[list[int]] = places.movedim(at, -1).reshape(-1, self.sizes[at]).tolist()
         return lines
 
@@ -101,8 +101,8 @@ class ProcessMesh(Mesh):
         """The numbers of every rank. Waits for the other ranks. Raises RanksApartError where one
         of them is at another meeting, has failed or has ended."""
         told = [_MEETINGS.index(meeting), *numbers]
-        row = torch.zeros(1 + _MOST_NUMBERS, dtype=torch.int64)
-        row[: len(told)] = torch.tensor(told, dtype=torch.int64)
+        row = torch.zeros(1 + _MOST_NUMBERS, dtype=torch.int64, device="cpu")
+        row[: len(told)] = torch.tensor(told)
         rows = [torch.empty_like(row) for _ in range(self.ranks)]
         with self.watch.waiting(meeting.value):
             work = dist.all_gather(rows, row, group=self.host, async_op=True)
@@ -123,7 +123,7 @@ class ProcessMesh(Mesh):
         """The facts of every rank. Waits for the other ranks."""
         text = json.dumps(dict(facts)).encode()
         sizes = [size for [size] in self.gathered(meeting, [len(text)])]
-        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in sizes]
         with self.watch.waiting(meeting.value):

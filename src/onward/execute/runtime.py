@@ -113,7 +113,7 @@ def _recording(graph: Any, stream: Any, pool: Any = None) -> AbstractContextMana
 
 
 def _pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+    return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
 
 def runtime_of(device: torch.device) -> Runtime:

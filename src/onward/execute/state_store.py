@@ -62,7 +62,7 @@ class StateStore:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if self.folder is None or nbytes < SMALL:
             pinned = self.device.type == "cuda"
-            return torch.zeros(tuple(shape), dtype=dtype, pin_memory=pinned)
+            return torch.zeros(tuple(shape), dtype=dtype, device="cpu", pin_memory=pinned)
         with _file(self.folder) as file:
             try:
                 # without room for all of it, a page that is written later would end the process
@@ -71,7 +71,7 @@ class StateStore:
                 raise _no_room(self.folder, nbytes, error) from error
             name = f"/proc/self/fd/{file.fileno()}"
             storage = torch.UntypedStorage.from_file(name, shared=True, nbytes=nbytes)
-        empty: Any = torch.empty(0, dtype=dtype)
+        empty: Any = torch.empty(0, dtype=dtype, device="cpu")
         made: torch.Tensor = empty.set_(storage, 0, tuple(shape))
         self._mapped[made.data_ptr()] = nbytes
         weakref.finalize(made, self._mapped.pop, made.data_ptr(), None)

@@ -70,7 +70,7 @@ class RankGroups:
     def borrowed(self, x: torch.Tensor) -> torch.Tensor:
         """A flat copy of x in a buffer of this session, to be given back."""
         kept = self.spare.get((x.dtype, x.numel()))
-        buffer = kept.pop() if kept else torch.empty(x.numel(), dtype=x.dtype)
+        buffer = kept.pop() if kept else torch.empty(x.numel(), dtype=x.dtype, device="cpu")
         return buffer.copy_(x.reshape(-1))
 
     def give_back(self, buffer: torch.Tensor) -> None:

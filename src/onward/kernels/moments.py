@@ -27,7 +27,7 @@ def _values(signed: bool, dtype: torch.dtype, device: torch.device) -> torch.Ten
 def _levels(signed: bool, device: torch.device) -> torch.Tensor:
     """The levels f32[5,9]: as `Codes.levels`, after a column for shares below all decades."""
     levels = torch.from_numpy(_MAPS[signed].levels)
-    return torch.cat([torch.zeros(5, 1), levels], dim=1).to(device)
+    return torch.cat([torch.zeros(5, 1, device="cpu"), levels], dim=1).to(device)
 
 
 def prepare(dtype: torch.dtype, device: torch.device) -> None:
