@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -158,6 +158,46 @@ def test_copies_are_of_the_same_bytes_and_share_no_memory() -> None:
     found = [bytes(memoryview(chunk).cast("B")) for chunk in tensor_chunks(copies)]
     assert len(found) == 2, "the header and one block"
     assert b"".join(found) == b"".join(want)
+
+
+class Distant(torch.Tensor):
+    """A tensor that is not in the host's memory, as far as a copy of it can tell."""
+
+    asked: ClassVar[list[tuple[Any, ...]]] = []
+
+    def __new__(cls, x: torch.Tensor) -> Distant:
+        return x.as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.to, torch.Tensor.clone, torch.Tensor.cpu):
+            cls.asked.append((func.__name__, *args[1:], kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_devices_tensors_are_copied_to_the_host_at_once() -> None:
+    """On the caller's stream, where nothing that is queued later can change them first."""
+    Distant.asked = []
+    x = torch.arange(6.0).reshape(2, 3)
+    copy = copied_tensors({"x": Distant(x)})["x"]
+    assert Distant.asked == [("to", "cpu", {"copy": True})]
+    x.zero_()
+    assert copy.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_copy_holds_the_numbers_of_its_moment() -> None:
+    x = torch.ones(1 << 24, device="cuda")
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    for _ in range(50):
+        x.add_(1)
+    copy = copied_tensors({"x": x})["x"]
+    x.zero_()
+    assert torch.cuda.memory_allocated() == held
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert copy.device.type == "cpu" and bool((copy == 51).all())
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,10 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies tensors, so that they can be written while their owner changes them.
 
-    The copies of those on a CPU lie in one block as in the file, which is then written in few
-    calls. Each call of a thread that writes takes the interpreter's lock, and training waits where
-    the machine takes the processor from that thread meanwhile.
+    The copies lie in the host's memory: those of a GPU are made behind what is queued there, and
+    take none of its memory. Those of a CPU lie in one block as in the file, which is then written
+    in few calls. Each call of a thread that writes takes the interpreter's lock, and training waits
+    where the machine takes the processor from that thread meanwhile.
     """
     joined = [name for name in _ordered(tensors) if _joins(tensors[name])]
     nbytes = sum(tensors[name].nbytes for name in joined)
@@ -112,9 +113,14 @@ def copied_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
             copies[name] = block[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     for name, tensor in tensors.items():
         if name not in copies:
-            copy = tensor.detach().clone()
+            copy = _to_host(tensor.detach())
             copies[name] = copy.contiguous() if copy.layout == torch.strided else copy
     return {name: copies[name] for name in tensors}
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory; elsewhere of a tensor that has no numbers."""
+    return tensor.clone() if tensor.is_meta else tensor.to("cpu", copy=True)
 
 
 def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[str]:
