@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from onward.errors import OutOfMemoryError
+from onward.execute import Memory
 from onward.execute.shortage import free_bytes, held_bytes, is_shortage
+from onward.plan import MemoryRegion
+from onward.recipes.devices import free_memory
 
 PROGRAM = Path(__file__).parents[1] / "support" / "short_of_memory.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
@@ -119,3 +122,18 @@ def test_measured_bytes_are_of_this_process_and_machine() -> None:
     held, free = held_bytes(device), free_bytes(device)
     assert held is not None and 50 << 20 < held < 1 << 40
     assert free is not None and 0 < free < 1 << 44
+
+
+def test_memory_that_pytorch_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose allocator keeps what smaller steps have freed: a batch that fits is not split."""
+    device, numbers = torch.device("cuda", 0), {"memory_reserved": 900, "memory_allocated": 300}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 1000))
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, number=number: number)
+    assert free_bytes(device) == free_memory(device) == 700
+    memory = Memory(torch.device("cpu"))
+    memory.device, memory.is_bounded = device, True
+    monkeypatch.setattr(memory, "_block", lambda n, _: torch.empty(n, dtype=torch.uint8))
+    memory.reserve({MemoryRegion.RESIDUAL: 500, MemoryRegion.SCRATCH: 100})
+    with pytest.raises(OutOfMemoryError):
+        memory.reserve({MemoryRegion.RESIDUAL: 600, MemoryRegion.SCRATCH: 801})

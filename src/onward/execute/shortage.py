@@ -86,9 +86,11 @@ def held_bytes(device: torch.device) -> int | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """The bytes that this process may still allocate: the least of what the machine has, a
-    container's limit leaves and the process's own limit; None where the system does not tell."""
+    container's limit leaves and the process's own limit; on a GPU what nobody has, and what
+    PyTorch's allocator keeps for new tensors. None where the system does not tell."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()

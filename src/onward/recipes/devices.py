@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onward.errors import OnwardError
-from onward.execute.shortage import is_shortage
+from onward.execute.shortage import free_bytes, is_shortage
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.started_processes import local_rank
 
@@ -77,9 +77,10 @@ def telling_shortages(device: torch.device, when: str, fix: str) -> Generator[No
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a device's memory that nothing holds; of the CPU the host's."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    """Bytes of a device's memory that new tensors may have; of the CPU the host's."""
+    found = free_bytes(device) if device.type == "cuda" else None
+    if found is not None:
+        return found
     import psutil
 
     return psutil.virtual_memory().available
