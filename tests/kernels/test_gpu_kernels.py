@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
 import torch
 from after_forward import after_forward
+from device_waits import waits_refused
 from kernel_calls import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
 from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
 from test_host_reads import BAD
@@ -42,18 +41,6 @@ def full_precision() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def waits_refused() -> Iterator[None]:
-    """A context in which anything that waits for the device raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def launched(case: OpCase, kernel: Kernel, dtype: DType) -> tuple[Bound, list[torch.Tensor]]:
