@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+import onward
 from onward.errors import OutOfMemoryError
-from onward.execute import Memory
-from onward.execute.shortage import free_bytes, held_bytes, is_shortage
+from onward.execute import Executable, Memory
+from onward.execute.shortage import free_bytes, held_bytes, is_shortage, shortage
 from onward.plan import MemoryRegion
 from onward.recipes.devices import free_memory
+from onward.train import ways_out
 
 PROGRAM = Path(__file__).parents[1] / "support" / "short_of_memory.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
@@ -137,3 +139,28 @@ def test_memory_that_pytorch_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> N
     memory.reserve({MemoryRegion.RESIDUAL: 500, MemoryRegion.SCRATCH: 100})
     with pytest.raises(OutOfMemoryError):
         memory.reserve({MemoryRegion.RESIDUAL: 600, MemoryRegion.SCRATCH: 801})
+
+
+def test_the_memory_told_is_that_of_the_device_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of the host for a model on a device: the message has the device's numbers."""
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = onward.Trainer(model, optimizer, torch.nn.functional.mse_loss)
+    batch, told = (torch.zeros(3, 8), torch.zeros(3, 4)), []
+    trainer.train_step(*batch)
+    plan, device = trainer.plan, torch.device("meta")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise shortage(plan, device, "too much")
+
+    monkeypatch.setattr(Executable, "run", fails)
+    monkeypatch.setattr(trainer.memory, "device", device)
+    plain = ways_out.shortage
+    monkeypatch.setattr(
+        ways_out, "shortage", lambda p, d, *rest: (told.append(d), plain(p, d, *rest))[1]
+    )
+    with pytest.raises(OutOfMemoryError, match="too much"):
+        trainer.train_step(*batch)
+    assert told == [device]

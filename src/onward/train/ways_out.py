@@ -7,8 +7,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from onward.capture import CapturedModule
 from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute.shortage import shortage
@@ -55,7 +53,7 @@ def naming_ways_out(
         plan = padded if error.plan.signature.loss is None else error.plan
         raise shortage(
             plan,
-            next((t.device for t in batch.tensors), torch.device("cpu")),
+            step.session.memory.device,  # the batch may be the host's
             error.said,
             [f"  {mib(way.saved):>12} less with {way.said}{way.remark}" for way in ways],
             ways[0].said if ways else "a smaller batch, or a smaller model",
