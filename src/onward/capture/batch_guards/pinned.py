@@ -8,7 +8,7 @@ that parameters or random numbers decide is refused, since its answer changes fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from onward.capture.trace.aliasing import mutates
 from onward.capture.trace.data_branches import said
 from onward.capture.trace.refusals import layer_drop
-from onward.capture.translate.batch_program import KnownInputs
+from onward.capture.translate.batch_program import KnownInputs, place, placed
 from onward.errors import CaptureError
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
@@ -30,11 +30,15 @@ class Pinned:
 
     question: torch.fx.GraphModule
     answer: Any
+    _placed: dict[Any, torch.fx.GraphModule] = field(default_factory=dict)  # by the batch's device
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Returns whether a batch's tensors give the answer."""
+        where_on = place(tensors)
+        if where_on not in self._placed:
+            self._placed[where_on] = placed(self.question, where_on)
         with torch.no_grad():
-            made = self.question(*[t.detach() for t in tensors])
+            made = self._placed[where_on](*[t.detach() for t in tensors])
         return bool(said(made, type(self.answer)) == self.answer)
 
 

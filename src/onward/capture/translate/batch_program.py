@@ -5,6 +5,7 @@ Guards evaluate it on a batch before a step runs.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +36,15 @@ class KnownInputs:
                         factor, symbol = size.node.expr.as_coeff_Mul()
                         self.sizes.setdefault(symbol, (self.leaves[node.name], dim, int(factor)))
         self._written: dict[Any, dict[Any, list[Any]]] = {}  # graph -> owner of memory -> writers
+        self._placed: dict[tuple[str, torch.device], torch.Tensor] = {}  # constants
 
     @classmethod
     def of_leaves(cls, leaves: dict[str, int]) -> KnownInputs:
         """Returns the known inputs of a program without sizes and constants. leaves: placeholder's
         name -> index of a leaf."""
         found = cls.__new__(cls)
-        found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
+        found.leaves, found.constants, found.sizes = leaves, {}, {}
+        found._written, found._placed = {}, {}
         return found
 
     def steps(self, node: Any) -> tuple[Any, ...] | None:
@@ -86,15 +89,27 @@ class KnownInputs:
         return self._written[graph]
 
     def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
-        """Returns a node's value for a batch. found: values of the nodes that it reads."""
+        """Returns a node's value for a batch, computed where its tensors are, whatever device the
+        program is for. found: values of the nodes that it reads."""
         size = self.size(node)
         if size is not None:
             return size(*tensors)
         if node.op == "placeholder":
             i = self.leaves.get(node.name)
-            return self.constants[node.name] if i is None else tensors[i].detach().clone()
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), found.__getitem__)
+            if i is None:
+                return self._constant(node.name, place(tensors))
+            return tensors[i].detach().clone()
+        args, kwargs = _placed_arguments(node, place(tensors))
+        args, kwargs = torch.fx.map_arg((args, kwargs), found.__getitem__)
         return node.target(*args, **kwargs)
+
+    def _constant(self, name: str, device: torch.device | None) -> torch.Tensor:
+        constant = self.constants[name]
+        if device is None or constant.device == device:
+            return constant
+        if (name, device) not in self._placed:
+            self._placed[name, device] = constant.to(device)
+        return self._placed[name, device]
 
     def size(self, node: Any) -> SizeOf | None:
         """Returns the function that computes a size node from the batch's sizes; None for a node
@@ -110,6 +125,51 @@ class KnownInputs:
         if not symbols <= self.sizes.keys():
             return None
         return SizeOf(value.node.expr, tuple((s, *self.sizes[s]) for s in symbols))
+
+
+def place(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """Returns the device that all tensors of a batch are on; None where there are several."""
+    devices = {t.device for t in tensors}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def placed(program: torch.fx.GraphModule, device: torch.device | None) -> torch.fx.GraphModule:
+    """Returns a program for a batch on a device: itself or a copy, whose constants lie there and
+    whose ops make their tensors there. None: the program as it is."""
+    if device is None or not any(
+        [
+            *(t.device != device for t in program.buffers()),
+            *(_placed_arguments(n, device) != (n.args, n.kwargs) for n in _nodes(program)),
+        ]
+    ):
+        return program
+    made = copy.deepcopy(program).to(device)
+    for node in _nodes(made):
+        node.args, node.kwargs = _placed_arguments(node, device)
+    for module in _programs(made):
+        module.recompile()
+    return made
+
+
+def _programs(program: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """Returns a program and the bodies of its regions."""
+    return [module for module in program.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def _nodes(program: torch.fx.GraphModule) -> list[Any]:
+    return [node for module in _programs(program) for node in module.graph.nodes]
+
+
+def _placed_arguments(node: Any, device: torch.device | None) -> tuple[Any, Any]:
+    """Returns a node's arguments with this device in place of those of the program."""
+    args, kwargs = node.args, node.kwargs
+    if device is None or not any(isinstance(x, torch.device) for x in (*args, *kwargs.values())):
+        return args, kwargs
+
+    def put(x: Any) -> Any:
+        return device if isinstance(x, torch.device) else x
+
+    return tuple(map(put, args)), {name: put(x) for name, x in kwargs.items()}
 
 
 @dataclass(frozen=True)
@@ -190,4 +250,4 @@ def constants(program: Any, node: Any) -> Any:
     return found[node]
 
 
-__all__ = ["KnownInputs", "constants"]
+__all__ = ["KnownInputs", "constants", "place", "placed"]
