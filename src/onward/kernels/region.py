@@ -21,6 +21,7 @@ import torch
 from onward.errors import RegionError
 from onward.graph.ops.region import wanted
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.model_state.device import cuda_devices
 
 _here = threading.local()
 _WORD = 0xFFFFFFFF
@@ -132,9 +133,10 @@ def _forward(
     part: EagerPart, xs: list[torch.Tensor], seed: Sequence[int] | None, taped: bool
 ) -> Tape:
     before, parameters = running(), list(part.parameters())
+    devices = [] if seed is None else cuda_devices(xs, parameters, part.buffers())
     _here.running = True
     try:
-        with torch.set_grad_enabled(taped), _seeded(seed):
+        with torch.set_grad_enabled(taped), _seeded(seed, devices):
             if taped:
                 for x in xs:
                     if x.is_floating_point() and not x.is_inference():
@@ -159,14 +161,19 @@ def _unhooked(p: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
-    """A context in which torch's random numbers follow from the seed; afterwards they continue as
-    before."""
+def _seeded(seed: Sequence[int] | None, devices: Sequence[int]) -> Iterator[None]:
+    """A context in which torch's random numbers of the CPU and of these CUDA devices follow from
+    the seed; afterwards they continue as before."""
     if seed is None:
         yield
         return
-    with torch.random.fork_rng():
-        torch.manual_seed((seed[0] << 32 | seed[1]) & 0x7FFFFFFFFFFFFFFF)
+    number = (seed[0] << 32 | seed[1]) & 0x7FFFFFFFFFFFFFFF
+    with torch.random.fork_rng(devices):
+        # torch.manual_seed would seed all devices of the machine, which are not all put back
+        torch.default_generator.manual_seed(number)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number)
         yield
 
 

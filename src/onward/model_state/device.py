@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from onward.errors import CaptureError
@@ -22,6 +24,12 @@ def computing_device(model: torch.nn.Module) -> torch.device:
     return device
 
 
+def cuda_devices(*tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The numbers of the CUDA devices that tensors are on: those for `torch.random.fork_rng`, which
+    otherwise initializes every device of the machine and warns where there are several."""
+    return sorted({t.get_device() for each in tensors for t in each if t.is_cuda})
+
+
 def require_computing(device: torch.device) -> None:
     """Raises CaptureError for a device of a kind on which Onward does not compute
     (docs/notes/0086-gpus-of-apple-and-intel.md)."""
@@ -32,4 +40,4 @@ def require_computing(device: torch.device) -> None:
         )
 
 
-__all__ = ["computing_device", "device_of", "require_computing"]
+__all__ = ["computing_device", "cuda_devices", "device_of", "require_computing"]

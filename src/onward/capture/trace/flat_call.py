@@ -24,6 +24,7 @@ from onward.capture.weighted_losses import WeightedLosses
 from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state import Walk, traces_names
+from onward.model_state.device import cuda_devices
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
@@ -113,7 +114,7 @@ class FlatCall(torch.nn.Module):
     def ask(self, *leaves: torch.Tensor) -> None:
         """Runs the call in eager mode, and keeps nothing but its answers about tensors."""
         with (
-            self.aside(),
+            self.aside(*leaves),
             Asked(values=self.values) as asked,
             self._choosing(asked),
         ):
@@ -134,7 +135,7 @@ class FlatCall(torch.nn.Module):
         answer), and its calls that return a view or a copy."""
         found: list[tuple[str, Any]] = []
         with (
-            self.aside() as seen,
+            self.aside(*leaves) as seen,
             answering_as_eager(seen, [], lambda method, answer: found.append((method, answer))),
             Sharing() as sharing,
         ):
@@ -142,15 +143,16 @@ class FlatCall(torch.nn.Module):
         return found, sharing
 
     @contextmanager
-    def aside(self) -> Iterator[Walk]:
-        """A context in which a run in eager mode leaves no side effects, nor records outputs in
-        `noted`. Yields a walk of the model."""
+    def aside(self, *leaves: torch.Tensor) -> Iterator[Walk]:
+        """A context in which a run of these leaves in eager mode leaves no side effects, nor
+        records outputs in `noted`. Yields a walk of the model."""
         noted = self.noted.tree, self.noted.names
+        devices = cuda_devices(leaves, (t for _, t in named_tensors(self)))
         try:
             with (
                 keeping_buffers(self.model, self.loss_fn),
                 keeping_parameters(self.model, self.loss_fn, numbers=self.values),
-                torch.random.fork_rng(),
+                torch.random.fork_rng(devices),
                 torch.no_grad(),
                 undoing(Effects(), self.model, self.loss_fn) as seen,
                 without_hooks(self.model),  # only regions may have such hooks

@@ -19,7 +19,7 @@ from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
-from onward.model_state.device import computing_device
+from onward.model_state.device import computing_device, cuda_devices
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.region_warnings import table
@@ -49,7 +49,7 @@ def verify_step(
     with respect to. regions: whether parts of the model may run in PyTorch. policy: of mixed
     precision. Under a policy the step with its casts is compared with autocast; the step without
     casts is still compared with fp32 eager PyTorch and onnxruntime, where errors stand out more."""
-    with _undisturbed():
+    with _undisturbed(model, batch):
         batch = _owned(batch)
         target = host(computing_device(model).type)
         compiler = Compiler(target, disable, Journal(keep_stages=bisect))
@@ -126,15 +126,17 @@ def _refuse_autocast(graph: Graph) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Generator[None]:
-    """A context with gradients on and inference mode off; restores all random generators."""
+def _undisturbed(model: torch.nn.Module, batch: Batch) -> Generator[None]:
+    """A context with gradients on and inference mode off; restores all random generators that the
+    model may draw from."""
     python, numpy = random.getstate(), np.random.get_state()
+    devices = cuda_devices(batch.tensors, model.parameters(), model.buffers())
     try:
         with (
             eager(),
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.random.fork_rng(),
+            torch.random.fork_rng(devices),
         ):
             yield
     finally:
