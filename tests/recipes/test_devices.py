@@ -65,7 +65,7 @@ def test_a_process_has_a_gpu_of_its_own_where_one_is_here(
             2,
             {},
             {"local_rank": "2", "ranks": 3},
-            "process 2 of this machine has no GPU: 2 are here",
+            "process 2 of this machine has no GPU: it sees 2",
         ),
         (0, {"tf32": True}, {}, "in --tf32"),
         (1, {"tf32": True, "use_cpu": True}, {}, "in --tf32"),
@@ -82,6 +82,34 @@ def test_what_the_machine_has_not_is_refused_in_one_line(
     with pytest.raises(InputError) as raised:
         training_device(FinetuneConfig(**options))
     assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told", "device"),
+    [
+        (1, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}, "cuda:0"),
+        (1, {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "cuda:0"),
+        (1, {"HIP_VISIBLE_DEVICES": "3"}, "cuda:0"),
+        (1, {}, None),
+        (1, {"CUDA_VISIBLE_DEVICES": "0,1"}, None),
+        (1, {"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "none"}, None),
+        (2, {"CUDA_VISIBLE_DEVICES": "0,1", "TORCHELASTIC_RUN_ID": "none"}, "cuda:1"),
+    ],
+)
+def test_a_launcher_may_let_each_process_see_one_gpu(
+    gpus: int, told: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of torchrun all see the same, and would share it."""
+    machine(monkeypatch, gpus, "1", 2)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    if device is None:
+        with pytest.raises(InputError, match=r"process 1 .* no GPU: it sees 1.*fix: torchrun"):
+            training_device(FinetuneConfig())
+    else:
+        assert str(training_device(FinetuneConfig())) == device
 
 
 @pytest.mark.parametrize("tf32", [False, True])

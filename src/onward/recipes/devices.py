@@ -11,7 +11,7 @@ import torch
 from onward.errors import OnwardError
 from onward.execute.shortage import free_bytes, is_shortage
 from onward.recipes.options import FinetuneConfig, InputError
-from onward.recipes.started_processes import local_rank
+from onward.recipes.started_processes import local_rank, sees_a_gpu_of_its_own
 
 if TYPE_CHECKING:
     pass
@@ -20,9 +20,9 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of exchanges between
 
 
 def training_device(config: FinetuneConfig) -> torch.device:
-    """The device of this process; of those that torchrun has started on one machine each has a GPU
-    of its own. Raises InputError where there are fewer GPUs than processes, and for TF32 on a
-    CPU."""
+    """The device of this process; of those that were started on one machine each has a GPU of its
+    own: the one that its launcher lets it see, or that of its number. Raises InputError where
+    there are fewer GPUs than processes, and for TF32 on a CPU."""
     if config.use_cpu or not torch.cuda.is_available():
         if config.tf32:
             raise InputError(
@@ -32,11 +32,14 @@ def training_device(config: FinetuneConfig) -> torch.device:
             )
         return torch.device("cpu")
     number, here = local_rank(), torch.cuda.device_count()
+    if here == 1 and sees_a_gpu_of_its_own():
+        number = 0
     if number >= here:
         raise InputError(
-            f"process {number} of this machine has no GPU: {here} are here",
+            f"process {number} of this machine has no GPU: it sees {here}",
             "in the number of processes",
-            f"torchrun --nproc-per-node={here}, or --use_cpu true",
+            f"torchrun --nproc-per-node={here}, a CUDA_VISIBLE_DEVICES that names a GPU for each "
+            "process, or --use_cpu true",
         )
     return torch.device("cuda", number)
 

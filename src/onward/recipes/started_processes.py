@@ -30,6 +30,17 @@ def local_rank() -> int:
     return max(number, 0) if started()[1] > 1 else 0
 
 
+def sees_a_gpu_of_its_own() -> bool:
+    """Whether the launcher lets each process see one GPU alone, as Slurm does where a task has one.
+    torchrun gives all of its processes one list of GPUs: where that names one, they would share
+    it."""
+    told = environment_variables()
+    lists = (told.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+    shown = next(filter(None, lists), "")
+    is_one = bool(shown) and "," not in shown.strip(",")
+    return is_one and "TORCHELASTIC_RUN_ID" not in told
+
+
 @contextlib.contextmanager
 def quiet_unless_first() -> Iterator[None]:
     """A context in which rank 0 alone prints."""
@@ -44,4 +55,4 @@ def quiet_unless_first() -> Iterator[None]:
         yield
 
 
-__all__ = ["local_rank", "quiet_unless_first", "started"]
+__all__ = ["local_rank", "quiet_unless_first", "sees_a_gpu_of_its_own", "started"]
