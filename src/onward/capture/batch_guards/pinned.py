@@ -30,15 +30,18 @@ class Pinned:
 
     question: torch.fx.GraphModule
     answer: Any
-    _placed: dict[Any, torch.fx.GraphModule] = field(default_factory=dict)  # by the batch's device
+    # by the batch's device
+    _placed: dict[Any, torch.fx.GraphModule] = field(
+        default_factory=dict[Any, torch.fx.GraphModule], compare=False, repr=False
+    )
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Returns whether a batch's tensors give the answer."""
-        where_on = place(tensors)
-        if where_on not in self._placed:
-            self._placed[where_on] = placed(self.question, where_on)
+        device = place(tensors)
+        if device not in self._placed:
+            self._placed[device] = placed(self.question, device)
         with torch.no_grad():
-            made = self._placed[where_on](*[t.detach() for t in tensors])
+            made = self._placed[device](*[t.detach() for t in tensors])
         return bool(said(made, type(self.answer)) == self.answer)
 
 

@@ -73,9 +73,8 @@ def _bind_dropout(args: KernelArguments) -> Launch:
     spread32 = _signed(spread)[None, :]
     bound = threshold(ratio) - (1 << 31)
     wide = torch.promote_types(y.dtype, torch.float32)
-    scale = torch.tensor(
-        1.0 / (1.0 - ratio), dtype=wide, device="cpu"
-    ).item()  # rounded as in the body
+    # rounded as in the body
+    scale = torch.tensor(1.0 / (1.0 - ratio), dtype=wide, device="cpu").item()
     rows = y.numel() // max(features, 1)
     xs, ys = x.reshape(rows, features), y.view(rows, features)
     step = args.scratch[0].shape[0]
