@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -425,3 +427,21 @@ def test_the_reference_engine_runs_what_passes_write_where_nobody_is_asked() -> 
         assert op in [n.op_type for n in fused]
         want, have = evaluate(graph, feeds)["y"], evaluate(fused, feeds)["y"]
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+def test_unlike_gpus_of_one_machine_have_targets_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host_module = sys.modules["onward.kernels.host"]
+    names = {0: "NVIDIA H100 80GB HBM3", 1: "NVIDIA L4"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda d: names[d.index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (9 - d.index, d.index))
+    monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    found = [host(torch.device("cuda", i)) for i in (0, 1)]
+    for cached in ("_multiplies_bf16", "_capability", "_rates"):
+        getattr(host_module, cached).cache_clear()
+    assert [t.capability for t in found] == [(9, 0), (8, 1)]
+    assert found[0].rates.bytes_per_second > 5 * found[1].rates.bytes_per_second
+    assert all(t.multiplies_bf16 and t.device == "cuda" for t in found)

@@ -144,6 +144,6 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "verify: the Trainer's precision is not asked", "train/trainer_views.py",
-        "policy = policy_of(self.options, host(self.device.type))", "policy = None", LOW_VERIFIED,
+        "policy = policy_of(self.options, host(self.device))", "policy = None", LOW_VERIFIED,
     ),
 )  # fmt: skip

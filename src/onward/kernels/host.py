@@ -14,29 +14,34 @@ from onward.kernels.target import NO_LIBRARY, Rates, Target
 _BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
 
 
-def host(device: str = "cpu") -> Target:
-    """The target for a device ("cpu", "cuda") of this machine, as the environment configures it."""
-    found = library() if device == "cpu" else None
-    triton = device == "cuda" and find_spec("triton") is not None
+def host(device: str | torch.device = "cpu") -> Target:
+    """The target for a device of this machine ("cpu", "cuda:1"), as the environment configures it.
+    A GPU without a number is the current one."""
+    where = torch.device(device)
+    found = library() if where.type == "cpu" else None
+    triton = where.type == "cuda" and find_spec("triton") is not None
     level = NO_LIBRARY if found is None else found.level
-    low = _multiplies_bf16(device)
-    rates, capability = _rates(device), _capability(device)
+    low = _multiplies_bf16(where)
+    rates, capability = _rates(where), _capability(where)
     return Target(
-        device, level, triton, multiplies_bf16=low, multiplies_fp16=_multiplies_fp16(device),
+        where.type, level, triton, multiplies_bf16=low, multiplies_fp16=_multiplies_fp16(where),
         rates=rates, capability=capability,
     )  # fmt: skip
 
 
 @functools.cache
-def _multiplies_bf16(device: str) -> bool:
-    if device != "cpu":
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type == "cpu":
+        return bool(bf16_instructions())
+    if not torch.cuda.is_available():
+        return False
+    with torch.cuda.device(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(bf16_instructions())
 
 
 @functools.cache
-def _multiplies_fp16(device: str) -> bool:
-    if device != "cpu":
+def _multiplies_fp16(device: torch.device) -> bool:
+    if device.type != "cpu":
         return True
     found = getattr(torch.cpu, "get_capabilities", dict)()
     return any(bool(found.get(name)) for name in ("avx512_fp16", "amx_fp16"))
@@ -49,15 +54,19 @@ def bf16_instructions() -> tuple[str, ...]:
 
 
 @functools.cache
-def _capability(device: str) -> str | tuple[int, int]:
-    if device == "cpu":
+def _capability(device: torch.device) -> str | tuple[int, int]:
+    if device.type == "cpu":
         return torch.backends.cpu.get_cpu_capability()
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else ""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else ""
 
 
 @functools.cache
-def _rates(device: str) -> Rates:
+def _rates(device: torch.device) -> Rates:
     """The rates of a device: the same for all CPUs, by name for a GPU."""
-    if device == "cpu":
+    if device.type == "cpu":
         return Rates()
-    return rates_of_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else UNKNOWN_GPU
+    return (
+        rates_of_gpu(torch.cuda.get_device_name(device))
+        if torch.cuda.is_available()
+        else UNKNOWN_GPU
+    )

@@ -237,7 +237,7 @@ class Accelerated:
         if tries >= IN_VAIN and state.met < OFTEN and not self._states.prepared(batch):
             raise TooMany(reason)
         state.refuse_more(batch, mode)
-        compiler = Compiler(host(state.device.type), self.options.disable)
+        compiler = Compiler(host(state.device), self.options.disable)
         trained = state.trained(batch, mode)
         captured = None if trained is None else compiler.evaluation(trained)
         captured = captured or self.capture(compiler, model, batch, mode)

@@ -52,9 +52,7 @@ def export_onnx(
         lambda given: called(model, *given, want_loss=False), (batch.args, kwargs)
     )
     policy = None if dtype == DType.FLOAT else Policy(dtype)
-    compiler = Compiler(
-        host(computing_device(model).type), journal=Journal(quiet=True), policy=policy
-    )
+    compiler = Compiler(host(computing_device(model)), journal=Journal(quiet=True), policy=policy)
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     refuse_regions(captured)
     graph, arrays = compiler.portable(captured), captured.arrays()

@@ -138,7 +138,7 @@ class MeshQuestions:
         known = known_rates(threads) if device.type == "cpu" else None
         best = [max(row.values()) for row in (known or {}).values()]
         flops = 1e9 * sum(best) / len(best) / threads if best else 0.0
-        return this_machine(host(device.type), local, memory, flops, cores)
+        return this_machine(host(device), local, memory, flops, cores)
 
     def _free(self, processes: int) -> float:
         """Bytes that the ranks of this host may have, with the model that each has already; of one

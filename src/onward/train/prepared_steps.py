@@ -173,7 +173,7 @@ class PreparedSteps:
         training: bool,
         accumulates: bool,
     ) -> _Made:
-        target = host(self._session.memory.device.type)
+        target = host(self._session.memory.device)
         policy = policy_of(self._options, target)
         mesh = self._mesh if training or self._parts.is_cut else None
         compiler = Compiler(target, self._options.disable, policy=policy, mesh=mesh)
@@ -250,7 +250,7 @@ class PreparedSteps:
     ) -> dict[str, tuple[int, int]]:
         """Chooses how ranks along `tp` cut the model's parameters, for batches like this one: by
         path, the dim and its groups. The weights are whole at this moment."""
-        target = host(self._session.memory.device.type)
+        target = host(self._session.memory.device)
         policy = policy_of(self._options, target)
         compiler = Compiler(target, self._options.disable, Journal(quiet=True), policy)
         captured = self.capture(compiler, model, loss_fn, batch, training=True)
@@ -265,7 +265,7 @@ class PreparedSteps:
     ) -> dict[str, tuple[int, ...]]:
         """Chooses the stages of a pipeline that hold the model's parameters, for batches like this
         one: by path. The weights are whole at this moment."""
-        target = host(self._session.memory.device.type)
+        target = host(self._session.memory.device)
         policy = policy_of(self._options, target)
         compiler = Compiler(target, self._options.disable, Journal(quiet=True), policy)
         captured = self.capture(compiler, model, loss_fn, batch, training=True)
@@ -313,7 +313,7 @@ class PreparedSteps:
             average = "labels" if by_labels else "micro_batches"
             recipe = self._recipe(parameters, parameters, self._accumulates)
             recipe = dataclasses.replace(recipe, average=average)
-            target = host(self._session.memory.device.type)
+            target = host(self._session.memory.device)
             compiler = Compiler(target, self._options.disable, mesh=self._mesh)
             types = {name: to_type(parameters[name]) for name in recipe.parameters}
             graph = compiler.update(types, recipe)

@@ -297,7 +297,7 @@ class TrainerViews:
         groups = self.optimizer.param_groups
         trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
         disable, regions = tuple(self.options.disable), not self.options.strict
-        policy = policy_of(self.options, host(self.device.type))
+        policy = policy_of(self.options, host(self.device))
         with training_mode(self.model, training=True):
             return verify_step(
                 self.model,

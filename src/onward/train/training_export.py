@@ -88,14 +88,14 @@ def export_training(source: TrainingSource, folder: Path, opset: int, overwrite:
             "export_training has no windows whose loss is a mean over their labels; fix: a Trainer "
             'with gradient_accumulation_average="micro_batches"'
         )
-    policy = policy_of(source.options, host(computing_device(source.model).type))
+    policy = policy_of(source.options, host(computing_device(source.model)))
     if policy is not None:
         raise OnwardError(
             f"a step in {policy.low.name.lower()} cannot be exported, since onnxruntime has no CPU "
             'kernels for it; fix: a Trainer with mixed_precision="no"'
         )
     batch = _without_ones(source)
-    compiler = Compiler(host(computing_device(source.model).type), source.options.disable)
+    compiler = Compiler(host(computing_device(source.model)), source.options.disable)
     captured = _captured(compiler, source, batch, training=True)
     recipe = source.recipe(captured)
     if not recipe.groups:

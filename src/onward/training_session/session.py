@@ -254,7 +254,7 @@ class TrainingSession:
             if step.fits(batch):
                 return step
         disable = () if self._trainer is None else self._trainer.options.disable
-        compiler = Compiler(host(self._memory.device.type), disable)
+        compiler = Compiler(host(self._memory.device), disable)
         request = CaptureRequest(
             self.module, batch.args, batch.kwargs, want_loss=False, gradients=False
         )

@@ -51,7 +51,7 @@ def verify_step(
     casts is still compared with fp32 eager PyTorch and onnxruntime, where errors stand out more."""
     with _undisturbed(model, batch):
         batch = _owned(batch)
-        target = host(computing_device(model).type)
+        target = host(computing_device(model))
         compiler = Compiler(target, disable, Journal(keep_stages=bisect))
         captured = compiler.capture(CaptureRequest(model, *batch.given, loss_fn, regions=regions))
         _refuse_drawn(captured.graph)
