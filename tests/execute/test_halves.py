@@ -65,11 +65,12 @@ def halves(
     and all floating outputs of the model; without "loss" in it, these are all outputs. room: how
     much larger than the batch's the plan's open sizes are."""
     made = compiled(model, data, want_loss=ends is None or "loss" in ends)
+    wrt = [n for n in trained(made) if ends or n in made.captured.reached]
     results = made.forward.signature.results.values()
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
     if ends is None:
         ends = list(dict.fromkeys([*made.forward.signature.differentiated_outputs, *floating]))
-    graph = made.compiler.halves(made.forward, tuple(ends), tuple(trained(made)))
+    graph = made.compiler.halves(made.forward, tuple(ends), tuple(wrt))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
     most = {n: size + room for n, size in dims.items()}
