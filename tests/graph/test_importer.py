@@ -311,9 +311,9 @@ def test_the_place_of_the_least_number(
     x = np.array([[3, 0, 5, 0], [1, most, 1, 0], [least, 4, 2, least], [7, 7, 7, 7]], dtype)
     value = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
     node = onnx.helper.make_node(op_type, ["x"], ["y"], axis=1, select_last_index=last)
-    shapes = ("x", value, (4, 4)), ("y", onnx.TensorProto.INT64, (4, 1))
-    ends = [[onnx.helper.make_tensor_value_info(*shape)] for shape in shapes]
-    graph = onnx.helper.make_graph([node], op_type, *ends)
+    given = onnx.helper.make_tensor_value_info("x", value, (4, 4))
+    made = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, (4, 1))
+    graph = onnx.helper.make_graph([node], op_type, [given], [made])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
     want: Any = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_array_equal(execute(from_onnx(model), {"x": x})["y"], want[0])

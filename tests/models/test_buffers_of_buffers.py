@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import onward
 
-Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], object]
 
 
 def _swap(a: Tensor, b: Tensor, c: Tensor, w: Tensor, x: Tensor) -> None:

@@ -41,12 +41,12 @@ def _other(dtype: torch.dtype) -> str:
     return "convert it to torch.int64" if whole else "convert it to torch.float32"
 
 
-def promoted(*read: Type | float) -> DType:
-    """Returns the element type that torch compares tensors and numbers in (`torch.result_type`).
+def promoted(a: Type | float, b: Type | float) -> DType:
+    """Returns the element type that torch compares two tensors or numbers in (`torch.result_type`).
     Among tensors of one kind (bool, whole, floating) those with dims decide, before those without
     any, before numbers."""
-    given = [x if not isinstance(x, Type) else _empty(x) for x in read]
-    return _DTYPES[torch.result_type(*given)]
+    first, second = (x if not isinstance(x, Type) else _empty(x) for x in (a, b))
+    return _DTYPES[torch.result_type(first, second)]
 
 
 def _empty(type: Type) -> torch.Tensor:

@@ -325,7 +325,7 @@ def _gelu(c: AtenCall, x: Value, approximate: str = "none") -> Value:
 
 def _comparison(op_type: str) -> Callable[..., Any]:
     def translate(c: AtenCall, a: Any, b: Any) -> Value:
-        dtype = promoted(*map(_compared, (a, b)))
+        dtype = promoted(_compared(a), _compared(b))
         if dtype == DType.BOOL and op_type.removeprefix("!") != "Equal":
             dtype = DType.UINT8  # ONNX orders no bools
         result = c.b.one(op_type.removeprefix("!"), [c.value(a, dtype), c.value(b, dtype)], {})
