@@ -182,18 +182,23 @@ def floor_divide(c: AtenCall, a: Any, b: Any) -> Value:
 
 
 def _atan2(c: AtenCall, y: Value, x: Value) -> Value:
-    """Uses the quotient that is at most 1, so that neither it nor its gradient overflows."""
+    """Uses the quotient that is at most 1, so that neither it nor its gradient overflows. Zeros
+    have signs, and two infinities the angle of two ones."""
     dtype = c.type.dtype
     y, x = c.value(y, dtype), c.value(x, dtype)
     zero, one = c.b.scalar(0.0, dtype), c.b.scalar(1.0, dtype)
+    minus = c.b.scalar(-1.0, dtype)
+    endless = c.b.And(c.b.Equal(c.b.Abs(x), math.inf), c.b.Equal(c.b.Abs(y), math.inf))
+    y, x = (c.b.Where(endless, c.b.Where(c.b.Less(leg, zero), minus, one), leg) for leg in (y, x))
     flat = c.b.Less(c.b.Abs(y), c.b.Abs(x))
     low = c.b.Atan(c.b.Div(y, c.b.Where(flat, x, one)))
-    half = c.b.Where(c.b.Less(y, zero), c.b.scalar(-math.pi, dtype), c.b.scalar(math.pi, dtype))
+    half = c.b.Where(_negative(c, y), c.b.scalar(-math.pi, dtype), c.b.scalar(math.pi, dtype))
     low = c.b.Where(c.b.Less(x, zero), c.b.Add(low, half), low)
     origin = c.b.And(c.b.Equal(x, zero), c.b.Equal(y, zero))
     below = c.b.Where(c.b.Or(flat, origin), one, y)
     high = c.b.Sub(c.b.Mul(half, 0.5), c.b.Atan(c.b.Div(x, below)))
-    return c.b.Where(flat, low, c.b.Where(origin, zero, high))
+    there = c.b.Where(_negative(c, x), half, stop_gradient(c.b, y))
+    return c.b.Where(flat, low, c.b.Where(origin, there, high))
 
 
 def _hypot(c: AtenCall, a: Value, b: Value) -> Value:
@@ -379,6 +384,10 @@ def _clamp(c: AtenCall, x: Value, low: Any = None, high: Any = None) -> Value:
     # Where, not Max and Min, so that x gets the whole gradient at a bound
     if low is not None:
         bound = c.value(low, type_of(x).dtype)
+        if isinstance(low, Value) and isinstance(high, Value) and c.type.is_floating:
+            # neither of two equal bounds gets a gradient from below
+            equal = c.b.Equal(bound, c.value(high, type_of(x).dtype))
+            bound = c.b.Where(equal, stop_gradient(c.b, bound), bound)
         x = c.b.Where(c.b.Less(x, bound), bound, x)
     if high is not None:
         bound = c.value(high, type_of(x).dtype)

@@ -29,7 +29,8 @@ def _histogram(c: AtenCall, x: Value, bins: int = 100, low: float = 0, high: flo
         raise CaptureError("histc without min and max has no translation; fix: give both")
     dtype = type_of(x).dtype
     rank = type_of(x).rank
-    place = c.b.Mul(c.b.Sub(x, c.b.scalar(float(low), dtype)), float(bins) / float(high - low))
+    place = c.b.Mul(c.b.Sub(x, c.b.scalar(float(low), dtype)), float(bins))
+    place = c.b.Div(place, c.b.scalar(float(high - low), dtype))  # rounded as in torch
     place = c.b.Min(c.b.Floor(place), c.b.scalar(float(bins - 1), dtype))
     inside = c.b.And(
         c.b.GreaterOrEqual(x, c.b.scalar(float(low), dtype)),

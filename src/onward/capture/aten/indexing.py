@@ -119,7 +119,9 @@ def _index_put(
     used = [i for i in indices if i is not None]
     if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
         if len(used) == 1 and not accumulate and type_of(source).rank == 0:
-            mask, rest = used[0], type_of(x).rank - type_of(used[0]).rank
+            mask = used[0]
+            before = next(d for d, i in enumerate(indices) if i is not None)  # dims, all of each
+            rest = type_of(x).rank - before - type_of(mask).rank
             if rest:
                 mask = c.b.unsqueeze(mask, [type_of(mask).rank + d for d in range(rest)])
             return c.b.Where(c.b.cast(mask, DType.BOOL), c.value(source, c.type.dtype), x)

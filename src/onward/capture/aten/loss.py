@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
+from onward.capture.aten.copies import stop_gradient
 from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
@@ -111,6 +112,24 @@ def _bce(
     return _reduce_loss(c, loss if weight is None else c.b.Mul(loss, weight), reduction)
 
 
+def _bce_of_probabilities(
+    c: AtenCall, x: Value, y: Value, weight: Value | None = None, reduction: int = 1
+) -> Value:
+    """`-(y log(x) + (1 - y) log(1 - x))` of probabilities x, with logarithms of -100 at least. Its
+    gradient by x is `(x - y) / max(x (1 - x), 1e-12)`, as torch computes it, and so a number where
+    a sigmoid has become 1."""
+    b, dtype = c.b, type_of(x).dtype
+    one, least = b.scalar(1.0, dtype), b.scalar(-100.0, dtype)
+    given, label = stop_gradient(b, x), stop_gradient(b, y)
+    logs = (b.Log(given), b.Log1p(b.Neg(given)))
+    yes, no = (b.Where(b.Less(log, least), least, log) for log in logs)
+    loss = b.Sub(b.Mul(b.Sub(y, one), no), b.Mul(y, yes))
+    spread = b.Max(b.Mul(b.Sub(one, given), given), b.scalar(1e-12, dtype))
+    slope = b.Div(b.Sub(given, label), spread)
+    loss = b.Add(loss, b.Mul(slope, b.Sub(x, given)))
+    return _reduce_loss(c, loss if weight is None else b.Mul(loss, weight), reduction)
+
+
 def _reduce_loss(c: AtenCall, x: Value, reduction: int) -> Value:
     if reduction == 0:
         return x
@@ -125,5 +144,6 @@ TABLE = table(
         _nll: "nll_loss_nd.default nll_loss.default nll_loss2d.default",
         _mse: "mse_loss.default",
         _bce: "binary_cross_entropy_with_logits.default",
+        _bce_of_probabilities: "binary_cross_entropy.default",
     }
 )

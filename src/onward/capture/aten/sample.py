@@ -1,4 +1,4 @@
-"""`torch.nn.functional.grid_sample` in three dims: reads volumes at points between elements."""
+"""`torch.nn.functional.grid_sample`: reads images and volumes at points between elements."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 def _grid_sample(
     c: AtenCall, x: Value, grid: Value, mode: int, padding: int, aligned: bool
 ) -> Value:
-    """x f[N,C,D,H,W], grid f[N,*O,3] (coordinates along W, H, D) -> f[N,C,*O]. mode: 0 interpolates
-    linearly between eight elements, 1 reads the nearest one."""
+    """x f[N,C,D,H,W], grid f[N,*O,3] (coordinates along W, H, D) -> f[N,C,*O]; likewise in two
+    dims. mode: 0 interpolates linearly between the elements around, 1 reads the nearest one."""
     samples, channels, *sizes = type_of(x).shape
+    rank = len(sizes)
     count = product(type_of(grid).shape[1:-1])
     flat = c.b.reshape(x, (samples, channels, product(sizes)))
-    places = c.b.reshape(grid, (samples, count, 3))
+    places = c.b.reshape(grid, (samples, count, rank))
     taps: list[list[tuple[Value, Value, Value | None]]] = []
     for i, size in enumerate(sizes):
-        at = c.b.squeeze(c.b.slice(places, 2, 2 - i, 3 - i), [2])
+        at = c.b.squeeze(c.b.slice(places, 2, rank - 1 - i, rank - i), [2])
         at = _place(c, at, size, padding, aligned)
         taps.append(_taps(c, at, size, mode))
     total: Value | None = None
@@ -86,4 +87,5 @@ def _element(c: AtenCall, x: Value, size: Size) -> tuple[Value, Value]:
     return c.b.cast(c.b.Where(inside, x, zero), DType.INT64), inside
 
 
-TABLE = table({_grid_sample: "grid_sampler_3d.default"})
+# bicubic sampling of images has parts: capture/translate/decompose.py
+TABLE = table({_grid_sample: "grid_sampler_2d.default grid_sampler_3d.default"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,11 @@ from onward.capture.masked_rows.rows import (
     is_tensor,
     row_numbers,
 )
+from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
 Tensor = torch.Tensor
+_PLAIN_L1: Any = torch.nn.functional.l1_loss
 
 
 def _of_rows(function: Any) -> Any:
@@ -36,6 +39,36 @@ def _of_rows(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return called
+
+
+def _l1_loss(
+    input: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    weight: Any = None,
+) -> Any:
+    """`torch.nn.functional.l1_loss`, which forgets its weight under a function mode."""
+    if weight is None:
+        return _PLAIN_L1(input, target, size_average, reduce, reduction)
+    if size_average is not None or reduce is not None:
+        raise CaptureError("l1_loss with size_average or reduce; fix: give reduction")
+    each = (input - target).abs() * weight
+    if reduction == "none":
+        return each
+    return each.sum() if reduction == "sum" else each.sum() / weight.sum()
+
+
+def _forgets_a_weight() -> bool:
+    """Whether an l1_loss that is being called was given a weight, as where its module was imported
+    by `from torch.nn.functional import l1_loss`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _PLAIN_L1.__code__ and frame.f_locals.get("weight") is not None:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Choosing(TorchFunctionMode):
@@ -52,6 +85,7 @@ class Choosing(TorchFunctionMode):
         places: list[Any] = [
             (torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)
         ]
+        places.append((torch.nn.functional, "l1_loss", _l1_loss))
         self._patches = patched([*places, *self._loops.places()])
         self._patches.__enter__()
         return super().__enter__()
@@ -70,6 +104,11 @@ class Choosing(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in ("l1_loss", "_l1_loss") and _forgets_a_weight():
+            raise CaptureError(
+                "l1_loss of a function mode forgets its weight; fix: write "
+                "torch.nn.functional.l1_loss, or the product of the differences and the weight"
+            )
         answered = self._loops.answer(func, args, kwargs)
         if answered is not NOT_ASKED:
             return answered

@@ -17,10 +17,50 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+_BICUBIC = 2  # grid_sample's mode
+
 
 def _diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     """torch.diag by operators that take symbolic sizes; PyTorch's own parts stop there in C++."""
     return torch.diagonal(x, diagonal).clone() if x.dim() == 2 else torch.diag_embed(x, diagonal)
+
+
+def _multi_margin_loss(
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    p: int = 1,
+    margin: float = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    """x f[N,C] or f[C], labels i64[N] or i64[] -> the loss; where the margin is met exactly it has
+    no gradient, which PyTorch's parts would give it."""
+    rows, label = torch.atleast_2d(x), torch.atleast_1d(labels).unsqueeze(1)
+    z = margin - rows.gather(1, label) + rows
+    z = torch.where(z > 0, z, 0)
+    z = z if p == 1 else z * z
+    if weight is not None:
+        z = z * weight[label]
+    z = torch.where(torch.arange(rows.shape[1], device=x.device) != label, z, 0)
+    if reduction == 1:
+        return z.mean()
+    if reduction == 2:
+        return z.sum() / z.shape[1]
+    return z.mean(1) if x.dim() == 2 else z.mean()
+
+
+def _cosine_similarity(
+    a: torch.Tensor, b: torch.Tensor, dim: int = 1, eps: float = 1e-8
+) -> torch.Tensor:
+    """The cosine of the angle between vectors along a dim. A norm below eps is eps, with the
+    gradient of the norm, as PyTorch's own backward has it."""
+    a, b = torch.broadcast_tensors(a, b)
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, 2, dim, True)
+        return x / (norm + (norm.clamp_min(eps) - norm).detach())
+
+    return (unit(a) * unit(b)).sum(dim)
 
 
 # what stands for an op, asked before PyTorch's own expansions
@@ -28,6 +68,8 @@ _EQUIVALENTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
     torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
     torch.ops.aten.diag.default: _diag,
+    torch.ops.aten.multi_margin_loss.default: _multi_margin_loss,
+    torch.ops.aten.cosine_similarity.default: _cosine_similarity,
 }
 
 
@@ -65,6 +107,12 @@ def _widened(value: Any) -> Any:
         return value
     with getattr(value, "fake_mode", contextlib.nullcontext()):
         return value.float()
+
+
+def takes_parts(node: Any) -> bool:
+    """Returns whether a call of an op that has a translation is one for its expansion: bicubic
+    sampling of images."""
+    return node.target is torch.ops.aten.grid_sampler_2d.default and node.args[2] == _BICUBIC
 
 
 def inputs_of(node: Any) -> list[Any]:
@@ -118,4 +166,4 @@ def _traced(call: Callable[..., Any], values: list[Any]) -> torch.fx.GraphModule
             return make_fx(torch.func.functionalize(call))(*values)
 
 
-__all__ = ["expansion", "functional", "inputs_of"]
+__all__ = ["expansion", "functional", "inputs_of", "takes_parts"]

@@ -22,7 +22,7 @@ from onward.capture.trace import aliasing as memory_shared
 from onward.capture.trace.autocast_blocks import LOW_TYPES, block_of
 from onward.capture.translate import functionalize
 from onward.capture.translate.batch_program import constants
-from onward.capture.translate.decompose import expansion, functional, inputs_of
+from onward.capture.translate.decompose import expansion, functional, inputs_of, takes_parts
 from onward.capture.translate.forced_sizes import forced
 from onward.capture.translate.identities import made_by, unchanged
 from onward.errors import CaptureError
@@ -47,6 +47,10 @@ _SYMBOLIC = {
     operator.sub: lambda a, b: a - b,
     operator.mul: lambda a, b: a * b,
 }
+
+
+# what a translation raises for a call that it does not take
+_FAILS = (CaptureError, ValueError, AssertionError, TypeError, LookupError, ArithmeticError)
 
 
 class Translator:
@@ -363,7 +367,7 @@ class Translator:
                 functionalize.settle(node.args[0], self.env[node], call, self._take)
         except SizeError:
             raise
-        except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
+        except _FAILS as error:
             sizes = alike(node) if "not broadcast" in str(error) else None
             if sizes is not None:
                 raise SizeError(sizes, as_number=True) from error
@@ -497,7 +501,7 @@ def _untranslated(node: Any, module: Any) -> str | None:
     known = (
         node.target is operator.getitem
         or node.target in _SYMBOLIC
-        or name in TABLE
+        or (name in TABLE and not takes_parts(node))
         or (name in COMPLEX and is_complex(node))
         or memory_shared.is_region(node)
         or name.partition(".")[0] in _SILENT
