@@ -14,6 +14,7 @@ from onward.differentiate import UpdateGroup
 from onward.execute import Executable
 from onward.graph.signature import Signature
 from onward.train.gradient_sums import GradientSums
+from onward.train.turned import turned_like
 
 Sums = TypeVar("Sums", bound=GradientSums)
 
@@ -58,7 +59,7 @@ class HeldOptimizer(ABC, Generic[Sums]):
         """Adds the summed gradients of the open window to `p.grad`, and closes the window."""
         with torch.no_grad():
             for p, total in self.updates.summed().items():
-                summed = total.to(p.dtype, copy=True)
+                summed = turned_like(p, total.to(p.dtype, copy=True))
                 p.grad = summed if p.grad is None else p.grad + summed
         self.updates.window = frozenset()
 

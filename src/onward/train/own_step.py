@@ -23,6 +23,7 @@ from onward.train.gradient_sums import GradientSums
 from onward.train.held_optimizer import HeldOptimizer, paths_of
 from onward.train.optim import check_parameters
 from onward.train.optimizer_owner import evict, is_stand_in, original_step
+from onward.train.turned import turned_like
 
 log = logging.getLogger("onward")
 
@@ -136,17 +137,20 @@ class OwnStep(HeldOptimizer[GradientSums]):
             self.is_stepping = True
             for p in parameters:
                 output = outputs.get(p)
-                p.grad = None if output is None else self._gradient(executable, output)
+                p.grad = None if output is None else self._gradient(p, executable, output)
             yield
         finally:
             self.is_stepping = False
             for p, grad in zip(parameters, held, strict=True):
                 p.grad = grad
 
-    def _gradient(self, executable: Executable, output: str) -> torch.Tensor:
+    def _gradient(
+        self, parameter: torch.Tensor, executable: Executable, output: str
+    ) -> torch.Tensor:
         """A gradient as a tensor of its own: it shows the memory of the step, without a copy unless
-        the optimizer keeps its gradients."""
-        return executable.output(output) if self._copies else executable.view(output).detach()
+        the optimizer keeps its gradients, or the parameter has other strides."""
+        found = executable.output(output) if self._copies else executable.view(output).detach()
+        return turned_like(parameter, found)
 
     # ---- what a step graph needs
 

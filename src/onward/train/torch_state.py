@@ -6,7 +6,9 @@ replaced) are detected, so that they can be taken over.
 Moments kept in a form other than the parameter's precision cannot be views. Their entries then hold
 only the count; `optimizer.state_dict()` adds copies of the moments in the parameter's precision,
 and moments that are loaded or put into an entry are converted to the form. When the optimizer
-passes to another Trainer, or back to torch's own step, such copies are put into the entries.
+passes to another Trainer, or back to torch's own step, such copies are put into the entries. The
+moments of a parameter that is transposed or channels last are views; then, and in a `state_dict`,
+they are replaced by copies in its strides.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optimizer_state import OptimizerState, ParameterState
 from onward.train.state_form import tensors_of
+from onward.train.turned import is_turned, turned_like
 
 
 class TorchState:
@@ -39,6 +42,8 @@ class TorchState:
         self._written: list[float] = []  # the counts last written to `_steps`
         # entries without their moments, kept in another form
         self._low: dict[torch.Tensor, Any] = {}
+        # entries whose moments are row by row, and their parameters not
+        self._turned: dict[torch.Tensor, Any] = {}
         # moments that all ranks have gathered for a state_dict, on rank 0
         self._whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._hook: RemovableHandle | None = None  # adds their moments to a state_dict
@@ -101,6 +106,7 @@ class TorchState:
         self._written = self._steps.tolist()
         state = self._optimizer.state
         self._low.clear()
+        self._turned.clear()
         for p in held:
             entry = state.get(p)
             if entry is None:
@@ -111,12 +117,14 @@ class TorchState:
             low = low or (self._own.store is not None and self._own.store.is_staged)
             if low:
                 self._low[p] = entry
+            elif is_turned(p):
+                self._turned[p] = entry
             for slot in self._own.slots(p):
                 if low:
                     entry.pop(slot, None)
                 else:
                     entry[slot] = self._own.tensor(p, slot).detach()
-        if self._low and self._hook is None:
+        if (self._low or self._turned) and self._hook is None:
             self._hook = self._optimizer.register_state_dict_post_hook(self._show)
             setattr(self._optimizer, _HOLDER, self)
         self._state = state
@@ -130,8 +138,9 @@ class TorchState:
             self._written = self._steps.tolist()
 
     def hand_back(self) -> None:
-        """Puts the missing moments into the entries, in the parameters' precision, and stops
-        sharing. Raises OnwardError where this rank has parts of them alone."""
+        """Puts the missing moments into the entries, in the parameters' precision, all moments in
+        the parameters' strides, and stops sharing. Raises OnwardError where this rank has parts of
+        them alone."""
         self._require_whole()
         if self._hook is not None:
             self._hook.remove()
@@ -139,12 +148,16 @@ class TorchState:
         for p, entry in self._low.items():
             if self._optimizer.state.get(p) is entry:
                 shown = {k: v for k, v in self._own.shown(p).items() if k not in entry}
-                entry.update({k: v.to(p.device) for k, v in shown.items()})
+                entry.update({k: turned_like(p, v.to(p.device)) for k, v in shown.items()})
+        for p, entry in self._turned.items():
+            if self._optimizer.state.get(p) is entry:
+                entry.update(_turned(p, entry))
         self._low.clear()
+        self._turned.clear()
 
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        """Adds the missing moments to a `state_dict`; torch calls this hook. Raises OnwardError
-        where this rank has parts of them alone."""
+        """Adds the missing moments to a `state_dict`, and gives all the parameters' strides; torch
+        calls this hook. Raises OnwardError where this rank has parts of them alone."""
         if not self._whole:
             self._require_whole()
         groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
@@ -153,7 +166,10 @@ class TorchState:
         ):
             entry = optimizer.state.get(p)
             if entry is not None and self._low.get(p) is entry:
-                saved["state"][i] = {**self._whole.get(p, self._own.shown(p)), **entry}
+                shown = self._whole.get(p, self._own.shown(p))
+                saved["state"][i] = {**_turned(p, shown), **entry}
+            elif entry is not None and self._turned.get(p) is entry:
+                saved["state"][i] = _turned(p, entry)
 
     @contextmanager
     def gathered(self) -> Generator[None]:
@@ -212,6 +228,14 @@ class _Entry:
             and all(entry.get(k) is v for k, v in self.items)
             and all(t.data_ptr() == pointer for t, pointer in self.pointers)
         )
+
+
+def _turned(parameter: torch.Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of an entry, with its moments in the strides of the parameter."""
+    return {
+        name: turned_like(parameter, x) if isinstance(x, torch.Tensor) else x
+        for name, x in entry.items()
+    }
 
 
 def _checked(path: str, like: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:
