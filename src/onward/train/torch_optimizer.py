@@ -128,14 +128,14 @@ class TorchOptimizer(HeldOptimizer[UpdateState]):
         changed = now != self._rules
         if not changed and self._shared.is_unchanged:
             return
-        paths = paths_of(self.model)
         if changed:
-            known = {**self.updates.names, **paths}
+            known = {**self.updates.names, **paths_of(self.model)}
             check_parameters(self.torch, known, type(self.model).__name__)
             self._places.clear()
             self._places |= _places(self.torch)
             self.updates.state.shards.assign(self._places)
-        found, loaded = self._shared.read(paths), self._shared.is_replaced
+        # also of parameters that are out of the model for a while, and go on when they are back
+        found, loaded = self._shared.read(self.names_kept()), self._shared.is_replaced
         if changed:
             self._restart()
             self._rules = now
