@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.capture.aten.indexing import index64
-from onward.errors import CaptureError
+from onward.capture.aten.indexing import index64, refuse_table
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, Type
 
@@ -22,10 +21,7 @@ def _embedding_bag(
 ) -> list[Value]:  # fmt: skip
     """weight f[V,D], ids i64[N], offsets (the start of each bag) i64[B] -> [f[B,D]]. Ids equal to
     `padding` do not count. Torch's other results serve its own backward, and are left out."""
-    if by_freq or sparse:
-        raise CaptureError(
-            "embedding_bag with scale_grad_by_freq or sparse gradients; fix: leave both off"
-        )
+    refuse_table("embedding_bag", by_freq, sparse)
     ids, offsets = index64(c, ids), index64(c, offsets)
     (count,), (bags,) = type_of(ids).shape, type_of(offsets).shape
     bags = bags - 1 if last else bags

@@ -270,14 +270,21 @@ def _embedding(
     c: AtenCall, weight: Value, ids: Value, padding_idx: int = -1, by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:  # fmt: skip
-    if by_freq or sparse:
-        raise CaptureError(
-            "embedding with scale_grad_by_freq or sparse gradients; fix: leave both off"
-        )
+    refuse_table("embedding", by_freq, sparse)
     ids = index64(c, ids)
     if padding_idx >= 0:
         return c.b.Embedding(weight, ids, padding_idx=padding_idx)
     return c.b.Gather(weight, ids, axis=0)
+
+
+def refuse_table(op: str, by_freq: bool, sparse: bool) -> None:
+    """Raises CaptureError for settings of a table of rows whose gradients no graph has."""
+    if sparse:
+        raise CaptureError(
+            f"{op} with sparse=True, and the gradients of a graph are dense; fix: sparse=False"
+        )
+    if by_freq:
+        raise CaptureError(f"{op} with scale_grad_by_freq=True; fix: leave it out")
 
 
 def index64(c: AtenCall, index: Value) -> Value:

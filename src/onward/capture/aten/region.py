@@ -75,6 +75,18 @@ def is_operator(node: Any) -> bool:
     return any(isinstance(x, torch.Tensor) for x in given) and not complex_numbers
 
 
+def gives_sparse(node: Any, program: Any) -> bool:
+    """Returns whether an operator's gradient is a sparse tensor, which no region can return: a
+    lookup's with sparse=True, unless its table is a frozen parameter. program: that exported."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if not given.get("sparse"):
+        return False
+    path = program.graph_signature.inputs_to_parameters.get(node.all_input_nodes[0].name)
+    weight = program.state_dict.get(path)
+    return weight is None or weight.requires_grad
+
+
 def operator_apart(c: AtenCall, why: str) -> Any:
     """Returns the results of an operator (`is_operator`) that runs as a region. why: the reason.
     Raises CaptureError where an argument is a symbolic size, or the results' sizes do not follow
@@ -120,4 +132,4 @@ def operator_apart(c: AtenCall, why: str) -> Any:
 
 TABLE = table({_region: "onward.region.default"})
 
-__all__ = ["TABLE", "is_operator", "operator_apart"]
+__all__ = ["TABLE", "gives_sparse", "is_operator", "operator_apart"]

@@ -407,7 +407,7 @@ class RegionSearch:
         self, module: torch.nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]
     ) -> None:
         """Raises Unfit where autograd reaches, from the results and not through an argument, a
-        parameter that is not the module's own."""
+        parameter that is not the module's own, or a lookup whose gradient is sparse."""
         own = {id(p) for p in module.parameters()}
         stop = {x.grad_fn for x in xs if x.grad_fn is not None}
         given = {id(x) for x in xs}
@@ -418,6 +418,8 @@ class RegionSearch:
             if node in seen or node in stop:
                 continue
             seen.add(node)
+            if getattr(node, "_saved_sparse", False):
+                raise Unfit("gradients within it are sparse tensors")
             leaf = getattr(node, "variable", None)
             if leaf is not None and id(leaf) not in own and id(leaf) not in given:
                 raise Unfit("it reads a parameter of another module")

@@ -14,7 +14,7 @@ from onward.capture.aten.complex_numbers import COMPLEX, Complex, constant, is_c
 from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
-from onward.capture.aten.region import is_operator, operator_apart
+from onward.capture.aten.region import gives_sparse, is_operator, operator_apart
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
 from onward.capture.regions import RegionSearch
@@ -250,7 +250,7 @@ class Translator:
             self.order[node] = len(self.order)
             name = _untranslated(node, inner)
             if name is not None and not self._expand(node) and not self._fold(node):
-                if self.regions is not None and is_operator(node):
+                if self._can_be_apart(node):
                     self.apart[node] = f"no translation{_because(name, self.lacking)}"
                     continue
                 missing.setdefault(name, []).append(module_path(node))
@@ -269,6 +269,12 @@ class Translator:
         self._run(module)
         for name, node in outputs.items():
             self.graph.outputs[name] = self.env[node]
+
+    def _can_be_apart(self, node: Any) -> bool:
+        """Returns whether an operator may run in PyTorch, as a region."""
+        if self.regions is None or not is_operator(node):
+            return False
+        return not (self.regions.gradients and gives_sparse(node, self.program))
 
     def _run(self, module: Any) -> None:
         for node in module.graph.nodes:
@@ -372,7 +378,7 @@ class Translator:
             if sizes is not None:
                 raise SizeError(sizes, as_number=True) from error
             text = reason("item.default") if "has no source" in str(error) else error
-            if self.regions is not None and not written and is_operator(node):
+            if not written and self._can_be_apart(node):
                 self.env[node] = operator_apart(AtenCall(self, node, self.builder), str(text))
                 return
             refused = CaptureError(f"{name} at {module_path(node)}: {text}")
