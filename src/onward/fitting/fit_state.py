@@ -91,20 +91,24 @@ class FitState:
         """Notes whether an evaluation is the best so far. Raises OnwardError where it lacks the
         metric that is compared."""
         options, now = self._options, self.now
-        name = options.metric_for_best_model or "loss"
-        key = name if name.startswith("eval_") else f"eval_{name}"
-        if key not in metrics:
-            raise OnwardError(
-                f"metric_for_best_model={name!r} is not in the evaluation; fix: one of "
-                f"{', '.join(metrics)}"
-            )
-        value, best = metrics[key], now.best_metric
+        value, best = self.compared(metrics), now.best_metric
         if best is not None and not (value > best if options.greater_is_better else value < best):
             return False
         if math.isnan(value):
             return False
         now.best_metric, now.best_global_step = value, now.global_step
         return True
+
+    def compared(self, metrics: Mapping[str, float]) -> float:
+        """The metric of an evaluation that is compared. Raises OnwardError where it is lacking."""
+        name = self._options.metric_for_best_model or "loss"
+        key = name if name.startswith("eval_") else f"eval_{name}"
+        if key not in metrics:
+            raise OnwardError(
+                f"metric_for_best_model={name!r} is not in the evaluation; fix: one of "
+                f"{', '.join(metrics)}"
+            )
+        return metrics[key]
 
     def saving(self, path: Path) -> None:
         """Notes the checkpoint that is about to be written, where its model is the best."""

@@ -18,7 +18,7 @@ from onward.errors import OnwardError
 from onward.fitting.evaluation import Metric, evaluate
 from onward.fitting.fit_options import FitOptions
 from onward.fitting.fit_state import FitState
-from onward.fitting.schedules import named_schedule
+from onward.fitting.schedules import goes_by_metric, named_schedule
 from onward.reporting import Reporter
 from onward.train import StepResult, Trainer
 
@@ -64,9 +64,11 @@ def fit(
                    callbacks=[EarlyStoppingCallback(2)])
 
     train_dataloader: batches as `train_step` takes them; each pass over it is an epoch. The last
-    window of an epoch may be shorter (`Trainer.update`). lr_scheduler: stepped after each update.
-    compute_metrics, metrics: of `evaluate`. callbacks: of transformers; `args` are the options.
-    `on_pre_optimizer_step` does not come, since the step is one graph. reporter: gets every log.
+    window of an epoch may be shorter (`Trainer.update`). lr_scheduler: stepped after each update;
+    one that goes by a metric, as ReduceLROnPlateau does, after each evaluation with the metric of
+    `metric_for_best_model`. compute_metrics, metrics: of `evaluate`. callbacks: of transformers;
+    `args` are the options. `on_pre_optimizer_step` does not come, since the step is one graph.
+    reporter: gets every log.
 
     To resume within an epoch, the loader must have a position of its own, as
     `onward.data.ResumableDataLoader` has. Raises OnwardError for options that do not fit what is
@@ -91,6 +93,7 @@ class _Loop:
     reporter: Reporter | None
     measured: dict[str, Any] = field(default_factory=dict)
     scheduler: Any = None
+    by_metric: bool = False  # whether the scheduler is stepped after evaluations
     evaluated: dict[str, float] = field(default_factory=dict)  # by the last evaluation
     last: StepResult | None = None  # of an update
 
@@ -109,6 +112,12 @@ class _Loop:
         self.window = trainer.options.gradient_accumulation_steps
         self.per_epoch, self.max_steps = self._length()
         self.scheduler = scheduler or self._named_schedule()
+        self.by_metric = self.scheduler is not None and goes_by_metric(self.scheduler)
+        if self.by_metric and options.eval_strategy == "no":
+            raise OnwardError(
+                f"{type(self.scheduler).__name__} goes by a metric of evaluations, and there are "
+                'none; fix: eval_strategy="epoch" and an eval_dataloader'
+            )
         self.state = FitState(options, self.max_steps, callbacks, trainer, self.scheduler)
         self.state.handler.train_dataloader = self.train_dataloader
         self.state.handler.eval_dataloader = self.eval_dataloader
@@ -237,7 +246,7 @@ class _Loop:
 
     def _updated(self, result: StepResult) -> None:
         """Counts an update, and does what is due after it."""
-        if result.updated and self.scheduler is not None:
+        if result.updated and self.scheduler is not None and not self.by_metric:
             self.scheduler.step()
         loss = result.loss if result.window_loss is None else result.window_loss
         self.state.event("on_optimizer_step")
@@ -290,6 +299,8 @@ class _Loop:
         self._tell(found)
         self.evaluated = found
         self.state.event("on_evaluate", metrics=found)
+        if self.by_metric:
+            self.scheduler.step(self.state.compared(found))
         return self.state.is_best(found)
 
     def _save(self, folder: str) -> None:
