@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map
 
+from onward.capture.aten.complex_numbers import Complex
 from onward.capture.batch_guards.attention_forms import choose
 from onward.capture.batch_guards.batch_writes import require_unchanged
 from onward.capture.batch_guards.pinned import take
@@ -336,17 +337,24 @@ def _exported(traced: Traced) -> ExportedProgram:
 
 
 def _translate(traced: Traced) -> None:
-    """Adds the program's nodes to the graph, and names its outputs in the signature."""
+    """Adds the program's nodes to the graph, and names its outputs in the signature. Raises
+    CaptureError for an output that is complex."""
     translator, want_loss = traced.translator, traced.request.want_loss
     names = traced.flat.noted.names
     outputs = [output_name(n) for n in names]
     if want_loss:
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
+    graph = traced.result.graph
+    for name, output in zip(names, outputs, strict=True):
+        if isinstance(graph.outputs[output], Complex):
+            raise CaptureError(
+                f"the output {name!r} is complex, and a graph returns real numbers; fix: return "
+                "its .real and .imag (torch.view_as_real)"
+            )
     first = 1 if want_loss else 0  # by position: a result may also be named "loss"
     results = dict(zip(names[first:], outputs[first:], strict=True))
     loss = outputs[0] if want_loss else None
-    graph = traced.result.graph
     losses = {name: results[given] for name, given in traced.flat.noted.losses.items()}
     graph.signature = graph.signature.but(loss=loss, results=results, losses=losses)
 

@@ -168,7 +168,7 @@ class FlatCall(torch.nn.Module):
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs model and loss, under the request's autocast. Returns (loss, *outputs). Raises
-        CaptureError for outputs without a scalar loss, or that no graph can return."""
+        CaptureError for outputs without a real scalar loss, or that no graph can return."""
         if self.autocast is None:
             return self._run(*leaves)
         with torch.autocast(self.device, self.autocast, cache_enabled=False):
@@ -214,6 +214,10 @@ class FlatCall(torch.nn.Module):
         if loss.dim() != 0:
             raise CaptureError(
                 f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar"
+            )
+        if loss.is_complex():
+            raise CaptureError(
+                "the loss is complex; fix: return a real number, such as its .abs() or .real"
             )
         self.noted.names = ["loss", *named]
         return (loss, *named.values())
