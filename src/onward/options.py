@@ -110,11 +110,13 @@ class TrainerOptions:
     max_grad_norm: float | None = option(
         None,
         read_norm,
-        "clips gradients to this global norm",
+        "clips gradients to this global norm, over the optimizer's parameters alone; parameters "
+        "of the model that it does not hold are not counted",
         "1.0",
         {"max_grad_norm": "clip the gradient to this global 2-norm; 0 or null: no clipping"},
     )
-    """Bound of the gradients' global 2-norm; None does not clip."""
+    """Bound of the global 2-norm of the gradients of the optimizer's parameters; None does not
+    clip."""
 
     max_grad_value: float | None = option(
         None,

@@ -70,7 +70,7 @@ def test_a_trainer_refuses_them_in_one_line(kind: str) -> None:
     model = made(kind)
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters()))
     before = copy.deepcopy(model.state_dict())
-    # of what refuses a nested table, the number that is read around it comes first
+    # a nested table is refused for the number that is read around it, which is found first
     said = r"; fix: " if kind == "nested" else r"sparse=True.*dense; fix: sparse=False"
     with pytest.raises(CaptureError, match=said) as found:
         trainer.train_step(**batch())

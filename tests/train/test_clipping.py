@@ -105,3 +105,17 @@ def test_an_infinite_gradient_is_skipped_or_clipped(skip: bool) -> None:
 def test_both_ways_of_clipping_are_refused() -> None:
     with pytest.raises(OnwardError, match=r"two ways to clip .*; fix: leave one of them out"):
         TrainerOptions(max_grad_norm=1.0, max_grad_value=0.5)
+
+
+def test_the_norm_is_that_of_the_optimizers_parameters() -> None:
+    """Parameters of the model that the optimizer does not hold are not counted."""
+    model = Scaled(1.0)
+    twin = copy.deepcopy(model)
+    twin(X).backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.second.parameters(), 0.01)
+    torch.optim.SGD(twin.second.parameters(), lr=1.0).step()
+    optimizer = torch.optim.SGD(model.second.parameters(), lr=1.0)
+    trainer = onward.Trainer(model, optimizer, options={"max_grad_norm": 0.01})
+    torch.testing.assert_close(trainer.train_step(X).grad_norm, norm)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
