@@ -7,6 +7,7 @@ from itertools import chain, repeat
 from operator import attrgetter, is_, methodcaller
 from typing import Any
 
+import numpy as np
 import torch
 
 from onward.model_state.patches import ABSENT
@@ -37,7 +38,8 @@ class Sweep:
         self._views = list(map(_values, walk.mappings))  # each shows what its mapping holds now
         self._sized = [*walk.mappings, *walk.sequences, *walk.long]
         self._sizes = list(map(len, self._sized))
-        self._identities = [list(found) for found in self._held()]
+        self._identities = list(chain.from_iterable(self._held()))  # kept alive: no id is reused
+        self._addresses = _addresses(self._identities, len(self._identities))
         self._equals = [list(found) for found in self._told()]
         # tensors without hooks are the usual case, for which there is a faster comparison
         self._hooks = [list(map(get, walk.tensors)) for get in (_tensor_hooks, _late_hooks)]
@@ -50,11 +52,11 @@ class Sweep:
         return self._walk.tensors
 
     def _held(self) -> Iterator[Iterable[Any]]:
-        """Yields the objects to compare by identity. Of a mapping's keys the last one suffices: if
-        a key changes while the values and their number and order do not, the new key comes last."""
+        """Yields the objects to compare by identity. All keys are among them, since a mapping may
+        be filled again with the same values under other keys."""
         walk = self._walk
         yield chain.from_iterable(self._views)
-        yield map(next, map(reversed, walk.mappings))  # type: ignore[call-overload]
+        yield chain.from_iterable(walk.mappings)
         yield chain.from_iterable(walk.sequences)
         yield map(type, walk.objects)
         yield chain.from_iterable(map(_parts, walk.functions))
@@ -81,9 +83,8 @@ class Sweep:
                 and self._same_hooks()
                 and torch.get_default_dtype() == self._dtype
                 and torch.get_default_device() == self._device
-                and all(
-                    all(map(is_, a, b)) for a, b in zip(self._held(), self._identities, strict=True)
-                )
+                and _addresses(chain.from_iterable(self._held()), len(self._identities))
+                == self._addresses
                 and all(list(a) == b for a, b in zip(self._told(), self._equals, strict=True))
             )
         except (RuntimeError, ValueError):  # a closure cell now empty, a tensor without memory
@@ -98,3 +99,9 @@ class Sweep:
         return all(map(is_, map(_tensor_hooks, tensors), hooks)) and all(
             map(is_, map(_late_hooks, tensors), late)
         )
+
+
+def _addresses(objects: Iterable[Any], count: int) -> bytes:
+    """Returns the memory addresses of so many objects, one after the other: to compare those takes
+    half the time of `is` for each pair. Raises ValueError if there are fewer."""
+    return np.fromiter(objects, object, count).tobytes()

@@ -1,0 +1,102 @@
+"""Guards watch what code reads in other ways than as a plain global: keys alone, code under a
+library's decorator, modules within packages, folders that have a library's name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onward
+from onward.model_state import Sweep, Walk
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+Read = Callable[["Reading"], float]
+
+
+class Reading(nn.Module):
+    """Its loss is in proportion to what `read` returns."""
+
+    def __init__(self, read: Read | None = None, **held: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(4, 4)
+        self.read = read
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        by = 1.0 if self.read is None else self.read(self)
+        return (self.inner(x) * by).square().mean()
+
+
+def assert_noticed(model: nn.Module, change: Callable[[Any], None]) -> None:
+    """The sweep of each step sees the change, and so does a comparison of the facts."""
+    before = Walk(model, None)
+    sweep = Sweep(before)
+    assert sweep.same()
+    facts = Walk(model, None).facts
+    assert facts == before.facts
+    change(model)
+    assert not sweep.same()
+    assert Walk(model, None).facts != facts
+
+
+def assert_follows(model: nn.Module, change: Callable[[Any], None]) -> None:
+    """A step after the change has eager's loss, which the change moves."""
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    before = trainer.train_step(X).loss
+    change(model)
+    with torch.no_grad(), onward.eager():
+        expected = model(X)
+    assert not torch.allclose(before, expected)
+    torch.testing.assert_close(trainer.train_step(X).loss, expected)
+
+
+# ---- keys
+
+
+def other_keys(model: Any) -> None:
+    a, b = model.flags.values()
+    model.flags.clear()
+    model.flags.update({"c": a, "b": b})
+
+
+def another_order(model: Any) -> None:
+    model.flags.move_to_end("a")
+    model.flags.move_to_end("c")
+
+
+def other_attributes(model: Any) -> None:
+    del model.one, model.two
+    model.three = model.two = True
+
+
+def another_child(model: Any) -> None:
+    children = model.flags._modules
+    a, b = children.pop("a"), children.pop("b")
+    children.update({"c": a, "b": b})
+
+
+MAPPINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "dict": ({"flags": {"a": True, "b": True}}, other_keys),
+    "dict of functions": ({"flags": {"a": torch.relu, "b": torch.relu}}, other_keys),
+    "ordered dict": ({"flags": OrderedDict(a=1.0, b=1.0, c=1.0)}, another_order),
+    "attributes": ({"one": True, "two": True}, other_attributes),
+    "modules": ({"flags": nn.ModuleDict({"a": nn.Tanh(), "b": nn.ReLU()})}, another_child),
+}
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_other_keys_of_the_same_values_are_noticed(kind: str) -> None:
+    held, change = MAPPINGS[kind]
+    assert_noticed(Reading(**held), change)
+
+
+def test_a_step_follows_a_changed_key() -> None:
+    model = Reading(lambda m: 2.0 if "a" in m.flags else 1.0, flags={"a": True, "b": True})
+    assert_follows(model, other_keys)
