@@ -3,8 +3,11 @@ library's decorator, modules within packages, folders that have a library's name
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 
 import onward
 from onward.model_state import Sweep, Walk
+from onward.model_state.code import is_aside, is_own, origin
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 Read = Callable[["Reading"], float]
@@ -100,3 +104,66 @@ def test_other_keys_of_the_same_values_are_noticed(kind: str) -> None:
 def test_a_step_follows_a_changed_key() -> None:
     model = Reading(lambda m: 2.0 if "a" in m.flags else 1.0, flags={"a": True, "b": True})
     assert_follows(model, other_keys)
+
+
+# ---- folders that have a library's name
+
+LAYERS = """
+import torch
+SCALE = 1.0
+def scaled(x): return x * SCALE
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.by = 1.0
+    def forward(self, x): return scaled(self.inner(x)) * self.by
+"""
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Imports a module of the user's, in a package, from its text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(sys.modules)
+
+    def made(package: str, **texts: str) -> Any:
+        folder = tmp_path / package
+        folder.mkdir()
+        for name, text in {"__init__": "", **texts}.items():
+            (folder / f"{name}.py").write_text(text)
+        for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+            del sys.modules[name]
+        origin.cache_clear()
+        return [importlib.import_module(f"{package}.{name}") for name in texts][-1]
+
+    yield made
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
+    origin.cache_clear()
+
+
+IN_FOLDERS: dict[str, Callable[[Any, Any], None]] = {
+    "attribute": lambda model, _: setattr(model[0], "by", 2.0),
+    "submodule": lambda model, _: setattr(model[0], "inner", nn.Identity()),
+    "frozen": lambda model, _: setattr(model[0].inner.weight, "requires_grad", False),
+    "global": lambda _, layers: setattr(layers, "SCALE", 2.0),
+}
+
+
+@pytest.mark.parametrize("change", IN_FOLDERS)
+@pytest.mark.parametrize("folder", ["datasets", "lightning"])
+def test_a_folder_that_has_a_librarys_name_is_watched(
+    folder: str, change: str, own_folder: Callable[..., Any]
+) -> None:
+    layers = own_folder(folder, layers=LAYERS)
+    assert_noticed(nn.Sequential(layers.Layer()), lambda m: IN_FOLDERS[change](m, layers))
+
+
+def test_an_installed_library_stays_aside() -> None:
+    import accelerate
+
+    assert is_aside("accelerate") and is_aside("accelerate.utils.anything")
+    assert origin("accelerate.state") == "opaque"
+    assert not is_own(accelerate.Accelerator.__init__)

@@ -25,7 +25,7 @@ ASIDE = {  # packages for logging, metrics and data, whose objects are no part o
 }  # fmt: skip
 _ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # such parts of other packages
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not in C
-_OPAQUE = {"torch", "onward", *ASIDE}
+_OPAQUE = {"torch", "onward"}
 # libraries wherever they lie (site-packages, a checkout, a vendored copy), each with a module in it
 # by which a copy is recognized
 _LIBRARIES = {
@@ -46,17 +46,32 @@ def module_of(cls: type) -> str:
 def origin(module: str | None) -> str:
     """Returns whose code a module is: the user's "own", an installed "package"'s, or "opaque",
     which no walk looks into (torch, the standard library, logging packages)."""
-    if module is None or module.partition(".")[0] in _OPAQUE:
+    if module is None or module.partition(".")[0] in _OPAQUE or is_aside(module):
         return "opaque"
     if any(module.startswith(a) and module.endswith(b) for a, b in _ASIDE_WITHIN):
         return "opaque"
     if library(module):
         return "package"
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = _file_of(module)
     if file is not None:
         return _place(file)
     frozen = module in sys.builtin_module_names or module.startswith("_frozen")
     return "opaque" if frozen else "own"  # a notebook, `exec`, or a module loaded by its path
+
+
+def is_aside(module: str) -> bool:
+    """Returns whether a module is of an installed package in `ASIDE`. A user's own folder may have
+    such a name."""
+    parts = module.split(".")
+    if parts[0] not in ASIDE:
+        return False
+    within = (".".join(parts[:i]) for i in range(len(parts), 0, -1))  # modules in C have no file
+    file = next(filter(None, map(_file_of, within)), None)
+    return file is not None and _place(file) != "own"
+
+
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,7 +100,7 @@ def _place(file: str) -> str:
 def is_own(x: types.FunctionType) -> bool:
     """Returns whether the user wrote a function."""
     name = x.__module__ or ""
-    if name.partition(".")[0] in _OPAQUE or library(name):
+    if name.partition(".")[0] in _OPAQUE or is_aside(name) or library(name):
         return False
     return _place(x.__code__.co_filename) == "own"
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from onward.model_state.code import (
-    ASIDE,
     attribute_names,
     global_names,
+    is_aside,
     is_own,
     module_of,
     origin,
@@ -214,8 +214,9 @@ class Walk:
 
     def _module(self, m: torch.nn.Module, path: str) -> None:
         held = vars(m)
-        aside = module_of(type(m)).partition(".")[0] in ASIDE
-        if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
+        if is_aside(module_of(type(m))) or isinstance(
+            m, torch.jit.ScriptModule
+        ):  # whose code is not Python's; refused
             self.facts[path] = Same(m)
             return
         self.facts[path] = (Same(m), Same(type(m)), tuple(held.get("_modules", ())))
