@@ -3,6 +3,8 @@ library's decorator, modules within packages, folders that have a library's name
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import sys
 from collections import OrderedDict
@@ -104,6 +106,128 @@ def test_other_keys_of_the_same_values_are_noticed(kind: str) -> None:
 def test_a_step_follows_a_changed_key() -> None:
     model = Reading(lambda m: 2.0 if "a" in m.flags else 1.0, flags={"a": True, "b": True})
     assert_follows(model, other_keys)
+
+
+# ---- code under a library's decorator
+
+GAIN = 1.0
+COUNT = 0
+
+
+@torch.no_grad()
+def without_grad() -> float:
+    return GAIN
+
+
+@torch.autocast("cpu", enabled=False)
+def without_autocast() -> float:
+    return GAIN
+
+
+@contextlib.contextmanager
+def context() -> Iterator[float]:
+    yield GAIN
+
+
+def in_context() -> float:
+    with context() as found:
+        return found
+
+
+@functools.singledispatch
+def dispatched(x: object) -> float:
+    return 0.0
+
+
+@dispatched.register
+def _(x: float) -> float:
+    return GAIN
+
+
+@torch.compiler.disable
+def not_compiled() -> float:
+    return GAIN
+
+
+@torch.enable_grad()
+@torch.no_grad()
+def twice() -> float:
+    return GAIN
+
+
+@torch.no_grad()
+def counted() -> float:
+    global COUNT
+    COUNT += 1
+    return float(COUNT)
+
+
+class Decorated(nn.Linear):
+    @torch.no_grad()
+    def gain(self) -> float:
+        return GAIN
+
+    @functools.singledispatchmethod
+    def by_type(self, x: object) -> float:
+        return 0.0
+
+    @by_type.register
+    def _(self, x: float) -> float:
+        return GAIN
+
+
+class DecoratedForward(nn.Linear):
+    @torch.enable_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * GAIN
+
+
+@pytest.fixture
+def gain() -> Iterator[Callable[[Any], None]]:
+    """Changes the global that the functions read; afterwards it is as before."""
+    yield lambda _: globals().update(GAIN=2.0)
+    globals().update(GAIN=1.0, COUNT=0)
+
+
+DECORATED: dict[str, Read] = {
+    "no_grad": lambda _: without_grad(),
+    "autocast": lambda _: without_autocast(),
+    "contextmanager": lambda _: in_context(),
+    "singledispatch": lambda _: dispatched(1.0),
+    "compiler.disable": lambda _: not_compiled(),
+    "two": lambda _: twice(),
+    "method": lambda m: m.other.gain(),
+    "singledispatchmethod": lambda m: m.other.by_type(1.0),
+}
+
+
+@pytest.mark.parametrize("decorator", DECORATED)
+def test_a_global_under_a_decorator_is_watched(decorator: str, gain: Callable[[Any], None]) -> None:
+    assert_noticed(Reading(DECORATED[decorator], other=Decorated(4, 4)), gain)
+
+
+def test_a_decorated_forward_is_looked_into(gain: Callable[[Any], None]) -> None:
+    assert_noticed(nn.Sequential(DecoratedForward(4, 4)), gain)
+
+
+def test_a_function_registered_later_is_noticed() -> None:
+    def of_ints(x: int) -> float:
+        return 3.0
+
+    assert_noticed(
+        Reading(DECORATED["singledispatch"]), lambda _: dispatched.register(int, of_ints) and None
+    )
+
+
+def test_a_step_follows_what_a_decorated_function_reads(gain: Callable[[Any], None]) -> None:
+    assert_follows(Reading(DECORATED["no_grad"]), gain)
+
+
+def test_a_side_effect_under_a_decorator_is_refused(gain: Callable[[Any], None]) -> None:
+    model = Reading(lambda _: counted())
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    with pytest.raises(onward.OnwardError, match="COUNT"):
+        trainer.train_step(X)
 
 
 # ---- folders that have a library's name

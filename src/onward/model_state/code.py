@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import os
@@ -105,6 +106,52 @@ def is_own(x: types.FunctionType) -> bool:
     return _place(x.__code__.co_filename) == "own"
 
 
+def own_parts(x: types.FunctionType) -> dict[str, Any]:
+    """Returns what a library's function holds of the user's, such as the function that a decorator
+    has wrapped, by place: functions, and containers with functions (`functools.singledispatch`)."""
+    found: dict[str, Any] = {}
+    if x.__closure__ or x.__dict__:
+        _add_own_parts(x, "", found, {id(x)})
+    return found
+
+
+def _add_own_parts(
+    x: types.FunctionType, place: str, found: dict[str, Any], seen: set[int]
+) -> None:
+    held = {"__wrapped__": x.__dict__.get("__wrapped__")}
+    for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            held[name] = cell.cell_contents
+    for name, value in held.items():
+        if type(value) in (dict, list, tuple):
+            values = value.values() if isinstance(value, dict) else value
+            if any(isinstance(f, types.FunctionType) and is_own(f) for f in list(values)):
+                found[f"{place}.{name}"] = value
+            continue
+        function = _bare(value)
+        if function is None or id(function) in seen:
+            continue
+        seen.add(id(function))
+        if is_own(function):
+            found[f"{place}.{name}"] = value
+        else:
+            _add_own_parts(function, f"{place}.{name}", found, seen)
+
+
+def _bare(x: Any) -> types.FunctionType | None:
+    """Returns the function within a method, a partial and a cache; None for other values."""
+    while not isinstance(x, types.FunctionType):
+        if isinstance(x, types.MethodType):
+            x = x.__func__
+        elif isinstance(x, functools.partial):
+            x = x.func
+        elif isinstance(x, functools._lru_cache_wrapper):
+            x = x.__wrapped__
+        else:
+            return None
+    return x
+
+
 def underlying(x: Any) -> types.FunctionType | None:
     """Returns the function within a static or class method or a property; None for other values."""
     if isinstance(x, (staticmethod, classmethod)):
@@ -113,6 +160,8 @@ def underlying(x: Any) -> types.FunctionType | None:
         x = x.fget
     elif isinstance(x, functools.cached_property):
         x = x.func
+    elif isinstance(x, functools.singledispatchmethod):
+        x = x.dispatcher
     return x if isinstance(x, types.FunctionType) else None
 
 

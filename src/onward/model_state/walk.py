@@ -24,6 +24,7 @@ from onward.model_state.code import (
     is_own,
     module_of,
     origin,
+    own_parts,
     slot_names,
     underlying,
 )
@@ -323,6 +324,9 @@ class Walk:
             self.facts[path] = Same(x)
             if is_own(x):
                 self._unread.append((x, path))  # later, since chains of functions may be long
+            else:
+                for place, held in own_parts(x).items():
+                    self.visit(held, f"{path}{place}", depth)
             return
         self.facts[path] = type(x)
         parts = _PARTIAL
@@ -385,10 +389,15 @@ class Walk:
             function = underlying(x)
             if function is not None:
                 self.facts[f"{path}.{key}"] = (Same(x), Same(function))
-                if is_own(function):
-                    self._coded(function, f"{path}.{key}")
-                    called = key.startswith("__") and key not in _NOT_CALLED
-                    self._methods.append(("forward" if called else key, function, f"{path}.{key}"))
+                called = key.startswith("__") and key not in _NOT_CALLED
+                parts = {"": function} if is_own(function) else own_parts(function)
+                for place, held in parts.items():
+                    if isinstance(held, types.FunctionType):
+                        at = f"{path}.{key}{place}"
+                        self._coded(held, at)
+                        self._methods.append(("forward" if called else key, held, at))
+                    else:
+                        self.visit(held, f"{path}.{key}{place}", 1)
             elif not key.startswith("__") and not isinstance(x, types.MemberDescriptorType):
                 self.visit(x, f"{path}.{key}", 1)
 
