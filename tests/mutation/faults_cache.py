@@ -101,9 +101,9 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         "[part.fp32_precision for part in products]", "[]", CAPTURES,
     ),
     Fault(
-        "captures: a package's modules are not looked into", "model_state/lasting.py",
-        "                self._global(vars(value), attribute, value.__name__, code)\n",
-        "                pass\n", CAPTURES,
+        "captures: a package's modules are not looked into", "model_state/walk.py",
+        "            self._global(vars(module), name, module.__name__, names)\n",
+        "            pass\n", CAPTURES,
     ),
     Fault(
         "captures: a condition of any kind is one", "capture/archive/shape_guards.py",

@@ -63,6 +63,29 @@ def assert_follows(model: nn.Module, change: Callable[[Any], None]) -> None:
     torch.testing.assert_close(trainer.train_step(X).loss, expected)
 
 
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Imports a module of the user's, in a package, from its text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(sys.modules)
+
+    def made(package: str, **texts: str) -> Any:
+        folder = tmp_path / package
+        folder.mkdir()
+        for name, text in {"__init__": "", **texts}.items():
+            (folder / f"{name}.py").write_text(text)
+        for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+            del sys.modules[name]
+        origin.cache_clear()
+        return [importlib.import_module(f"{package}.{name}") for name in texts][-1]
+
+    yield made
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
+    origin.cache_clear()
+
+
 # ---- keys
 
 
@@ -230,6 +253,102 @@ def test_a_side_effect_under_a_decorator_is_refused(gain: Callable[[Any], None])
         trainer.train_step(X)
 
 
+# ---- modules of the user's own
+
+SETTINGS = """
+SCALE = 1.0
+TABLE = {"a": 1.0}
+UNREAD = 0
+def get(): return SCALE
+class Box:
+    by = 1.0
+"""
+READER = """
+import own_package
+def dotted(m): return own_package.settings.SCALE
+def element(m): return own_package.settings.TABLE["a"]
+def function(m): return own_package.settings.get()
+def class_attribute(m): return own_package.settings.Box.by
+def attribute(m): return m.held.SCALE
+def in_a_list(m): return m.several[0].get()
+def closure(held):
+    def read(m): return held.SCALE
+    return read
+in_closure = closure(own_package.settings)
+def imported(m):
+    import own_package.settings as found
+    return found.SCALE
+def imported_whole(m):
+    import own_package.settings
+    return own_package.settings.SCALE
+def imported_name(m):
+    from own_package.settings import TABLE
+    return TABLE["a"]
+def imported_near(m):
+    from . import settings
+    return settings.SCALE
+def imported_from_near(m):
+    from .settings import TABLE
+    return TABLE["a"]
+"""
+READERS = [
+    "dotted", "element", "function", "class_attribute", "attribute", "in_a_list", "in_closure",
+    "imported", "imported_whole", "imported_name", "imported_near", "imported_from_near",
+]  # fmt: skip
+
+
+def of_package(name: str, own_folder: Callable[..., Any]) -> tuple[Reading, Any]:
+    """A model that reads a module of the user's in the way of that name, and that module."""
+    reader = own_folder("own_package", settings=SETTINGS, reader=READER)
+    settings = reader.own_package.settings
+    return Reading(getattr(reader, name), held=settings, several=[settings]), settings
+
+
+def double(settings: Any) -> None:
+    settings.SCALE = settings.TABLE["a"] = settings.Box.by = 2.0
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_module_is_watched_however_it_is_reached(
+    name: str, own_folder: Callable[..., Any]
+) -> None:
+    model, settings = of_package(name, own_folder)
+    assert_noticed(model, lambda _: double(settings))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_no_code_reads_of_a_module_may_change(
+    name: str, own_folder: Callable[..., Any]
+) -> None:
+    model, settings = of_package(name, own_folder)
+    sweep = Sweep(Walk(model, None))
+    settings.UNREAD = 1
+    assert sweep.same()
+
+
+@pytest.mark.parametrize("name", ["dotted", "attribute", "imported_name"])
+def test_a_step_follows_a_module(name: str, own_folder: Callable[..., Any]) -> None:
+    model, settings = of_package(name, own_folder)
+    assert_follows(model, lambda _: double(settings))
+
+
+def test_a_module_that_the_forward_imports_first_costs_no_capture(
+    own_folder: Callable[..., Any], captures: list[int]
+) -> None:
+    model, _ = of_package("imported", own_folder)
+    del sys.modules["own_package.settings"]
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    trainer.train_step(X)
+    first = len(captures)
+    trainer.train_step(X)
+    trainer.train_step(X)
+    assert len(captures) == first == 1
+    double(sys.modules["own_package.settings"])
+    with torch.no_grad(), onward.eager():
+        expected = model(X)
+    torch.testing.assert_close(trainer.train_step(X).loss, expected)
+
+
 # ---- folders that have a library's name
 
 LAYERS = """
@@ -243,29 +362,6 @@ class Layer(torch.nn.Module):
         self.by = 1.0
     def forward(self, x): return scaled(self.inner(x)) * self.by
 """
-
-
-@pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Imports a module of the user's, in a package, from its text."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = dict(sys.modules)
-
-    def made(package: str, **texts: str) -> Any:
-        folder = tmp_path / package
-        folder.mkdir()
-        for name, text in {"__init__": "", **texts}.items():
-            (folder / f"{name}.py").write_text(text)
-        for name in [n for n in sys.modules if n.partition(".")[0] == package]:
-            del sys.modules[name]
-        origin.cache_clear()
-        return [importlib.import_module(f"{package}.{name}") for name in texts][-1]
-
-    yield made
-    for name in sys.modules.keys() - before.keys():
-        del sys.modules[name]
-    sys.modules.update(before)
-    origin.cache_clear()
 
 
 IN_FOLDERS: dict[str, Callable[[Any, Any], None]] = {

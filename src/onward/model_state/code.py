@@ -193,6 +193,23 @@ def attribute_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
+def imported_names(code: types.CodeType, package: str) -> tuple[str, ...]:
+    """Returns the full names of the modules that code itself imports, each once. package: the name
+    of the package that the code lies in, to which relative imports refer."""
+    found: dict[str, None] = {}
+    for part in _codes(code):
+        before: list[Any] = [None, None]  # the arguments of the last two instructions
+        for i in dis.get_instructions(part):
+            if i.opname == "IMPORT_NAME":
+                level = before[0] if isinstance(before[0], int) else 0
+                parts = package.split(".")
+                base = parts[: len(parts) + 1 - level] if level else []
+                found[".".join(filter(None, [*base, i.argval]))] = None
+            before = [before[1], i.argval]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
 def slot_names(cls: type) -> tuple[str, ...]:
     """Returns the `__slots__` of a class and its bases, without those of opaque modules."""
     held = [vars(c).get("__slots__", ()) for c in cls.__mro__ if origin(module_of(c)) != "opaque"]

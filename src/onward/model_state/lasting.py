@@ -80,7 +80,6 @@ class Lasting(Walk):
         self.doubts: list[str] = []
         self._by_others = False
         self._within: set[int] = set()
-        self._spaces: set[tuple[int, int]] = set()
         roots = [r for r in (model, loss_fn) if isinstance(r, torch.nn.Module)]
         self._owned = {id(t) for r in roots for t in (*r.parameters(), *r.buffers())}
         super().__init__(model, loss_fn, read)
@@ -222,31 +221,25 @@ class Lasting(Walk):
             self.facts["os.environ"] = tuple(sorted(environment_variables().items()))
 
     def _global(
-        self, scope: Mapping[str, Any], name: str, place: str | None, code: types.CodeType
+        self, scope: Mapping[str, Any], name: str, place: str | None, names: tuple[str, ...]
     ) -> None:
-        super()._global(scope, name, place, code)
+        super()._global(scope, name, place, names)
         value = scope.get(name)
-        if not isinstance(value, types.ModuleType):
-            return
-        if origin(value.__name__) != "own":
+        if isinstance(value, types.ModuleType) and origin(value.__name__) != "own":
             if not is_pure(value.__name__):
                 self.doubts.append(f"{place}.{name}: the module {value.__name__}")
-            for attribute in _names_of(code):  # a function that the user has put into a library
+            for attribute in names:  # a function that the user has put into a library
                 x = vars(value).get(attribute)
                 if isinstance(x, types.FunctionType) and is_own(x):
                     self.doubts.append(f"{value.__name__}.{attribute}: {x.__qualname__}")
-            return
-        if (id(value), id(code)) in self._spaces:
-            return
-        self._spaces.add((id(value), id(code)))
-        names = set(_names_of(code))
-        if "getattr" in names or "vars" in names:
-            self.doubts.append(f"{place}.{name}: a module whose attributes are computed")
-        if "__getattr__" in vars(value):
-            self.doubts.append(f"{place}.{name}: a module with a __getattr__")
-        for attribute in sorted(names):  # submodules, which an ordinary walk leaves out
-            if isinstance(vars(value).get(attribute), types.ModuleType):
-                self._global(vars(value), attribute, value.__name__, code)
+
+    def _space(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
+        if (id(module), names) not in self._spaces:
+            if "getattr" in names or "vars" in names:
+                self.doubts.append(f"{module.__name__}: a module whose attributes are computed")
+            if "__getattr__" in vars(module):
+                self.doubts.append(f"{module.__name__}: a module with a __getattr__")
+        super()._space(module, names)
 
     # ---- facts in JSON's terms
 
@@ -376,13 +369,6 @@ class Lasting(Walk):
 
 
 _FUNCTIONS: dict[int, tuple[types.FunctionType, types.CodeType, Any]] = {}
-
-
-def _names_of(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_of(constant)
 
 
 def _of_library(module: str | None) -> bool:

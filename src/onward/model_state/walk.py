@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import sys
 import time
 import types
 from collections import deque
@@ -20,6 +21,7 @@ import torch
 from onward.model_state.code import (
     attribute_names,
     global_names,
+    imported_names,
     is_aside,
     is_own,
     module_of,
@@ -106,6 +108,8 @@ class Walk:
         self._called: set[str] = {"forward"}
         self._methods: list[tuple[str, types.FunctionType, str]] = []
         self._unread: list[tuple[types.FunctionType, str]] = []
+        self._spaces: set[tuple[int, tuple[str, ...]]] = set()  # own modules and names looked up
+        self._modules: dict[int, types.ModuleType] = {}  # own modules held by anything but code
         self.visit(model, "model")
         self.visit(loss_fn, "loss_fn")
         self._finish()
@@ -113,7 +117,7 @@ class Walk:
     def _finish(self) -> None:
         """Looks into functions and methods that may be called, and records which tensors share
         memory and torch's defaults."""
-        while ready := self._unread + [m[1:] for m in self._methods if m[0] in self._called]:
+        while ready := self._ready():
             self._methods = [m for m in self._methods if m[0] not in self._called]
             self._unread = []
             for function, path in ready:
@@ -129,6 +133,17 @@ class Walk:
         self.facts["torch.get_default_dtype()"] = torch.get_default_dtype()
         self.facts["torch.get_default_device()"] = torch.get_default_device()
 
+    def _ready(self) -> list[tuple[types.FunctionType, str]]:
+        """Returns the functions and methods to look into next; where there are none, those that
+        code may call of the user's modules that are attributes or elements."""
+        found = self._unread + [m[1:] for m in self._methods if m[0] in self._called]
+        if found or not self._modules:
+            return found
+        names = tuple(sorted(self._called))
+        for module in self._modules.values():
+            self._space(module, names)
+        return self._unread + [m[1:] for m in self._methods if m[0] in self._called]
+
     def visit(self, x: Any, path: str, depth: int = -1) -> None:
         """Records `x`, found at `path`, and what it holds. depth: how many levels of plain objects
         to look into; -1 means `self.depth`."""
@@ -143,6 +158,8 @@ class Walk:
             self.facts[path] = Same(x)
             if isinstance(x, type) and origin(module_of(x)) == "own":
                 self._class(x)
+            elif _is_own_module(x):
+                self._modules[id(x)] = x
             return
         met = self._seen.get(id(x))
         if met is not None:
@@ -342,7 +359,8 @@ class Walk:
     def _reads(self, x: types.FunctionType, path: str) -> None:
         """Records what a user's function reads beside its arguments: defaults, closure, globals."""
         self._coded(x, path)
-        self._called.update(attribute_names(x.__code__))
+        names = attribute_names(x.__code__)
+        self._called.update(names)
         self.visit(x.__defaults__, f"{path}.__defaults__")
         self.visit(x.__kwdefaults__, f"{path}.__kwdefaults__")
         self._attributes(x, path, self.depth)
@@ -352,24 +370,42 @@ class Walk:
             except ValueError:
                 continue  # not assigned yet
             self.cells.append(cell)
-            self.visit(content, f"{path}.{name}")
+            if _is_own_module(content):
+                self.facts[f"{path}.{name}"] = Same(content)
+                self._space(content, names)
+            else:
+                self.visit(content, f"{path}.{name}")
         for name in global_names(x.__code__):
-            self._global(x.__globals__, name, x.__module__, x.__code__)
+            self._global(x.__globals__, name, x.__module__, names)
+        for name in imported_names(x.__code__, x.__globals__.get("__package__") or ""):
+            while name:  # `import a.b` binds a
+                if _is_own_module(module := sys.modules.get(name)):
+                    self._space(module, names)
+                name = name.rpartition(".")[0]
 
     def _global(
-        self, scope: Mapping[str, Any], name: str, place: str | None, code: types.CodeType
+        self, scope: Mapping[str, Any], name: str, place: str | None, names: tuple[str, ...]
     ) -> None:
-        """Records a global that code reads; of a user's module, also all attributes that the code
-        may read of it."""
+        """Records a global that code reads. names: all names in that code; of a user's module they
+        may be attributes."""
         if name not in scope:
             return  # a builtin
         self.names[id(scope), name] = scope
         value = scope[name]
-        self.visit(value, f"{place}.{name}")
-        if isinstance(value, types.ModuleType) and origin(value.__name__) == "own":
-            for attribute in attribute_names(code):
-                if not isinstance(vars(value).get(attribute), types.ModuleType):
-                    self._global(vars(value), attribute, value.__name__, code)
+        if _is_own_module(value):
+            self.facts[f"{place}.{name}"] = Same(value)
+            self._space(value, names)
+        else:
+            self.visit(value, f"{place}.{name}")
+
+    def _space(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
+        """Records the attributes of a user's module that have one of these names, also those of
+        modules among them."""
+        if (id(module), names) in self._spaces:
+            return
+        self._spaces.add((id(module), names))
+        for name in names:
+            self._global(vars(module), name, module.__name__, names)
 
     def _coded(self, x: types.FunctionType, path: str) -> None:
         self.facts[f"{path}.__code__"] = Same(x.__code__)
@@ -410,3 +446,7 @@ def _attributes_of(x: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return held if isinstance(held, dict) else None
+
+
+def _is_own_module(x: Any) -> bool:
+    return isinstance(x, types.ModuleType) and origin(x.__name__) == "own"
