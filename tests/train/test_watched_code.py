@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,128 @@ def test_a_side_effect_under_a_decorator_is_refused(gain: Callable[[Any], None])
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(onward.OnwardError, match="COUNT"):
         trainer.train_step(X)
+
+
+# ---- methods that are called without their name
+
+
+class Base:
+    def __init__(self) -> None:
+        self.by = GAIN
+
+    def more(self) -> float:
+        return GAIN
+
+
+class Made(Base):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Inherits(Base):
+    def __init__(self) -> None:
+        pass
+
+
+class New:
+    by: float
+
+    def __new__(cls) -> New:
+        made = super().__new__(cls)
+        made.by = GAIN
+        return made
+
+
+@dataclass
+class Factory:
+    by: float = field(default_factory=lambda: GAIN)
+
+
+@dataclass
+class After:
+    by: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.by = GAIN
+
+
+class Meta(type):
+    def __call__(cls, *args: Any) -> Any:
+        made = super().__call__(*args)
+        made.by = GAIN
+        return made
+
+
+class OfMeta(metaclass=Meta):
+    by: float
+
+
+class Said:
+    def __str__(self) -> str:
+        return str(GAIN)
+
+
+class Overrides(nn.TransformerEncoderLayer):
+    def __init__(self) -> None:
+        super().__init__(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
+        return super()._ff_block(x) * GAIN
+
+
+class Chosen(nn.Linear):
+    kind = "relu"
+    whole = "method_of_its_name"
+
+    def act_relu(self) -> float:
+        return GAIN
+
+    @staticmethod
+    def tanh_act() -> float:
+        return GAIN
+
+    def method_of_its_name(self) -> float:
+        return GAIN
+
+    def not_called(self) -> float:
+        return UNREAD
+
+
+UNREAD = 0.0
+CALLS: dict[str, Read] = {
+    "__init__": lambda _: Made().by,
+    "method of a base": lambda _: Inherits().more(),
+    "__new__": lambda _: New().by,
+    "default_factory": lambda _: Factory().by,
+    "__post_init__": lambda _: After().by,
+    "metaclass": lambda _: OfMeta().by,
+    "__str__": lambda _: float(str(Said())),
+    "computed": lambda m: getattr(m.other, "act_" + m.other.kind)(),
+    "computed, its end": lambda m: getattr(m.other, f"{'tanh'}_act")(),
+    "held": lambda m: getattr(m.other, m.other.whole)(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_without_the_methods_name_is_watched(call: str, gain: Callable[[Any], None]) -> None:
+    assert_noticed(Reading(CALLS[call], other=Chosen(4, 4)), gain)
+
+
+def test_a_method_that_a_library_calls_is_watched(gain: Callable[[Any], None]) -> None:
+    assert_noticed(nn.Sequential(Overrides()), gain)
+
+
+@pytest.mark.parametrize("call", ["computed", "held"])
+def test_a_method_that_no_code_calls_is_not_watched(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep(Walk(Reading(CALLS[call], other=Chosen(4, 4)), None))
+    monkeypatch.setitem(globals(), "UNREAD", 1.0)
+    assert sweep.same()
+
+
+def test_a_step_follows_what_a_constructor_reads(gain: Callable[[Any], None]) -> None:
+    assert_follows(Reading(CALLS["__init__"]), gain)
 
 
 # ---- modules of the user's own

@@ -25,6 +25,7 @@ ASIDE = {  # packages for logging, metrics and data, whose objects are no part o
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
 _ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # such parts of other packages
+_BY_NAME = {"getattr", "attrgetter", "methodcaller", "hasattr"}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not in C
 _OPAQUE = {"torch", "onward"}
 # libraries wherever they lie (site-packages, a checkout, a vendored copy), each with a module in it
@@ -190,6 +191,22 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 def attribute_names(code: types.CodeType) -> tuple[str, ...]:
     """Returns all names of globals and attributes in code, each once."""
     return tuple({name: None for part in _codes(code) for name in part.co_names})
+
+
+@functools.lru_cache(maxsize=4096)
+def names_by_string(code: types.CodeType) -> bool:
+    """Returns whether code may read an attribute by a name that it computes."""
+    return any(_BY_NAME & set(part.co_names) for part in _codes(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def strings_for_names(code: types.CodeType) -> tuple[str, ...]:
+    """Returns the strings in code of which it may make names of attributes; none where it reads no
+    attribute by a computed name."""
+    if not names_by_string(code):
+        return ()
+    strings = (c for part in _codes(code) for c in part.co_consts if isinstance(c, str))
+    return tuple(s for s in strings if len(s) > 1 and f"a{s}".isidentifier())
 
 
 @functools.lru_cache(maxsize=4096)

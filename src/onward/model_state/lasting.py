@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from onward.environment import environment_variables
-from onward.model_state.code import is_own, module_of, origin
+from onward.model_state.code import is_own, module_of, names_by_string, origin
 from onward.model_state.facts import ATOMS, Same, atom
 from onward.model_state.own_code import (
     PURE,
@@ -31,17 +31,15 @@ from onward.model_state.own_code import (
     code_digest,
     doubts_of_code,
     is_pure,
-    names_by_string,
     of_library_file,
 )
 from onward.model_state.patches import ABSENT
-from onward.model_state.walk import Read, Walk, _attributes_of
+from onward.model_state.walk import CONSTRUCTS, Read, Walk, _attributes_of
 
 _UNCALLED = {"__init__", "__post_init__", "__new__", "__del__", "__reduce__"}
 _CALLED = {  # methods that torch or Python calls, without their names in the user's code
     "forward", "backward", "setup_context", "jvp", "vmap", "__repr__", "__str__",
 }  # fmt: skip
-_CONSTRUCTS = ("__init__", "__post_init__", "__new__")
 _WRITTEN_BY_PYTHON = {  # attributes of a class that no forward depends on
     "__module__", "__doc__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
     "__parameters__", "__orig_bases__", "__abstractmethods__", "__slots__", "__match_args__",
@@ -133,7 +131,7 @@ class Lasting(Walk):
                     self._class(cls)
             # a class that code names may be called; `__class__` is the cell that `super()` needs
             if not path.endswith(".__class__"):
-                for name in _CONSTRUCTS:
+                for name in CONSTRUCTS:
                     made = getattr(getattr(x, name, None), "__func__", getattr(x, name, None))
                     if isinstance(made, types.FunctionType):
                         self.visit(made, f"{path}.{name}")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onward.model_state.code import _STANDARD, _codes, global_names
+from onward.model_state.code import _BY_NAME, _STANDARD, _codes, global_names
 
 # modules whose functions depend on their arguments alone, but for the attributes in `_ASKS`
 PURE = {
@@ -60,7 +60,6 @@ _DUNDERS = {  # dunder names that code may use without reading the interpreter's
     "__rmul__", "__setattr__", "__setitem__", "__str__", "__sub__", "__torch_function__",
     "__truediv__",
 }  # fmt: skip
-_BY_NAME = {"getattr", "attrgetter", "methodcaller", "hasattr"}
 _ARITHMETIC_OF_SETS = {"&", "|", "^", "-", "&=", "|=", "^=", "-="}
 
 
@@ -139,12 +138,6 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-@functools.lru_cache(maxsize=4096)
-def names_by_string(code: types.CodeType) -> bool:
-    """Returns whether code may read an attribute by a name that it computes."""
-    return any(_BY_NAME & set(part.co_names) for part in _codes(code))
-
-
 _digests: dict[int, tuple[types.CodeType, str]] = {}
 
 
@@ -187,6 +180,5 @@ __all__ = [
     "code_digest",
     "doubts_of_code",
     "is_pure",
-    "names_by_string",
     "of_library_file",
 ]

@@ -25,9 +25,11 @@ from onward.model_state.code import (
     is_aside,
     is_own,
     module_of,
+    names_by_string,
     origin,
     own_parts,
     slot_names,
+    strings_for_names,
     underlying,
 )
 from onward.model_state.facts import (
@@ -60,7 +62,8 @@ NESTING = 120  # levels of values within values; each takes a few Python stack f
 _BASES = (object, torch.nn.Module)
 log = logging.getLogger("onward")
 _told: list[str] = []
-_NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
+CONSTRUCTS = ("__init__", "__post_init__", "__new__")
+_NOT_CALLED = {"__init__", "__post_init__", "__del__", "__reduce__"}
 # attributes of nn.Module that a walk treats separately, or not at all
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _MODULE = frozenset(torch.nn.Module().__dict__)
@@ -108,6 +111,10 @@ class Walk:
         self._called: set[str] = {"forward"}
         self._methods: list[tuple[str, types.FunctionType, str]] = []
         self._unread: list[tuple[types.FunctionType, str]] = []
+        self._computes = False  # whether code reads attributes by names that it computes
+        self._parts: set[str] = set()  # strings in such code
+        self._said: set[str] = set()  # strings that attributes and elements hold
+        self._made: set[type] = set()
         self._spaces: set[tuple[int, tuple[str, ...]]] = set()  # own modules and names looked up
         self._modules: dict[int, types.ModuleType] = {}  # own modules held by anything but code
         self.visit(model, "model")
@@ -118,7 +125,7 @@ class Walk:
         """Looks into functions and methods that may be called, and records which tensors share
         memory and torch's defaults."""
         while ready := self._ready():
-            self._methods = [m for m in self._methods if m[0] not in self._called]
+            self._methods = [m for m in self._methods if not self._may_call(m[0])]
             self._unread = []
             for function, path in ready:
                 if self._is_enough():
@@ -136,13 +143,20 @@ class Walk:
     def _ready(self) -> list[tuple[types.FunctionType, str]]:
         """Returns the functions and methods to look into next; where there are none, those that
         code may call of the user's modules that are attributes or elements."""
-        found = self._unread + [m[1:] for m in self._methods if m[0] in self._called]
+        found = self._unread + [m[1:] for m in self._methods if self._may_call(m[0])]
         if found or not self._modules:
             return found
         names = tuple(sorted(self._called))
         for module in self._modules.values():
             self._space(module, names)
-        return self._unread + [m[1:] for m in self._methods if m[0] in self._called]
+        return self._unread + [m[1:] for m in self._methods if self._may_call(m[0])]
+
+    def _may_call(self, name: str) -> bool:
+        """Returns whether code names a method, or may put the name together."""
+        if name in self._called or not self._computes:
+            return name in self._called
+        parts = tuple(self._parts)
+        return name in self._said or name.startswith(parts) or name.endswith(parts)
 
     def visit(self, x: Any, path: str, depth: int = -1) -> None:
         """Records `x`, found at `path`, and what it holds. depth: how many levels of plain objects
@@ -150,6 +164,8 @@ class Walk:
         depth = self.depth if depth < 0 else depth
         if type(x) in ATOMS:
             self.facts[path] = atom(x)
+            if type(x) is str:
+                self._said.add(x)
             return
         if isinstance(x, np.generic):
             self.facts[path] = (type(x), x.tobytes())
@@ -158,6 +174,9 @@ class Walk:
             self.facts[path] = Same(x)
             if isinstance(x, type) and origin(module_of(x)) == "own":
                 self._class(x)
+                # `__class__` is the cell that `super()` needs
+                if not issubclass(x, torch.nn.Module) and not path.endswith(".__class__"):
+                    self._constructed(x)
             elif _is_own_module(x):
                 self._modules[id(x)] = x
             return
@@ -360,7 +379,10 @@ class Walk:
         """Records what a user's function reads beside its arguments: defaults, closure, globals."""
         self._coded(x, path)
         names = attribute_names(x.__code__)
-        self._called.update(names)
+        # a constructor's call of the one that it overrides is no call of all constructors
+        self._called.update(set(names).difference(CONSTRUCTS if x.__name__ in CONSTRUCTS else ()))
+        self._computes = self._computes or names_by_string(x.__code__)
+        self._parts.update(strings_for_names(x.__code__))
         self.visit(x.__defaults__, f"{path}.__defaults__")
         self.visit(x.__kwdefaults__, f"{path}.__kwdefaults__")
         self._attributes(x, path, self.depth)
@@ -421,13 +443,13 @@ class Walk:
             path += f"#{len(self.classes)}"  # another class of that name, as notebooks make them
         self.classes[cls] = path
         self.mappings.append(vars(cls))
+        inherited = _names_in_libraries(cls)
         for key, x in list(vars(cls).items()):
             function = underlying(x)
             if function is not None:
                 self.facts[f"{path}.{key}"] = (Same(x), Same(function))
-                called = key.startswith("__") and key not in _NOT_CALLED
-                parts = {"": function} if is_own(function) else own_parts(function)
-                for place, held in parts.items():
+                called = (key.startswith("__") or key in inherited) and key not in _NOT_CALLED
+                for place, held in _own_in(function).items():
                     if isinstance(held, types.FunctionType):
                         at = f"{path}.{key}{place}"
                         self._coded(held, at)
@@ -436,6 +458,37 @@ class Walk:
                         self.visit(held, f"{path}.{key}{place}", 1)
             elif not key.startswith("__") and not isinstance(x, types.MemberDescriptorType):
                 self.visit(x, f"{path}.{key}", 1)
+
+    def _constructed(self, cls: type) -> None:
+        """Looks into what constructs an object of a user's class, which code that names the class
+        may call: its constructors and its metaclass."""
+        if cls in self._made:
+            return
+        self._made.add(cls)
+        for c in (*cls.__mro__, *type(cls).__mro__):
+            if origin(module_of(c)) != "own":
+                continue
+            self._class(c)
+            for name in CONSTRUCTS:
+                function = underlying(vars(c).get(name))
+                for place, held in _own_in(function).items() if function is not None else ():
+                    if isinstance(held, types.FunctionType):
+                        self._unread.append((held, f"{self.classes[c]}.{name}{place}"))
+
+
+def _own_in(x: types.FunctionType) -> dict[str, Any]:
+    """Returns a user's function itself, and what a library's function holds of the user's, by its
+    place within the function."""
+    return {"": x} if is_own(x) else own_parts(x)
+
+
+def _names_in_libraries(cls: type) -> set[str]:
+    """Returns the attributes of the libraries' classes that a user's class extends: their code may
+    call a method that overrides one of theirs."""
+    if origin(module_of(cls)) != "own":
+        return set()
+    bases = (c for c in cls.__mro__ if c not in _BASES and not is_aside(module_of(c)))
+    return {name for c in bases if origin(module_of(c)) != "own" for name in vars(c)}
 
 
 def _attributes_of(x: Any) -> dict[str, Any] | None:
