@@ -26,7 +26,7 @@ Read = Callable[["Reading"], float]
 
 
 class Reading(nn.Module):
-    """Its loss is in proportion to what `read` returns."""
+    """A model whose loss is in proportion to what `read` returns, squared."""
 
     def __init__(self, read: Read | None = None, **held: Any) -> None:
         super().__init__()

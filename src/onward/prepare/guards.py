@@ -8,7 +8,8 @@ Checked, on the model, its loss function and everything they refer to:
   - attributes of plain objects such as a config, `facts.DEPTH` levels deep, but only those that a
     capture has read;
   - code: a `forward` or another function replaced on an instance or a class, a function's own code,
-    and for code outside of installed packages its defaults, closure and the globals it names;
+    and for code outside of installed packages its defaults, closure and the globals it names, also
+    where a library's decorator has wrapped it, and attributes of the user's own modules;
   - tensors that were baked in as constants, also where they were written in place through an alias;
   - the default dtype and the default device.
 
@@ -20,6 +21,7 @@ Not checked:
   - objects after the first `walk.VALUES` that a walk meets, or nested deeper than `walk.NESTING`: a
     log line says where the walk stopped;
   - the content of objects of extension types, of torch and of the standard library: only identity;
+  - names that code computes of modules (`globals()["x"]`, `sys.modules["x"]`);
   - globals read by installed packages, files, environment variables, the clock.
 
 The check at each step compares object identities, in a few passes that stay within C. Only where
