@@ -124,7 +124,7 @@ def _add_own_parts(
         with contextlib.suppress(ValueError):  # not assigned yet
             held[name] = cell.cell_contents
     for name, value in held.items():
-        if type(value) in (dict, list, tuple):
+        if isinstance(value, (dict, list, tuple)):
             values = value.values() if isinstance(value, dict) else value
             if any(isinstance(f, types.FunctionType) and is_own(f) for f in list(values)):
                 found[f"{place}.{name}"] = value

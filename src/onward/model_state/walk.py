@@ -13,7 +13,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -465,13 +465,15 @@ class Walk:
         if cls in self._made:
             return
         self._made.add(cls)
-        for c in (*cls.__mro__, *type(cls).__mro__):
+        metaclass: type = type(cls)
+        for c in (*cls.__mro__, *metaclass.__mro__):
             if origin(module_of(c)) != "own":
                 continue
             self._class(c)
             for name in CONSTRUCTS:
                 function = underlying(vars(c).get(name))
-                for place, held in _own_in(function).items() if function is not None else ():
+                parts = {} if function is None else _own_in(function)
+                for place, held in parts.items():
                     if isinstance(held, types.FunctionType):
                         self._unread.append((held, f"{self.classes[c]}.{name}{place}"))
 
@@ -501,5 +503,5 @@ def _attributes_of(x: Any) -> dict[str, Any] | None:
     return held if isinstance(held, dict) else None
 
 
-def _is_own_module(x: Any) -> bool:
+def _is_own_module(x: Any) -> TypeGuard[types.ModuleType]:
     return isinstance(x, types.ModuleType) and origin(x.__name__) == "own"
