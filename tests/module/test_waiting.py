@@ -131,6 +131,43 @@ def test_a_field_read_after_the_update_raises() -> None:
         _ = ours.logits
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_field_read_after_an_update_through_data_raises(dropout: float) -> None:
+    """Writes through `.data` raise no version counter."""
+    twins = Twins(gpt2(dropout))
+    ours, _ = unread(twins)
+    ours.loss.backward()
+    for p in twins.ours.parameters():
+        p.data.add_(p.grad, alpha=-1.0)
+    with pytest.raises(OnwardError, match="logits was left out of the forward"):
+        _ = ours.logits
+
+
+def test_a_field_read_after_its_batch_was_written_by_numpy_raises() -> None:
+    ours = onward.accelerate(gpt2())
+    for i in range(3):
+        call(ours, i).loss.backward()
+    array = ids(9).numpy().copy()
+    shared = torch.from_numpy(array)
+    output: Any = ours(input_ids=shared, labels=shared, use_cache=False)
+    array[:] = ids(10).numpy()
+    with pytest.raises(OnwardError, match="logits was left out of the forward"):
+        _ = output.logits
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_field_is_read_after_the_user_has_written_into_the_loss(dropout: float) -> None:
+    twins = Twins(gpt2(dropout))
+    ours, _ = unread(twins)
+    loss = ours.loss.detach().clone()
+    ours.loss.div_(2)
+    found = torch.nn.functional.cross_entropy(
+        ours.logits[:, :-1].reshape(-1, V), ids(9)[:, 1:].reshape(-1)
+    )
+    torch.testing.assert_close(found, loss, **CLOSE)
+    torch.testing.assert_close(ours.loss, loss / 2, **CLOSE)
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_the_output_is_the_model_s_own(read: bool) -> None:
     ours, eager = unread(Twins(gpt2()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onward.module.run import CallRun
+from onward.module.run import CallRun, GivenResults
 from onward.module.waiting import NOTHING, Waits
 
 
@@ -24,11 +24,12 @@ def deliver(run: CallRun, held: Callable[[str], torch.Tensor], outputs: str) -> 
     fields = call.fields if outputs == "auto" else {}
     if not fields:
         return built
+    given = GivenResults(results if missing else {})
 
     def compute() -> dict[str, torch.Tensor]:
         """Computes the results that were left out, by field."""
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            found = run.again(missing).outputs()
+            found = run.again(missing, given).outputs()
         return {field: found[name] for field, name in fields.items() if name in found}
 
     absent = [field for field, name in fields.items() if name in missing]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -42,6 +42,25 @@ class Left:
     ends: tuple[str, ...]
 
 
+class GivenResults:
+    """The results that a run has given out, to compare with those of a run that repeats it."""
+
+    def __init__(self, results: Mapping[str, torch.Tensor]) -> None:
+        # aliases off the tape, which share the version counters
+        held = {n: x.detach() for n, x in results.items() if not x.is_inference()}
+        self._held = {name: (x, x._version) for name, x in held.items()}
+
+    def equal(self, results: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these have the same bits, but for those given out that the user has written
+        into."""
+        pairs = [(x, results[name]) for name, (x, then) in self._held.items() if x._version == then]
+        return all(torch.equal(_bits(x), _bits(y)) for x, y in pairs)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().reshape(-1).view(torch.uint8)
+
+
 class CallRun:
     """One call, which can be repeated as long as nothing that it reads has changed.
 
@@ -53,6 +72,7 @@ class CallRun:
         self.call, self.batch, self.gradients, self._lock = call, batch, gradients, lock
         self._results: list[str] = []
         self._names: list[str] = []  # results on the tape
+        self._ends: tuple[str, ...] = ()
         self._seed: torch.Tensor | None = None
         self._ready: Ready | None = None  # for the next forward
         self._marks: Marks | None = None  # of the tensors that the forward has read
@@ -64,9 +84,12 @@ class CallRun:
         """Prepares to compute these results. Raises CaptureError where no plan can be made."""
         call = self.call
         on_tape = call.differentiable if self.gradients else ()
-        self._results, self._names = list(results), [n for n in results if n in on_tape]
-        ends = tuple(n for n in call.ends if n in self._names) or tuple(self._names)
-        self._ready = call.prepare(self.batch, results, ends)
+        names = [n for n in results if n in on_tape]
+        self._prepare(results, names, tuple(n for n in call.ends if n in names) or tuple(names))
+
+    def _prepare(self, results: Sequence[str], names: list[str], ends: tuple[str, ...]) -> None:
+        self._results, self._names, self._ends = list(results), names, ends
+        self._ready = self.call.prepare(self.batch, results, ends)
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """Runs the forward; returns the results by name, with those that depend on a leaf on the
@@ -94,14 +117,26 @@ class CallRun:
                 self._marks = self._read()
             return made
 
-    def again(self, results: Sequence[str]) -> CallRun:
-        """Makes a run of the same call for other results. Raises OnwardError where a tensor that it
-        reads has changed since."""
+    def again(self, results: Sequence[str], given: GivenResults) -> CallRun:
+        """Makes a run of the same call for other results. given: those of this run. Raises
+        OnwardError where a tensor that it reads has changed since, also where only the results tell
+        (writes through `.data` or numpy)."""
         self._check_unchanged(results)
-        run = CallRun(self.call, self.batch, self.gradients, self._lock)
-        run._seed, run._before, run._repeats = self._seed, self._before, True
+        same = self._twin()
+        with self._lock:  # as this run was: another plan may sum in another order
+            same._prepare(self._results, self._names, self._ends)
+        with torch.no_grad():
+            if not given.equal(same.outputs()):
+                self._refuse(results)
+        run = self._twin()
         with self._lock:
             run.prepare(results)
+        return run
+
+    def _twin(self) -> CallRun:
+        """A run of the same call, to prepare."""
+        run = CallRun(self.call, self.batch, self.gradients, self._lock)
+        run._seed, run._before, run._repeats = self._seed, self._before, True
         return run
 
     # ---- on the tape
@@ -207,12 +242,15 @@ class CallRun:
 
     def _check_unchanged(self, results: Iterable[str]) -> None:
         if self._marks is None or self._read() != self._marks:
-            names = ", ".join(results)
-            raise OnwardError(
-                f"{names} was left out of the forward, as unread in earlier calls, and cannot "
-                "be computed now since parameters or inputs have changed; fix: read it "
-                'before optimizer.step(), or onward.accelerate(model, outputs="all")'
-            )
+            self._refuse(results)
+
+    def _refuse(self, results: Iterable[str]) -> NoReturn:
+        names = ", ".join(results)
+        raise OnwardError(
+            f"{names} was left out of the forward, as unread in earlier calls, and cannot "
+            "be computed now since parameters or inputs have changed; fix: read it "
+            'before optimizer.step(), or onward.accelerate(model, outputs="all")'
+        )
 
 
 class _Function(torch.autograd.Function):
@@ -291,4 +329,4 @@ class _Refused(torch.autograd.Function):
         raise OnwardError(TWICE)
 
 
-__all__ = ["RUNNING", "CallRun"]
+__all__ = ["RUNNING", "CallRun", "GivenResults"]
