@@ -4,6 +4,7 @@ eager, captured once for each of their values."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -204,3 +205,41 @@ def test_a_module_that_becomes_another_is_refused() -> None:
     with pytest.raises(onward.CaptureError):
         trainer.train_step(torch.randn(3, 5))
     assert model.layer.weight.dtype == torch.float32
+
+
+class Plain(torch.nn.Module):
+    """A module with a tensor that is no buffer, of which the forward reads a number."""
+
+    def __init__(self, read: Callable[[torch.Tensor], float]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.l, self.t, self.read = torch.nn.Linear(4, 4), torch.tensor(1.0), read
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.l(x) * self.read(self.t)).square().mean()}
+
+
+PLAIN: dict[str, Callable[[torch.Tensor], float]] = {
+    "float": float,
+    "int": int,
+    "item": lambda t: float(t.item()),
+    "math": math.exp,
+    "complex": lambda t: abs(complex(t)),
+}
+
+
+@pytest.mark.parametrize("way", ["trainer", "call"])
+@pytest.mark.parametrize("read", PLAIN)
+def test_a_number_off_an_unregistered_tensor_is_watched(read: str, way: str) -> None:
+    model, eager = Plain(PLAIN[read]), Plain(PLAIN[read])
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    trainer = None
+    if way == "trainer":
+        trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    else:
+        onward.accelerate(model)
+    for number in (1.0, 1.0, 2.0, 3.0):
+        for m in (model, eager):
+            m.t.fill_(number)
+        found = model(x)["loss"] if trainer is None else trainer.train_step(x).loss
+        torch.testing.assert_close(found.detach(), eager(x)["loss"].detach())

@@ -145,6 +145,7 @@ def fill_graph(traced: Traced) -> None:
     traced.translator = Translator(result.graph, traced.program, flat.regions, autocast)
     try:
         buffers = bind_inputs(result, traced.translator, traced.program, flat, leaves)
+        result.constants += flat.noted.outer  # so that guards notice a later write into them
         _translate(traced)
         named = named_tensors(flat)
         store_buffers(result, traced.translator, buffers, named, flat.gradients)

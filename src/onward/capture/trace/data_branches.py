@@ -34,6 +34,8 @@ _READ: dict[Any, Any] = {
     torch.Tensor.tolist: None, torch.Tensor.item: None, torch.Tensor.__int__: int,
     torch.Tensor.__index__: int,
 }  # fmt: skip
+# functions that read a number off a tensor into Python
+_OF_NUMBERS = {*_READ, torch.Tensor.__float__, torch.Tensor.__complex__}
 # functions with arguments that are sizes or dims, for which a model may pass a 0-dim tensor
 _SIZED = (
     "arange", "expand", "empty", "full", "linspace", "narrow", "new_empty", "new_full", "new_ones",
@@ -55,7 +57,8 @@ class Asked(TorchFunctionMode):
 
     values: whether integers read into Python are answered too. questions: the tensors asked about.
     answers: the answers given. masks: for each mask that chooses rows, whether it chooses all.
-    read: how many questions are asked because of `values` alone.
+    read: how many questions are asked because of `values` alone. outer: the tensors from outside of
+    the trace, which no module registers, that a traced forward reads a number off.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Asked(TorchFunctionMode):
         self.answers: list[Answer] = []
         self.masks: list[Answer] = []
         self.read = 0
+        self.outer: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -86,6 +90,8 @@ class Asked(TorchFunctionMode):
         if func is torch.Tensor.expand_as and isinstance(args[1], torch.Tensor):
             # by shape alone, since the batch may not decide the numbers of `args[1]`
             return args[0].expand(args[1].shape)
+        if func in _OF_NUMBERS and not isinstance(args[0], FakeTensor):
+            self.outer[id(args[0])] = args[0]
         if self.values:
             if func in _READ and _whole_numbers(args[0]):
                 x = args[0] if func is torch.Tensor.tolist else args[0].reshape(())

@@ -39,10 +39,11 @@ class _Noted:
     chosen: names of results that are masked rows, which are no outputs. layouts: (method,
     answer) where the forward asks for a memory layout. sharing: its calls that return a view or
     a copy. answers, masks: what the first eager run has recorded (`Asked`); answers is None
-    before it. asked: the answers that the traced run was given. read: how many questions read
-    numbers. tree: how the results form the model's outputs, for a whole call. over_all: whether
-    a function that may loop over all experts has run, other than `alone`. mode: the mode reads
-    of the traced run, if gradients are on.
+    before it. asked: the answers that the traced run was given. outer: tensors from outside
+    the trace whose numbers it has read into Python. read: how many questions read numbers. tree:
+    how the results form the model's outputs, for a whole call. over_all: whether a function that
+    may loop over all experts has run, other than `alone`. mode: the mode reads of the traced run,
+    if gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -53,6 +54,7 @@ class _Noted:
     answers: list[Answer] | None = None
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
+    outer: Sequence[torch.Tensor] = ()
     read = 0
     over_all = False
     tree: OutputTree | None = None
@@ -109,6 +111,7 @@ class FlatCall(torch.nn.Module):
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]
+        self.noted.outer = list(asked.outer.values())
         return (*results, *asked.questions)
 
     def ask(self, *leaves: torch.Tensor) -> None:
