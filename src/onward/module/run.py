@@ -51,8 +51,8 @@ class GivenResults:
         self._held = {name: (x, x._version) for name, x in held.items()}
 
     def equal(self, results: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these have the same bits, but for those given out that the user has written
-        into."""
+        """Returns whether these have the same bits, but for those given out that the user has
+        written into."""
         pairs = [(x, results[name]) for name, (x, then) in self._held.items() if x._version == then]
         return all(torch.equal(_bits(x), _bits(y)) for x, y in pairs)
 
