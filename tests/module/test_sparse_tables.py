@@ -73,7 +73,7 @@ def test_a_trainer_refuses_them_in_one_line(kind: str) -> None:
     # a nested table is refused for the number that is read around it, which is found first
     said = r"; fix: " if kind == "nested" else r"sparse=True.*dense; fix: sparse=False"
     with pytest.raises(CaptureError, match=said) as found:
-        trainer.train_step(**batch())
+        trainer.train_step(batch())
     assert "\n" not in str(found.value)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -116,7 +116,7 @@ def test_a_frozen_table_trains_the_rest(kind: str) -> None:
     trainer = onward.Trainer(model, torch.optim.SGD(model.head.parameters(), lr=0.1))
     theirs = torch.optim.SGD(twin.head.parameters(), lr=0.1)
     for i in range(3):
-        loss = trainer.train_step(**batch(i)).loss
+        loss = trainer.train_step(batch(i)).loss
         theirs.zero_grad()
         want = twin(**batch(i))["loss"]
         want.backward()
@@ -144,7 +144,7 @@ def test_gradients_by_frequency_are_dense(make: Any) -> None:
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
     theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
     for i in range(3):
-        trainer.train_step(**batch(i))
+        trainer.train_step(batch(i))
         theirs.zero_grad()
         twin(**batch(i))["loss"].backward()
         theirs.step()

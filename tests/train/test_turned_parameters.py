@@ -26,7 +26,7 @@ loss_fn = nn.functional.cross_entropy
 def made() -> nn.Module:
     """A convolution and a linear layer whose weights do not lie row by row."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5))
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5))
     model = model.to(memory_format=torch.channels_last)
     head = model[3]
     assert isinstance(head, nn.Linear)
