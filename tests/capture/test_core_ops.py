@@ -52,7 +52,6 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
         x[0, 0], torch.tensor([0, 2, 2, 1]), 4, -1, False
     ),
     "fill.Scalar": lambda x: ATEN.fill(x, 2.0),
-    "grid_sampler_2d.default": lambda x: ATEN.grid_sampler_2d(x, x[..., :2].sin(), 0, 0, False),
     "leaky_relu.default": lambda x: ATEN.leaky_relu(x, 0.1),
     "max_pool2d_with_indices_backward.default": lambda x: ATEN.max_pool2d_with_indices_backward(
         x[..., :2, :2], x, [2, 2], [2, 2], [0, 0], ONES, False,

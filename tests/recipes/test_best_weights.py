@@ -128,7 +128,7 @@ def test_an_unknown_score_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"early_stopping_patience": 0, "eval_strategy": "epoch"}, "early_stopping_patience is 0"),
         ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "no"},
          "kept in a checkpoint"),
-        ({"load_best_model_at_end": True, "eval_strategy": "epoch", "compare": True}, "compared"),
+        ({"load_best_model_at_end": True, "eval_strategy": "epoch", "compare": True}, "engines"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
