@@ -49,7 +49,7 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan: an output that shows a parameter after the update", "plan/placement.py",
-        "        if not unchanged and _shown(value, storages.views) in graph.state.values():\n",
+        "        if not unchanged and _shown(value, storages.views) in states:\n",
         "        if False:\n", PLAN,
     ),
     Fault(

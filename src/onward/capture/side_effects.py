@@ -17,7 +17,7 @@ import torch
 
 from onward.errors import CaptureError
 from onward.model_state import Same, Snapshot
-from onward.model_state.device import cuda_devices
+from onward.model_state.device import keeping_generators
 from onward.model_state.effects import Effects, changes, drawn_since, keeping_buffers, random_states
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -153,10 +153,9 @@ class Rehearsal:
         )
 
     def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        devices = cuda_devices(batch, self._model.parameters(), self._model.buffers())
         with (
             keeping_buffers(self._model, self._loss_fn),
-            torch.random.fork_rng(devices),
+            keeping_generators(batch, self._model.parameters(), self._model.buffers()),
             torch.set_grad_enabled(self._model.training),
         ):
             return [y.detach().clone() for y in self._run(batch)]

@@ -233,6 +233,13 @@ class Builder:
     def cast(self, x: Value, dtype: DType) -> Value:
         return x if type_of(x).dtype == dtype else self.Cast(x, to=dtype)
 
+    def in_reverse(self, x: Value) -> Value:
+        """Returns numbers in the reverse order of x. Integers become -1 - x in i64, since the
+        lowest one has no negative and unsigned ones have none at all."""
+        if type_of(x).is_floating:
+            return self.Neg(x)
+        return self.Sub(self.scalar(-1, DType.INT64), self.cast(x, DType.INT64))
+
     def reduce_sum(self, x: Value, dims: Sequence[int], keepdims: bool) -> Value:
         if not dims:
             return x  # ONNX reads an empty list of axes as all axes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -30,6 +31,12 @@ def cuda_devices(*tensors: Iterable[torch.Tensor]) -> list[int]:
     return sorted({t.get_device() for each in tensors for t in each if t.is_cuda})
 
 
+def keeping_generators(*tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+    """A context after which the random generators of the CPU and of the devices that tensors are on
+    go on as before."""
+    return torch.random.fork_rng(cuda_devices(*tensors))
+
+
 def require_computing(device: torch.device) -> None:
     """Raises CaptureError for a device of a kind on which Onward does not compute
     (docs/notes/0086-gpus-of-apple-and-intel.md)."""
@@ -40,4 +47,6 @@ def require_computing(device: torch.device) -> None:
         )
 
 
-__all__ = ["computing_device", "cuda_devices", "device_of", "require_computing"]
+__all__ = [
+    "computing_device", "cuda_devices", "device_of", "keeping_generators", "require_computing",
+]  # fmt: skip

@@ -251,9 +251,8 @@ class Walk:
 
     def _module(self, m: torch.nn.Module, path: str) -> None:
         held = vars(m)
-        if is_aside(module_of(type(m))) or isinstance(
-            m, torch.jit.ScriptModule
-        ):  # whose code is not Python's; refused
+        aside = is_aside(module_of(type(m)))
+        if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
             self.facts[path] = Same(m)
             return
         self.facts[path] = (Same(m), Same(type(m)), tuple(held.get("_modules", ())))
@@ -392,11 +391,7 @@ class Walk:
             except ValueError:
                 continue  # not assigned yet
             self.cells.append(cell)
-            if _is_own_module(content):
-                self.facts[f"{path}.{name}"] = Same(content)
-                self._space(content, names)
-            else:
-                self.visit(content, f"{path}.{name}")
+            self._named(content, f"{path}.{name}", names)
         for name in global_names(x.__code__):
             self._global(x.__globals__, name, x.__module__, names)
         for name in imported_names(x.__code__, x.__globals__.get("__package__") or ""):
@@ -413,12 +408,15 @@ class Walk:
         if name not in scope:
             return  # a builtin
         self.names[id(scope), name] = scope
-        value = scope[name]
+        self._named(scope[name], f"{place}.{name}", names)
+
+    def _named(self, value: Any, path: str, names: tuple[str, ...]) -> None:
+        """Records what a name in code stands for. names: as for `_global`."""
         if _is_own_module(value):
-            self.facts[f"{place}.{name}"] = Same(value)
+            self.facts[path] = Same(value)
             self._space(value, names)
         else:
-            self.visit(value, f"{place}.{name}")
+            self.visit(value, path)
 
     def _space(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Records the attributes of a user's module that have one of these names, also those of

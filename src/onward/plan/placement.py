@@ -196,9 +196,10 @@ def shown_state(storages: Storages) -> dict[str, Value]:
     """The outputs, by name, whose memory is state that is overwritten before they are read. Among
     them is the next value of a state that another one had, as where two buffers are exchanged."""
     graph, found = storages.graph, dict[str, Value]()
+    states = {*graph.state.values()}
     for name, value in graph.outputs.items():
         unchanged = value is graph.state.get(name)
-        if not unchanged and _shown(value, storages.views) in graph.state.values():
+        if not unchanged and _shown(value, storages.views) in states:
             found[name] = value
     return found
 

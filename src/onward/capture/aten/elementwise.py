@@ -135,10 +135,15 @@ def _remainder(c: AtenCall, a: Any, b: Any) -> Value:
     a, b = c.value(a, dtype), c.value(b, dtype)
     if not type_of(a).is_floating:
         return c.b.Mod(a, b)
-    rest, zero = c.b.Mod(a, b, fmod=1), c.b.scalar(0.0, dtype)
+    rest = c.b.Mod(a, b, fmod=1)
+    return c.b.Where(_is_rest_of_other_sign(c, rest, b), c.b.Add(rest, b), rest)
+
+
+def _is_rest_of_other_sign(c: AtenCall, rest: Value, b: Value) -> Value:
+    """Returns whether a remainder is not 0 and has another sign than the divisor b."""
+    zero = c.b.scalar(0.0, type_of(b).dtype)
     other = c.b.Xor(c.b.Less(rest, zero), c.b.Less(b, zero))
-    other = c.b.And(other, c.b.Not(c.b.Equal(rest, zero)))
-    return c.b.Where(other, c.b.Add(rest, b), rest)
+    return c.b.And(other, c.b.Not(c.b.Equal(rest, zero)))
 
 
 def _fmod(c: AtenCall, a: Any, b: Any) -> Value:
@@ -168,8 +173,7 @@ def _floor_of_quotient(c: AtenCall, a: Value, b: Value) -> Value:
     a, b = stop_gradient(c.b, a), stop_gradient(c.b, b)
     rest = c.b.Mod(a, b, fmod=1)
     quotient = c.b.Div(c.b.Sub(a, rest), b)
-    below = c.b.Xor(c.b.Less(rest, zero), c.b.Less(b, zero))
-    below = c.b.And(below, c.b.Not(c.b.Equal(rest, zero)))
+    below = _is_rest_of_other_sign(c, rest, b)
     quotient = c.b.Where(below, c.b.Sub(quotient, one), quotient)
     floor = c.b.Floor(quotient)
     under = c.b.Greater(c.b.Sub(quotient, floor), c.b.scalar(0.5, type_of(a).dtype))

@@ -103,12 +103,10 @@ def _cumulative_extreme(c: AtenCall, x: Value, dim: int) -> list[Value]:
 
 
 def _ranked(c: AtenCall, x: Value, least: bool) -> Value:
-    """Returns numbers whose maximum is where x has its maximum, or its minimum if `least`. Integers
-    become -1 - x, since the lowest one has no negative and unsigned ones have none at all."""
-    if not type_of(x).is_floating:
-        x = c.b.cast(x, DType.INT64)
-        return c.b.Sub(c.b.scalar(-1, DType.INT64), x) if least else x
-    return c.b.Neg(x) if least else x
+    """Returns numbers whose maximum is where x has its maximum, or its minimum if `least`."""
+    if least:
+        return c.b.in_reverse(x)
+    return x if type_of(x).is_floating else c.b.cast(x, DType.INT64)
 
 
 def _argmax(c: AtenCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:

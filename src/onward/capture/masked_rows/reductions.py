@@ -118,7 +118,7 @@ def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return each.sum()
         case "batchmean":
             return each.sum() / own.count
-        case "mean" if name in ("mse_loss", "l1_loss") and given.get("weight") is not None:
+        case "mean" if name == "mse_loss" and given.get("weight") is not None:
             return each.sum() / given["weight"].sum()
         case _:
             return each.mean()

@@ -26,7 +26,7 @@ from onward.errors import CaptureError
 from onward.graph.graph import Graph, attributes, needed
 from onward.model_state import Snapshot
 from onward.model_state.code import attribute_names, underlying
-from onward.model_state.device import cuda_devices
+from onward.model_state.device import keeping_generators
 from onward.model_state.effects import (
     Effects,
     changes,
@@ -340,11 +340,10 @@ class RegionSearch:
         """Runs the model once without lasting side effects, and without hooks, which may do
         anything. Returns the paths of what it has set."""
         effects = Effects()
-        devices = cuda_devices(tensors, self.model.parameters(), self.model.buffers())
         with (
             keeping_buffers(self.model, None),
             keeping_parameters(self.model, None, numbers=False),
-            torch.random.fork_rng(devices),
+            keeping_generators(tensors, self.model.parameters(), self.model.buffers()),
             torch.set_grad_enabled(self.gradients),
             undoing(effects, self.model, None),
             without_hooks(self.model),

@@ -24,7 +24,7 @@ from onward.capture.weighted_losses import WeightedLosses
 from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state import Walk, traces_names
-from onward.model_state.device import cuda_devices
+from onward.model_state.device import keeping_generators
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
@@ -150,12 +150,11 @@ class FlatCall(torch.nn.Module):
         """A context in which a run of these leaves in eager mode leaves no side effects, nor
         records outputs in `noted`. Yields a walk of the model."""
         noted = self.noted.tree, self.noted.names
-        devices = cuda_devices(leaves, (t for _, t in named_tensors(self)))
         try:
             with (
                 keeping_buffers(self.model, self.loss_fn),
                 keeping_parameters(self.model, self.loss_fn, numbers=self.values),
-                torch.random.fork_rng(devices),
+                keeping_generators(leaves, (t for _, t in named_tensors(self))),
                 torch.no_grad(),
                 undoing(Effects(), self.model, self.loss_fn) as seen,
                 without_hooks(self.model),  # only regions may have such hooks

@@ -99,7 +99,9 @@ class KnownInputs:
             if i is None:
                 return self._constant(node.name, place(tensors))
             return tensors[i].detach().clone()
-        args, kwargs = _placed_arguments(node, place(tensors))
+        args, kwargs = node.args, node.kwargs
+        if _names_device(node):
+            args, kwargs = _placed_arguments(node, place(tensors))
         args, kwargs = torch.fx.map_arg((args, kwargs), found.__getitem__)
         return node.target(*args, **kwargs)
 
@@ -160,10 +162,14 @@ def _nodes(program: torch.fx.GraphModule) -> list[Any]:
     return [node for module in _programs(program) for node in module.graph.nodes]
 
 
+def _names_device(node: Any) -> bool:
+    return any(isinstance(x, torch.device) for x in (*node.args, *node.kwargs.values()))
+
+
 def _placed_arguments(node: Any, device: torch.device | None) -> tuple[Any, Any]:
     """Returns a node's arguments with this device in place of those of the program."""
     args, kwargs = node.args, node.kwargs
-    if device is None or not any(isinstance(x, torch.device) for x in (*args, *kwargs.values())):
+    if device is None or not _names_device(node):
         return args, kwargs
 
     def put(x: Any) -> Any:

@@ -19,7 +19,7 @@ from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
-from onward.model_state.device import computing_device, cuda_devices
+from onward.model_state.device import computing_device, keeping_generators
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.region_warnings import table
@@ -130,13 +130,12 @@ def _undisturbed(model: torch.nn.Module, batch: Batch) -> Generator[None]:
     """A context with gradients on and inference mode off; restores all random generators that the
     model may draw from."""
     python, numpy = random.getstate(), np.random.get_state()
-    devices = cuda_devices(batch.tensors, model.parameters(), model.buffers())
     try:
         with (
             eager(),
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.random.fork_rng(devices),
+            keeping_generators(batch.tensors, model.parameters(), model.buffers()),
         ):
             yield
     finally:

@@ -95,10 +95,8 @@ def _top_k(c: NodeCall) -> Results:
 
 @decomposition("ArgMax", "ArgMin")
 def _argmax(c: NodeCall) -> Results:
-    b, axis, x = c.b, c.axis(), c.x()
-    if c.op_type == "ArgMin":  # unsigned integers and the lowest have no negative; -1 - x they have
-        floating = type_of(x).is_floating
-        x = b.Neg(x) if floating else b.Sub(np.array(-1, np.int64), b.cast(x, DType.INT64))
+    b, axis = c.b, c.axis()
+    x = b.in_reverse(c.x()) if c.op_type == "ArgMin" else c.x()
     last = bool(c.attr("select_last_index", 0))
     size = c.shape()[axis]
     if last:
