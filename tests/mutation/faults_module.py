@@ -10,6 +10,7 @@ MODES = ("module/test_modes.py",)
 WAITING = ("module/test_waiting.py",)
 REASONS = ("module/test_reasons.py",)
 HISTORIES = ("module/test_histories.py",)
+SHARED = ("module/test_shared_results.py",)
 GONE = ("module/test_flat_memory.py",)
 
 MODULE_FAULTS: tuple[Fault, ...] = (
@@ -146,6 +147,14 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "module: a checkpoint's note leads to the gradients in its own block", "module/run.py",
         "            leave_in(content, None)\n", "            pass\n", GONE,
+    ),
+    Fault(
+        "module: results that are views are copies", "capture/stages.py",
+        "    result.tree.views = views\n", "    return\n", SHARED,
+    ),
+    Fault(
+        "module: a view waits for a result that nobody has computed", "module/waiting.py",
+        " and part.name not in at_once\n", "\n", SHARED,
     ),
     Fault(
         "module: outputs are held by a function that holds itself", "capture/output_tree.py",

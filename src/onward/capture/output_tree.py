@@ -68,6 +68,15 @@ class Container:
     keys: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class View:
+    """A result that shares memory with a tensor: a view of `base`. make: makes it from that tensor
+    and the batch's tensors."""
+
+    base: Computed | BatchLeaf | Held
+    make: Callable[..., torch.Tensor]
+
+
 Part = Computed | SizeLeaf | BatchLeaf | Held | Value | Container
 
 
@@ -76,7 +85,8 @@ class OutputTree:
 
     outputs: what one run returned. leaves: the batch's tensors in that run. owned: path -> tensor
     of the module. left_out: whether key/value caches may be left out, and listed in `caches`.
-    root: the whole tree. names: the names of the computed tensors.
+    root: the whole tree. names: the names of the computed tensors. views: those that the graph does
+    not compute, since they are views of other tensors.
     Raises CaptureError for outputs that no graph can return.
     """
 
@@ -92,6 +102,7 @@ class OutputTree:
         self._seen: dict[int, str] = {}
         self._computed: dict[str, torch.Tensor] = {}
         self._left_out, self.caches = left_out, list[str]()
+        self.views: dict[str, View] = {}
         self.root = self._part(outputs, ())
 
     @classmethod
@@ -119,9 +130,20 @@ class OutputTree:
         given: Sequence[torch.Tensor],
         held: Callable[[str], torch.Tensor],
     ) -> Any:
-        """Returns the outputs of a call. computed: name -> computed tensor. given: the batch's
-        tensors. held: path -> the module's tensor."""
+        """Returns the outputs of a call. computed: name -> computed tensor, or None for one that is
+        left out. given: the batch's tensors. held: path -> the module's tensor."""
+        if self.views:
+            made: dict[str, Any] = {}
+            for name, view in self.views.items():
+                base = _built(view.base, computed, given, held)
+                made[name] = None if base is None else view.make(base, *given)
+            computed = {**computed, **made}
         return _built(self.root, computed, given, held)
+
+    def computed_at_once(self) -> set[str]:
+        """Returns the results that no output can wait for: views, and those that they are of."""
+        bases = {v.base.name for v in self.views.values() if isinstance(v.base, Computed)}
+        return {*self.views, *bases}
 
     def _part(self, x: Any, path: tuple[str, ...]) -> Part:
         if is_tensor(x):
@@ -211,4 +233,6 @@ def _built(
             return part.make([_built(inner, computed, given, held) for inner in part.parts])
 
 
-__all__ = ["BatchLeaf", "Computed", "Container", "Held", "OutputTree", "Part", "SizeLeaf", "Value"]
+__all__ = [
+    "BatchLeaf", "Computed", "Container", "Held", "OutputTree", "Part", "SizeLeaf", "Value", "View",
+]  # fmt: skip

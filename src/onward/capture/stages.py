@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.evaluation import asks_more
-from onward.capture.graph_inputs import batch_nodes, bind_inputs
+from onward.capture.graph_inputs import batch_nodes, bind_inputs, held_nodes
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import require_mask
 from onward.capture.regions.search import first_line
@@ -31,6 +32,7 @@ from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
 from onward.capture.trace.flat_call import named_tensors
 from onward.capture.trace.gradient_edges import GradientEdges
+from onward.capture.trace.shared_results import Origins, shared_results
 from onward.capture.trace.sharing import Sharing
 from onward.capture.traced import SizesToHold, Traced
 from onward.capture.translate.autograd_reach import (
@@ -217,6 +219,29 @@ def reach_of_results(traced: Traced) -> None:
     }
 
 
+def share_results(traced: Traced) -> None:
+    """Has the outputs of a whole call share memory as in eager PyTorch: results that are views are
+    taken out of the graph, and made from the tensors that they are views of. Raises CaptureError
+    for views that cannot be made so."""
+    if not traced.request.whole:
+        return
+    result, translator = traced.result, traced.translator
+    ends = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
+    held = held_nodes(traced.program)
+    views = shared_results(ends, Origins(traced.batch, held))
+    if not views:
+        return
+    assert result.tree is not None, "a whole call"
+    result.tree.views = views
+    signature = result.graph.signature
+    kept = {name: out for name, out in signature.results.items() if name not in views}
+    for name in views:
+        del result.graph.outputs[signature.results[name]]
+        result.reaches.pop(name, None)
+        result.parts_reached.pop(name, None)
+    result.graph.signature = replace(signature, results=kept)
+
+
 def note_regions(traced: Traced) -> None:
     """Records the regions that run in PyTorch. Raises CaptureError where the program lost one."""
     if traced.flat.regions is not None:
@@ -298,6 +323,7 @@ STAGES: tuple[Stage, ...] = (
     note_presumptions,  # after the translation, which finds the writes into the batch
     reach_of_loss,  # in the program: graph passes drop what is multiplied by 0, autograd does not
     reach_of_results,
+    share_results,  # after the translation, which has a better message for a write it refuses
     note_regions,  # of the finished graph
     judge_evaluation,  # of the finished graph
     guard_sizes,

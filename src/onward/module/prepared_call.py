@@ -91,7 +91,7 @@ class PreparedCall:
         self._narrowed = False
         # results read by the last two callers; the first caller gets all
         self._read: list[set[str]] = [set(self.results), set()]
-        self.fields = waiting(captured.tree.root if captured.tree else None)
+        self.fields = waiting(captured.tree)
         self.last: LastCall | None = None
 
     @property

@@ -14,22 +14,23 @@ from typing import Any
 
 import torch
 
-from onward.capture.output_tree import Computed, Container, Part
+from onward.capture.output_tree import Computed, Container, OutputTree
 
 LOSS = "loss"
 _WAITS = "_onward_waits"
 NOTHING = torch.empty(0)  # a placeholder for fields that are not computed yet
 
 
-def waiting(root: Part | None) -> dict[str, str]:
+def waiting(tree: OutputTree | None) -> dict[str, str]:
     """The fields of a ModelOutput that can be computed later, with their results: those that are
-    one tensor, except the loss. Empty for other outputs."""
-    if not isinstance(root, Container) or not _is_model_output(root.kind):
+    one tensor, except the loss and those that share memory. Empty for other outputs."""
+    if tree is None or not isinstance(tree.root, Container) or not _is_model_output(tree.root.kind):
         return {}
+    root, at_once = tree.root, tree.computed_at_once()
     return {
         key: part.name
         for key, part in zip(root.keys, root.parts, strict=True)
-        if isinstance(part, Computed) and key != LOSS
+        if isinstance(part, Computed) and key != LOSS and part.name not in at_once
     }
 
 

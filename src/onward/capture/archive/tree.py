@@ -34,6 +34,8 @@ _BUILT_IN = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedD
 def written_tree(tree: OutputTree) -> list[object]:
     """Returns a tree of outputs as JSON. Raises ArchiveError for one that cannot be rebuilt from
     the names of its classes."""
+    if tree.views:
+        raise ArchiveError("the outputs share memory")
     found: list[object] = [_written(tree.root), tree.names]
     _require_same(read_tree(found).root, tree.root)
     return found
