@@ -99,6 +99,10 @@ FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "between bounds": (
         lambda x: torch.clamp(x[0], x[1], x[2]), T([[-5.0, 2, 3], [0, 0, 1], [1, 1, 1]])
     ),
+    "bounds that are NaN": (
+        lambda x: torch.clamp(x[0], x[1], x[2]).isnan() * x[0],
+        T([[-5.0, 2, 3, 1], [torch.nan, 0, torch.nan, 0], [1, torch.nan, torch.nan, 2]]),
+    ),
     **{
         f"cosines, {eps}": (lambda x, eps=eps: F.cosine_similarity(x, B * 0.3, eps=eps), A * 0.3)
         for eps in (1.0, 0.1, 1e-8)

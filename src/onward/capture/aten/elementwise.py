@@ -392,11 +392,18 @@ def _clamp(c: AtenCall, x: Value, low: Any = None, high: Any = None) -> Value:
             # neither of two equal bounds gets a gradient from below
             equal = c.b.Equal(bound, c.value(high, type_of(x).dtype))
             bound = c.b.Where(equal, stop_gradient(c.b, bound), bound)
-        x = c.b.Where(c.b.Less(x, bound), bound, x)
+        x = c.b.Where(_beyond(c, c.b.Less(x, bound), low, bound), bound, x)
     if high is not None:
         bound = c.value(high, type_of(x).dtype)
-        x = c.b.Where(c.b.Greater(x, bound), bound, x)
+        x = c.b.Where(_beyond(c, c.b.Greater(x, bound), high, bound), bound, x)
     return x
+
+
+def _beyond(c: AtenCall, beyond: Value, given: Any, bound: Value) -> Value:
+    """Returns b[...] where the bound is taken: where x is beyond it, and where a bound that is
+    computed is NaN."""
+    computed = isinstance(given, Value) and type_of(bound).is_floating
+    return c.b.Or(beyond, c.b.IsNaN(bound)) if computed else beyond
 
 
 def _trilu(c: AtenCall, x: Value, diagonal: int = 0) -> Value:
