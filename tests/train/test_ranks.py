@@ -105,7 +105,7 @@ OTHERWISE = {  # what rank 1 says, where it is not the same
     "alone": "rank 0 gathers the optimizer's state, while rank 1 ",
     "method": "while rank 1 ends its accumulation window early",
     "batch": "fetch names the output 'nothing', which the model does not have",
-    "means": "by labels that its loss ignores, and here each rank's mean counts alike; fix: compute",
+    "means": "by labels that its loss ignores, and here each rank's mean counts alike; fix: ",
     "capture": "'NoneType' object is not callable",
     "files": "rank 0 could not write the checkpoint",
 }
