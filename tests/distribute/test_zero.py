@@ -176,6 +176,9 @@ def test_low_state_is_rounded_as_on_one_rank(form: str) -> None:
                 part = part_of(want[f"next.{name}"], recipe.shards[slot.parameter])
                 y = outputs[f"next.{name}"]
                 assert y.shape == part.shape and y.dtype == part.dtype
+                if y.dtype == np.float32:  # the scales of blocks of codes, a few numbers
+                    np.testing.assert_allclose(y, part, rtol=1e-6, err_msg=name)
+                    continue
                 assert np.mean(y != part) < 0.02, f"{name}: {np.mean(y != part):.3f} differ"
         for name in recipe.shards:
             close(outputs[f"next.{name}"], want[f"next.{name}"], name)

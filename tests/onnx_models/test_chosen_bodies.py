@@ -100,7 +100,7 @@ def test_predictions_are_those_of_onnxruntime(shape: tuple[int, ...]) -> None:
 def test_each_body_trains_its_own_weights() -> None:
     """Beside PyTorch; what a step does not choose stays. The file has them back in their bodies."""
     file = model()
-    session = TrainingSession(file, onward.optim.SGD(lr=0.1), loss.mse("y"))
+    session = TrainingSession(file, onward.optim.SGD(lr=0.01), loss.mse("y"))
     # helper.make_node sorts attributes: the bodies of "else" come first
     names = {"u": OUTER, "w": NARROW, "w_2": WIDE, "b": BIAS, "b_2": BIAS}
     names |= {"s": np.full(3, 3.0), "s_2": np.full(3, 2.0)}
@@ -108,7 +108,7 @@ def test_each_body_trains_its_own_weights() -> None:
         n: x.shape for n, x in names.items()
     }
     own = {n: torch.tensor(x, dtype=torch.float32).requires_grad_() for n, x in names.items()}
-    optimizer = torch.optim.SGD(own.values(), lr=0.1)
+    optimizer = torch.optim.SGD(own.values(), lr=0.01)
     for rate, deep in CHOICES:
         given = feeds(rate, deep)
         labels = np.ones((5, 3), np.float32)

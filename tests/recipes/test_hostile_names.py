@@ -59,6 +59,7 @@ def run(cases: list[list[str]], folder: Path) -> list[dict[str, Any]]:
     environment = {**os.environ, "ONWARD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     environment |= {"HOME": str(folder), "HF_HOME": str(folder / "hub"), "TMPDIR": str(folder)}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a first import of a library writes beside it
     done = subprocess.run(
         [sys.executable, PROGRAM, folder / "cases.json"],
         cwd=folder / "here", env=environment, capture_output=True, text=True, check=False,
