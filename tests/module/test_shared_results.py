@@ -38,6 +38,11 @@ def written(_: Any, x: Any, y: Any) -> Any:
     return y, part
 
 
+def parts(_: Any, x: Any, y: Any) -> Any:
+    both = torch.complex(y, 2 * y)
+    return both.real, both.imag
+
+
 # what is returned, and which result the caller writes into
 SHARED: dict[str, tuple[Callable[[Any, Any, Any], Any], int]] = {
     "flat": (lambda m, x, y: (y, y.view(-1)), 0),
@@ -51,6 +56,7 @@ SHARED: dict[str, tuple[Callable[[Any, Any, Any], Any], int]] = {
     "of a buffer": (lambda m, x, y: (y, m.b[0]), 1),
     "of a parameter": (lambda m, x, y: (y, m.l.weight.t(), m.l.weight[0]), 2),
     "written before": (written, 1),
+    "parts of a complex tensor": (parts, 0),
     "split": (lambda m, x, y: (y, *y.split(2, 1)), 2),
 }
 
@@ -103,6 +109,19 @@ def test_a_write_with_gradients_is_eager_s() -> None:
 def test_views_that_overlap_without_their_tensor_run_in_eager() -> None:
     twins = Twins(Layer(lambda m, x, y: (y[:, :3], y[:, 1:])))
     with pytest.warns(EagerWarning, match=r"are views of one tensor.*fix: return a clone\(\)"):
+        ours, eager = twins.each(lambda m: [r.detach() for r in m(torch.ones(2, 4))])
+    for outputs in (ours, eager):
+        outputs[0].fill_(3.0)
+    assert_same(ours, eager)
+
+
+def test_a_complex_tensor_s_part_overlaps_with_all_of_it() -> None:
+    def returns(_: Any, x: Any, y: Any) -> Any:
+        both = torch.complex(y, 2 * y)
+        return torch.view_as_real(both)[1:], both.imag
+
+    twins = Twins(Layer(returns))
+    with pytest.warns(EagerWarning, match="are views of one tensor"):
         ours, eager = twins.each(lambda m: [r.detach() for r in m(torch.ones(2, 4))])
     for outputs in (ours, eager):
         outputs[0].fill_(3.0)

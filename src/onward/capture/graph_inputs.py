@@ -33,16 +33,6 @@ def batch_nodes(program: ExportedProgram) -> list[torch.fx.Node]:
     ]
 
 
-def held_nodes(program: ExportedProgram) -> dict[torch.fx.Node, str]:
-    """Returns the placeholders of parameters and buffers, with their paths."""
-    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    return {
-        placeholders[s.arg.name]: model_path(s.target)
-        for s in program.graph_signature.input_specs
-        if s.kind in (InputKind.PARAMETER, InputKind.BUFFER)
-    }
-
-
 def bind_inputs(
     result: CapturedModule,
     translator: Translator,
@@ -151,4 +141,4 @@ class _Inputs:
         return value
 
 
-__all__ = ["batch_nodes", "bind_inputs", "held_nodes"]
+__all__ = ["batch_nodes", "bind_inputs"]

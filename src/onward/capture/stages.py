@@ -22,7 +22,7 @@ from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.evaluation import asks_more
-from onward.capture.graph_inputs import batch_nodes, bind_inputs, held_nodes
+from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import require_mask
 from onward.capture.regions.search import first_line
@@ -32,7 +32,6 @@ from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
 from onward.capture.trace.flat_call import named_tensors
 from onward.capture.trace.gradient_edges import GradientEdges
-from onward.capture.trace.shared_results import Origins, shared_results
 from onward.capture.trace.sharing import Sharing
 from onward.capture.traced import SizesToHold, Traced
 from onward.capture.translate.autograd_reach import (
@@ -41,6 +40,7 @@ from onward.capture.translate.autograd_reach import (
     reached,
     results_of_regions,
 )
+from onward.capture.translate.shared_results import shared_results
 from onward.capture.translate.translator import Translator
 from onward.errors import CaptureError
 from onward.graph.build import Builder
@@ -205,7 +205,7 @@ def reach_of_results(traced: Traced) -> None:
         return
     translator, result = traced.translator, traced.result
     result.tree = traced.tree
-    ends = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
+    ends = _ends(traced)
     edges = GradientEdges()
     trains = traced.flat.gradients
     passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
@@ -219,16 +219,19 @@ def reach_of_results(traced: Traced) -> None:
     }
 
 
+def _ends(traced: Traced) -> dict[str, torch.fx.Node]:
+    """Returns the results of a whole call, with the nodes of the exported program."""
+    return dict(zip(traced.flat.noted.names, traced.translator.output_nodes(), strict=True))
+
+
 def share_results(traced: Traced) -> None:
     """Has the outputs of a whole call share memory as in eager PyTorch: results that are views are
     taken out of the graph, and made from the tensors that they are views of. Raises CaptureError
     for views that cannot be made so."""
     if not traced.request.whole:
         return
-    result, translator = traced.result, traced.translator
-    ends = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
-    held = held_nodes(traced.program)
-    views = shared_results(ends, Origins(traced.batch, held))
+    result, ends = traced.result, _ends(traced)
+    views = shared_results(ends, traced.program)
     if not views:
         return
     assert result.tree is not None, "a whole call"
