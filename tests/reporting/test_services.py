@@ -126,12 +126,16 @@ def test_tensorboard_on_a_full_disk(
         write(self, content)
 
     monkeypatch.setattr(tf.io.gfile.GFile, "write", no_space)
+    before = set(threading.enumerate())
     with onward.Reporter("tensorboard", folder="run", tell=told.append) as reporter:
         for step in range(1, 5):
             reporter.log(step, metrics(step))
         while not told:
             threading.Event().wait(0.01)
         full.clear()
+    # the writer's own thread ends with the error: within this test, not within the next one
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
     assert "OSError" in told[0] and "No space left" in told[0]
     found = scalars(tmp_path / "run" / "tensorboard")["train/loss"]
     lost = sum(int(line.split()[0]) for line in told[1:])
