@@ -305,6 +305,10 @@ class Compiler:
         """Returns the recipe, with `joint` set where several ranks share each batch."""
         return replace(recipe, joint=shares_steps(self.mesh) or recipe.pipeline is not None)
 
+    def splits_samples(self, recipe: Recipe) -> bool:
+        """Says whether the graph of a rank has some of a batch's samples."""
+        return self.mesh.batches > 1 or recipe.pipeline is not None
+
     def _updated(self, forward: Graph, recipe: Recipe) -> Graph:
         """The step of one rank alone: forward, gradients and updates."""
         start = summed(forward) if recipe.average == "labels" else forward

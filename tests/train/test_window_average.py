@@ -250,6 +250,59 @@ def test_losses_that_are_means(name: str) -> None:
         torch.testing.assert_close(result.loss, loss_fn(mlp()(x), y).detach(), **CLOSE)
 
 
+def over_rows(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A mean over samples of their own means."""
+    return out.square().mean(-1).mean()
+
+
+ONE_ROW: dict[str, Any] = {
+    "means of means": over_rows,
+    "kept dims": lambda out, y: out.square().mean(-1, keepdim=True).mean(),
+    "means of sums": lambda out, y: out.square().sum(-1).mean(),
+    "one output": lambda out, y: F.mse_loss(out[:, :1], y[:, None] / 100.0),
+    "squeezed": lambda out, y: (out[:, :1].squeeze(-1) - y / 100.0).square().mean(),
+    "one logit": lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], (y > 2).float()),
+    "each": lambda out, y: masked(out, y)[0].mean(),
+    "one by one": lambda out, y: -F.logsigmoid(out[:, 0] - out[:, 1]).mean(),
+    "scaled": lambda out, y: 0.5 * out.square().mean(-1).mean() / 3,
+    "wrapped": lambda out, y: F.cross_entropy(out, y).unsqueeze(0).mean(),
+    "wrapped twice": lambda out, y: F.cross_entropy(out, y).reshape(1, 1).mean(),
+    "stacked": lambda out, y: torch.stack([F.cross_entropy(out, y)]).mean(),
+    "sum of one": lambda out, y: (out[:, 0].square() * (y > 0)).sum() / (y > 0).sum(),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in [*MEANS, *ONE_ROW] if name != "by length"])
+def test_a_micro_batch_of_one_row(name: str) -> None:
+    """A row counts alike in a micro-batch of its own, whose graph shows no number of samples."""
+    loss_fn = (MEANS | ONE_ROW)[name]
+    parts = [rows(6, 5, 1), rows(1, 1, 2), rows(5, 3, 3), rows(1, 1, 4)]
+    model, twin = mlp(), mlp()
+    trainer: Any = onward.Trainer(
+        model, optimizer_of(model), loss_fn,
+        options={"gradient_accumulation_steps": 4, "gradient_accumulation_average": "labels"},
+    )  # fmt: skip
+    results = [trainer.train_step(x, target=y) for x, y in parts]
+    x, y = (torch.cat(each) for each in zip(*parts, strict=True))
+    loss = loss_fn(twin(x), y)
+    loss.backward()
+    optimizer_of(twin).step()
+    assert_same(model, twin)
+    torch.testing.assert_close(results[-1].window_loss, loss.detach(), **CLOSE)
+
+
+def test_a_sum_over_one_row_is_no_mean() -> None:
+    """One row divided by their number is the sum, which a mean over rows would not be."""
+    model = mlp()
+    trainer: Any = onward.Trainer(
+        model, optimizer_of(model), MEANS["by length"], options={"gradient_accumulation_steps": 2}
+    )
+    x, y = rows(6, 5, 1)
+    trainer.train_step(x, target=y)
+    with pytest.raises(OnwardError, match="is the mean over its labels, but this micro-batch's"):
+        trainer.train_step(x[:1], target=y[:1])
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_losses_that_are_not(name: str, caplog: pytest.LogCaptureFixture) -> None:

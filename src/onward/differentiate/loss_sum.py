@@ -49,7 +49,7 @@ class _Mean:
 
 def obstacle(graph: Graph) -> str | None:
     """The reason why the loss of a forward graph has no sum and divisor; None where it has."""
-    found = _find(graph, _samples(graph))
+    found = _find(graph, samples_of(graph))
     return found if isinstance(found, str) else None
 
 
@@ -89,7 +89,7 @@ def summed(graph: Graph) -> Graph:
 def counted_cross_entropy(graph: Graph) -> tuple[Node, Value] | str:
     """The cross entropy over whose labels the loss of a forward graph is the mean, and these
     labels; or the reason why there is none."""
-    found = _find(graph, _samples(graph))
+    found = _find(graph, samples_of(graph))
     if isinstance(found, str):
         return found
     if found.node.op_type not in _CROSS_ENTROPIES:
@@ -97,6 +97,27 @@ def counted_cross_entropy(graph: Graph) -> tuple[Node, Value] | str:
     labels = found.node.inputs[_CROSS_ENTROPIES[found.node.op_type][0]]
     assert labels is not None, "a cross entropy has labels"
     return found.node, labels
+
+
+def averaged(graph: Graph) -> list[Value]:
+    """The values whose elements the loss of a forward graph is the mean of: losses, or what a cross
+    entropy reads; none where the loss is no mean."""
+    found = _find(graph, samples_of(graph))
+    if isinstance(found, str):
+        return []
+    value = found.node.inputs[0]
+    node = found.node
+    while found.bounded is not None and value is not None:
+        producer = value.producer()
+        if producer is None or producer.op_type in ("ReduceSum", *_CROSS_ENTROPIES):
+            node = producer or node
+            break
+        value = _link(producer)
+    if node.op_type == "ReduceSum":
+        return [_deepest(node)]
+    if node.op_type in _CROSS_ENTROPIES:
+        return [x for x in node.inputs if x is not None]
+    return [] if node.inputs[0] is None else [node.inputs[0]]
 
 
 def unbounded(divisor: Value) -> Value:
@@ -156,7 +177,7 @@ def _find(graph: Graph, samples: str | None) -> _Mean | str:
     """The mean that a loss ends in, or the reason why there is none. samples: the symbol of the
     number of samples, over which the mean must be; None: not asked."""
     value = graph.outputs[graph.signature.differentiated_outputs[0]]
-    outputs, first = graph.output_values(), True
+    outputs, first, is_one_row = graph.output_values(), True, samples_of(graph) == "1"
     while True:
         node = value.producer()
         if node is None:
@@ -166,7 +187,7 @@ def _find(graph: Graph, samples: str | None) -> _Mean | str:
         if first and list(value.uses()):
             return "it is read by other ops"
         first = False
-        found = _mean(node, samples)
+        found = _mean(node, samples, is_one_row)
         if found is not None:
             return found
         following = _link(node)
@@ -190,9 +211,9 @@ def _link(node: Node) -> Value | None:
     return None
 
 
-def _mean(node: Node, samples: str | None) -> _Mean | str | None:
+def _mean(node: Node, samples: str | None, is_one_row: bool) -> _Mean | str | None:
     """The mean that a node computes, the reason why it is of no use, or None: it may be further
-    up."""
+    up. is_one_row: whether the graph is for batches of one row."""
     x = node.inputs[0]
     if x is None:
         return None
@@ -201,7 +222,7 @@ def _mean(node: Node, samples: str | None) -> _Mean | str | None:
         if attributes.get("reduction", "mean") != "mean":
             return "it is a sum, not a mean, of the cross entropies"
         return _Mean(node)
-    if node.op_type == "ReduceMean" and not _single(shape):
+    if node.op_type == "ReduceMean" and (not _single(shape) or (is_one_row and _of_rows(node))):
         dims = _dims(node)
         if not all(size == 1 or i in dims for i, size in enumerate(shape)):
             return "its mean leaves several elements"
@@ -212,22 +233,37 @@ def _mean(node: Node, samples: str | None) -> _Mean | str | None:
         divisor = node.inputs[1]
         if divisor is None or not _single(type_of(divisor).shape):
             return None
-        if not _is_sum(x, samples):
+        if not _is_sum(x, samples, is_one_row):
             return "what it divides is no sum over the samples"
         reason = _uncounted(divisor, samples)
         return reason if reason is not None else _Mean(node, divisor)
     return None
 
 
-def _is_sum(value: Value, samples: str | None) -> bool:
+def _of_rows(node: Node) -> bool:
+    """Whether a reduction of one element, in a graph for one row, is over the rows: along dim 0,
+    and its input has not been a scalar before."""
+    value = node.inputs[0]
+    if 0 not in _dims(node):
+        return False
+    while value is not None:
+        if not type_of(value).shape:
+            return False
+        producer = value.producer()
+        value = None if producer is None else _link(producer)
+    return True
+
+
+def _is_sum(value: Value, samples: str | None, is_one_row: bool) -> bool:
     """Whether a value is a sum over the samples, times constants."""
     node = value.producer()
     while node is not None:
         x = node.inputs[0]
         if node.op_type in _CROSS_ENTROPIES:
             return attributes_of(node).get("reduction", "mean") == "sum"
-        if node.op_type == "ReduceSum" and x is not None and not _single(type_of(x).shape):
-            return _linear(type_of(_deepest(node)).shape, samples)
+        if node.op_type == "ReduceSum" and x is not None:
+            if not _single(type_of(x).shape) or (is_one_row and _of_rows(node)):
+                return _linear(type_of(_deepest(node)).shape, samples)
         following = _link(node)
         if following is None:
             return False
@@ -242,6 +278,8 @@ def _uncounted(divisor: Value, samples: str | None) -> str | None:
     if content is not None and len(content) == 1 and array_of(value) is None:
         return None if _linear(content, samples) else "its divisor is not a number of samples"
     node = value.producer()
+    if node is None and array_of(value) is not None and value is not divisor:
+        return None if type_of(value).dtype is DType.INT64 else "its divisor is a number"
     if node is None:
         return f"it is divided by the input {value.name}"
     if node.op_type != "ReduceSum" or not _single(type_of(node.outputs[0]).shape):
@@ -297,7 +335,7 @@ def _deepest(node: Node) -> Value:
     return value
 
 
-def _samples(graph: Graph) -> str | None:
+def samples_of(graph: Graph) -> str:
     """The symbol of the number of samples: dim 0 of the first tensor of the batch."""
     for value in graph.inputs_with(Role.BATCH):
         shape = type_of(value).shape
@@ -353,4 +391,6 @@ def _label_count(b: Builder, node: Node) -> Value:
     return b.reduce_sum(shares, range(rank), keepdims=False)
 
 
-__all__ = ["bounded", "divisor_of_all", "obstacle", "summed", "unbounded"]
+__all__ = [
+    "averaged", "bounded", "divisor_of_all", "obstacle", "samples_of", "summed", "unbounded",
+]  # fmt: skip

@@ -99,4 +99,5 @@ class Graphs:
         """The recipe with what depends on the forward decided, for all of its forms alike."""
         if self.recipe is None:
             return None
-        return settled(self.compiler.joint(self.recipe), self.forward)
+        joint = self.compiler.joint(self.recipe)
+        return settled(joint, self.forward, self.compiler.splits_samples(self.recipe))

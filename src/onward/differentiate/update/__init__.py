@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from onward.differentiate.loss_sum import obstacle
+from onward.differentiate.mixed_samples import mixed_samples
 from onward.differentiate.update.accumulate import accumulate, taken_up
 from onward.differentiate.update.apply import apply
 from onward.differentiate.update.average_labels import average_labels
@@ -85,12 +86,21 @@ def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
     return graph
 
 
-def settled(recipe: Recipe, forward: Graph) -> Recipe:
+def settled(recipe: Recipe, forward: Graph, splits_samples: bool = False) -> Recipe:
     """Returns the recipe for this forward with its `average` decided, on "labels" only where the
-    loss is a mean over labels. Raises OnwardError where it must be and is not."""
+    loss is a mean over labels. splits_samples: whether the graph of a rank has some of a batch's
+    samples. Raises OnwardError where the loss must be such a mean and is not, or looks across
+    samples that are apart."""
     if recipe.average == "micro_batches" or not (recipe.accumulate or recipe.joint):
         return replace(recipe, average="micro_batches")
     reason = obstacle(forward)
+    if reason is None and splits_samples and (mixing := mixed_samples(forward)):
+        raise OnwardError(
+            f"ranks that share a batch would compute another loss than one process: {mixing}, and "
+            "a rank has those of its share; fix: a loss and norms that do not look across samples, "
+            "or the mean of the losses of all ranks, each over its own samples as in DDP, by "
+            'gradient_accumulation_average="micro_batches"'
+        )
     if reason is None:
         return replace(recipe, average="labels")
     if recipe.joint:
