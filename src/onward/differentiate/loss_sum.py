@@ -261,9 +261,9 @@ def _is_sum(value: Value, samples: str | None, is_one_row: bool) -> bool:
         x = node.inputs[0]
         if node.op_type in _CROSS_ENTROPIES:
             return attributes_of(node).get("reduction", "mean") == "sum"
-        if node.op_type == "ReduceSum" and x is not None:
-            if not _single(type_of(x).shape) or (is_one_row and _of_rows(node)):
-                return _linear(type_of(_deepest(node)).shape, samples)
+        is_sum = node.op_type == "ReduceSum" and x is not None
+        if is_sum and (not _single(type_of(x).shape) or (is_one_row and _of_rows(node))):
+            return _linear(type_of(_deepest(node)).shape, samples)
         following = _link(node)
         if following is None:
             return False

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from onward.differentiate.loss_sum import averaged, samples_of
-from onward.graph.graph import Graph, Node, Role, Value, where, type_of
+from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import Dim, product
 
@@ -17,16 +19,26 @@ _MOVES = ("Concat", "Split", "Slice", "Gather", "Pad")  # no number of theirs is
 
 def mixed_samples(graph: Graph) -> str | None:
     """The op of a forward graph by which the loss of one sample depends on others, in words; None
-    where there is none, and in a graph for a fixed number of samples, which does not show it."""
+    where there is none. In a graph for a fixed number of samples only labels that number them are
+    seen, as in a contrastive loss."""
     samples, values = samples_of(graph), averaged(graph)
-    if not samples or samples.isdigit() or not values:
-        return None
+    if samples.isdigit():
+        return _numbered(values, int(samples))
     found = [_mixing(values, symbol) for symbol in _counted(graph, values)]
     if not found or None in found:  # samples may lie along another dim than 0, as in [T,B]
         return None
     assert found[0] is not None
-    where = where(found[0])
-    return f"{found[0].op_type}{f' in {where}' if where else ''} reads all samples of the batch"
+    path = where(found[0])
+    return f"{found[0].op_type}{f' in {path}' if path else ''} reads all samples of the batch"
+
+
+def _numbered(values: Sequence[Value], samples: int) -> str | None:
+    """Says that the labels of a cross entropy are the numbers of so many samples; None else."""
+    for labels in map(array_of, values):
+        is_label = labels is not None and labels.dtype.kind in "iu"
+        if is_label and samples > 1 and labels.size == len(np.unique(labels)) == samples:
+            return "the labels of its cross entropy are the numbers of the samples"
+    return None
 
 
 def _counted(graph: Graph, values: Sequence[Value]) -> list[str]:
@@ -40,6 +52,11 @@ def _counted(graph: Graph, values: Sequence[Value]) -> list[str]:
 def _mixing(values: Sequence[Value], symbol: str) -> Node | None:
     """A node that the values depend on and that reads several elements along this size at once."""
     open_values, seen = list(values), set(values)
+    for value in values:
+        for use in value.uses():
+            is_head = use.node.op_type == "LinearCrossEntropy" and use.idx == 1
+            if is_head and _power(product(type_of(value).shape), symbol):
+                return use.node  # a class for each
     while open_values:
         node = open_values.pop().producer()
         if node is None:
@@ -61,8 +78,10 @@ def _mixes(node: Node, symbol: str) -> bool:
     if _power(product(type_of(node.outputs[0]).shape), symbol) > 1:
         return True  # a row and a column for each
     shape = type_of(x).shape
-    if node.op_type == "MatMul":
-        return _power(shape[-1], symbol) > 0
+    if node.op_type in ("MatMul", "Gemm"):
+        return _power(shape[0 if attributes(node).get("transA") else -1], symbol) > 0
+    if node.op_type == "BatchNormalization" and attributes(node).get("training_mode"):
+        return any(_power(size, symbol) for size in shape)
     axes = None if node.op_type in _MOVES else OPS[node.op_type].axes(node)
     return axes is not None and any(_power(shape[axis], symbol) for axis in axes)
 
