@@ -275,6 +275,16 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         "size = 0 if is_empty else batch.batch_size", "size = batch.batch_size", EMPTY,
     ),
     Fault(
+        "ranks: a contrastive loss over shares is that of the batch",
+        "differentiate/mixed_samples.py",
+        "    if _power(product(type_of(node.outputs[0]).shape), symbol) > 1:", "    if False:",
+        ("differentiate/test_mixed_samples.py",),
+    ),
+    Fault(
+        "ranks: zeros stand in for a share without rows", "train/empty_shares.py",
+        "    if taken is not None:", "    if False:", ("train/test_empty_shares.py",),
+    ),
+    Fault(
         "ranks: ids are taken for labels", "differentiate/label_inputs.py",
         "        if _is_read_as_ids(value):\n", "        if False:\n", LABELS,
     ),

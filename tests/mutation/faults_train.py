@@ -53,6 +53,10 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         'labels = early.Add(held["labels"], counted)', "labels = counted", AVERAGE,
     ),
     Fault(
+        "window: a mean over one row is one over its numbers", "differentiate/loss_sum.py",
+        "(not _single(shape) or (is_one_row and _of_rows(node)))", "not _single(shape)", AVERAGE,
+    ),
+    Fault(
         "window: labels that are ignored count too", "differentiate/loss_sum.py",
         "shares = b.cast(counted, DType.INT64)",
         "shares = b.cast(b.Equal(labels, labels), DType.INT64)", AVERAGE,

@@ -165,6 +165,15 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
         once(trainer)
         once(trainer)
 
+    def moments() -> None:
+        trainer, other = trainer_of(case, ranks), trainer_of(case, ranks)
+        once(trainer)
+        state = trainer.optimizer.state_dict()
+        next(x for x in state["state"][1].values() if x.dim()).view(-1)[0] += 1e-6 * odd
+        other.model.load_state_dict(trainer.model.state_dict())
+        other.optimizer.load_state_dict(state)
+        once(other)
+
     def batch() -> None:
         trainer = trainer_of(CASES["bert"], ranks)
         data = rows(CASES["bert"], 0)
@@ -207,7 +216,20 @@ def refusals(folder: Path, rank: int, ranks: int) -> dict[str, str]:
         once(trainer)
         trainer.state_dict()
 
-    for act in (weights, rate, method, later, batch, rowless, means, capture, files, trees, within):
+    for act in (
+        weights,
+        moments,
+        rate,
+        method,
+        later,
+        batch,
+        rowless,
+        means,
+        capture,
+        files,
+        trees,
+        within,
+    ):
         said[act.__name__] = refusal(act)
     said["options"] = refusal(lambda: once(trainer_of(case, ranks, max_grad_norm=1.0 + odd)))
     said["sizes"] = refusal(lambda: trainer_of(case, ranks + 1))

@@ -81,6 +81,23 @@ def test_a_skipped_update_is_as_if_its_batches_had_never_come(
     close(net, twin)
 
 
+def test_what_is_left_out_does_not_make_the_loss_scale_grow() -> None:
+    net = model()
+    trainer: Any = trainer_of(
+        net, loss_spikes="skip", mixed_precision="fp16",
+        loss_scale=onward.LossScale(init_scale=2.0, growth_interval=5),
+    )  # fmt: skip
+    for update in range(STEPS):
+        before = trainer.state_dict()["loss_scale"]
+        skipped = trainer.train_step(*batch(update, update in ODD)).skipped
+        assert skipped == (update in ODD)
+        assert (trainer.state_dict()["loss_scale"] == before) == skipped
+    made = STEPS - len(ODD)
+    assert trainer.state_dict()["loss_scale"] == {
+        "scale": 2.0 ** (1 + made // 5), "growth_tracker": made % 5,
+    }  # fmt: skip
+
+
 def test_an_optimizer_that_makes_its_own_step_is_not_asked_to() -> None:
     class Own(torch.optim.AdamW):
         def step(self, closure: Any = None) -> Any:

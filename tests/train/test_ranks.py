@@ -88,6 +88,7 @@ EXPECTED = {
     "half": "optimizer.state of 'transformer.wte.weight': ",
     "alone": ", while rank 0 gathers the optimizer's state, so that",
     "weights": "the value of transformer.wpe.weight on rank 1 is not that of rank 0; fix: load",
+    "moments": " of transformer.wpe.weight on rank 1 is not that of rank 0; fix: load the same",
     "rate": "the learning rate or another setting of the optimizer of rank 1 is not that of rank 0",
     "method": "rank 1 ends its accumulation window early, while rank 0 ",
     "later": "the value of transformer.ln_f.bias on rank 1 is not that of rank 0",

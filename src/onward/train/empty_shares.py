@@ -18,10 +18,18 @@ from onward.prepare.batch import Batch, batch_of
 ROWS = 2  # of the stand-in, at least: sizes of 1 have captures of their own
 
 
-def stand_in(batch: Batch, micro_batches: int = 1) -> Batch:
-    """A batch of rows of zeros, in the place of one without rows; masks of it hide nothing. It has
-    two rows, or one for each of the micro-batches that ranks along `pp` make of it."""
+def stand_in(batch: Batch, micro_batches: int = 1, example: Batch | None = None) -> Batch:
+    """A batch in the place of one without rows. It has two rows, or one for each of the
+    micro-batches that ranks along `pp` make of it.
+
+    example: a batch that this rank has had, whose rows it takes, since a model may divide by what
+    they hold, such as lengths. Without one of the same structure rows are zeros, and masks hide
+    nothing.
+    """
     rows = max(ROWS, micro_batches)
+    taken = None if example is None else _rows_of(batch, example, rows)
+    if taken is not None:
+        return taken
 
     def filled(leaf: object, number: int = 0) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.shape[0]:
@@ -35,6 +43,23 @@ def stand_in(batch: Batch, micro_batches: int = 1) -> Batch:
         number = int("mask" in name and not _is_added(value))
         shown[name] = pytree.tree_map(partial(filled, number=number), value)
     return batch_of(pytree.tree_map(filled, args), shown, pytree.tree_map(filled, target))
+
+
+def _rows_of(batch: Batch, example: Batch, rows: int) -> Batch | None:
+    """A batch whose tensors have so many rows of the example's, again and again where it has fewer;
+    None for a batch of another structure."""
+    leaves, spec = pytree.tree_flatten(batch.given)
+    others, other_spec = pytree.tree_flatten(example.given)
+    if spec != other_spec:
+        return None
+    for i, (leaf, other) in enumerate(zip(leaves, others, strict=True)):
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0]:
+            continue
+        is_like = isinstance(other, torch.Tensor) and other.dtype == leaf.dtype
+        if not is_like or other.dim() != leaf.dim() or not len(other):
+            return None
+        leaves[i] = other[torch.arange(rows, device=other.device) % len(other)]
+    return batch_of(*pytree.tree_unflatten(leaves, spec))
 
 
 def _is_added(value: Any) -> bool:

@@ -380,13 +380,22 @@ def _facts(
         kind = "trained" if tensor.requires_grad else "not trained"
         shape = ",".join(map(str, tensor.shape))
         facts[f"the type of {name}"] = f"{str(tensor.dtype)[6:]}[{shape}], {kind}"
+    names = {p: name for name, p in model.named_parameters()}
     for i, group in enumerate(optimizer.param_groups):
         for key, setting in group.items():
             said = len(setting) if key == "params" else setting
             what = "the number of parameters" if key == "params" else key
             facts[f"{what} of the optimizer's group {i}"] = repr(said)
+        named = [names.get(p, "?") for p in group["params"]]
+        facts[f"which parameters are in the optimizer's group {i}"] = str(
+            _number("\n".join(named).encode())
+        )
     for name, tensor in held.items():
         facts[f"the value of {name}"] = digest(tensor)
+    for name, tensor in held.items() if not options.zero else ():
+        for key, part in optimizer.state.get(tensor, {}).items():
+            if isinstance(part, torch.Tensor) and part.shape in (tensor.shape, ()):
+                facts[f"the value of {key} of {name}"] = digest(part)
     return facts
 
 

@@ -117,7 +117,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._weights = self._cuts.parts
         self._average = AveragedWeights(model, self.options.ema_decay, self._weights)
         self._lock = lock_of(model)
-        self._example: Batch | None = None  # an example batch for exports
+        self._example: Batch | None = None  # an example batch
         self.registered: list[Stateful] = []
         self._run_id = secrets.token_hex(8)
         self._writer = BackgroundWriter()
@@ -168,7 +168,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             check_batch(self.model_desc, batch.named())
             is_empty = not batch.batch_size and not self._ranks.is_one
             if is_empty:
-                batch = stand_in(batch, self._ranks.micro_batches)
+                batch = stand_in(batch, self._ranks.micro_batches, self._example)
             check_inputs(batch)
             self._follow_optimizer()
             self._optimizer.sync()
@@ -328,6 +328,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._ranks.meet_to_evaluate(prepared.executable, prepared.inputs)
         self._remember(batch)
         seed = self._window.evaluation_seed(self.updates)
+        if self._weights.is_cut:  # ranks with parts of one weight draw alike
+            seed = self._ranks.seed(seed)
         drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
         prepared.executable.run({**prepared.inputs, **drawn}, prepared.dims)
         self._window.evaluations += 1
@@ -557,7 +559,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
 
     def _end_window(self, executable: Executable, wrote: bool) -> None:
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""
-        self._scaling.advance(executable)
+        if not self._spikes.refused:  # what is left out does not make the loss scale grow
+            self._scaling.advance(executable)
         if wrote:
             self._spikes.applied(self._window.loss)
             self._optimizer.advance(executable.plan.signature)
@@ -590,7 +593,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         return math.nan if lr is None else float(lr)
 
     def _remember(self, batch: Batch) -> None:
-        """Keeps an example batch for exports: the first, or the first without a size of 1."""
+        """Keeps an example batch, for exports and in the place of one without rows: the first, or
+        the first without a size of 1."""
         plain = all(n > 1 for t in batch.tensors for n in t.shape)
         if self._example is None or (
             plain and any(n == 1 for t in self._example.tensors for n in t.shape)
