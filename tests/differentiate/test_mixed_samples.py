@@ -56,7 +56,7 @@ MIXED: dict[str, Forward] = {
     "softmax of samples": lambda m, x, y: F.cross_entropy(m.layer(x).softmax(0), y),
     "largest": lambda m, x, y: F.mse_loss(m.layer(x) / m.layer(x).amax(0).abs(), x),
     "distances": lambda m, x, y: F.cross_entropy(
-        -((m.layer(x)[:, None] - x[None]) ** 2).sum(-1), torch.arange(len(x))
+        -((m.layer(x)[:, None] - x[None]) ** 2).sum(-1), torch.arange(x.shape[0])
     ),
     "covariance": lambda m, x, y: F.mse_loss(m.layer(x) @ (m.layer(x).T @ m.layer(x)), x),
     "scaled": lambda m, x, y: F.cross_entropy(m.layer(x) / m.layer(x).norm(), y),

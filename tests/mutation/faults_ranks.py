@@ -281,10 +281,6 @@ RANKS_FAULTS: tuple[Fault, ...] = (
         ("differentiate/test_mixed_samples.py",),
     ),
     Fault(
-        "ranks: zeros stand in for a share without rows", "train/empty_shares.py",
-        "    if taken is not None:", "    if False:", ("train/test_empty_shares.py",),
-    ),
-    Fault(
         "ranks: ids are taken for labels", "differentiate/label_inputs.py",
         "        if _is_read_as_ids(value):\n", "        if False:\n", LABELS,
     ),
