@@ -150,6 +150,42 @@ def test_an_incomplete_batch_left_out() -> None:
     assert (larger.epoch, larger.samples) == (2, 0)
 
 
+def sample_lists(own: ResumableDataLoader) -> list[list[Any]]:
+    """The samples of each batch that is left of the epoch, with what they have drawn."""
+    return [
+        list(zip(*(x.tolist() for x in batch[:-1]), strict=True))
+        for batch in own  # the last is what collating draws
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shares_are_the_batches_of_one_process(ranks: int, workers: int) -> None:
+    """The last batch of 11 samples has 3 or 2 of them, for 2 or 3 processes."""
+    whole = sample_lists(loader(batch_size=BATCH // 2 * ranks))
+    every = [
+        loader(workers, batch_size=BATCH // 2, num_replicas=ranks, rank=rank)
+        for rank in range(ranks)
+    ]
+    assert {len(own) for own in every} == {len(whole)}
+    shares = [sample_lists(own) for own in every]
+    assert {(own.epoch, own.samples) for own in every} == {(1, 0)}
+    for parts, want in zip(zip(*shares, strict=True), whole, strict=True):
+        have = [sample for part in parts for sample in part]
+        assert have == want if len(want) >= ranks else set(map(str, have)) == set(map(str, want))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1 and all(parts)
+
+
+def test_another_number_of_processes_goes_on_with_the_same_samples() -> None:
+    first = loader(batch_size=2, num_replicas=2, rank=1)
+    next(iter(first))
+    own, whole = loader(), sample_lists(loader())
+    own.load_state_dict(first.state_dict())
+    assert sample_lists(own) == whole[1:]
+    left = loader(batch_size=2, num_replicas=2, rank=0, drop_last=True)
+    assert len(left) == 2 and [len(batch[0]) for batch in left] == [2, 2]
+
+
 def test_a_loop_that_goes_on_behind_a_load_is_refused() -> None:
     own = loader()
     state = own.state_dict()
@@ -186,7 +222,11 @@ def test_arguments_that_would_change_the_order(name: str) -> None:
     [(Drawing(0), {}, "has 0 samples"),
      (Drawing(3), {"drop_last": True}, "has 3 samples, which make no batch of 4"),
      (Drawing(), {"batch_size": 0}, "batch_size is 0"),
-     (Drawing(), {"batch_size": True}, "batch_size is True")],
+     (Drawing(), {"batch_size": True}, "batch_size is True"),
+     (Drawing(7), {"drop_last": True, "num_replicas": 2}, "make no batch of 8"),
+     (Drawing(), {"num_replicas": 2, "rank": 2}, "rank is 2 of num_replicas 2; fix"),
+     (Drawing(), {"num_replicas": 0}, "rank is 0 of num_replicas 0"),
+     (iter(()), {"num_replicas": 2}, "num_replicas is 2 for an iterable dataset")],
 )  # fmt: skip
 def test_what_makes_no_batch(dataset: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(OnwardError, match=said):

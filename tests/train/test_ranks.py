@@ -97,7 +97,7 @@ EXPECTED = {
     "means": "rank 1 has failed, while rank 0 ",
     "capture": "rank 1 has failed, while rank 0 ",
     "files": "no folder",
-    "trees": "rank 1 has read another checkpoint than rank 0",
+    "trees": "rank 1 could not read the checkpoint checkpoint-1; fix: see what it says",
     "within": "within an accumulation window would hold the gradients of one rank alone; fix",
     "options": "the option max_grad_norm on rank 1 (2.0) is not that of rank 0 (1.0); fix: start",
     "sizes": "has 3 ranks, but torch.distributed has 2 processes; fix",
@@ -109,6 +109,7 @@ OTHERWISE = {  # what rank 1 says, where it is not the same
     "means": "by labels that its loss ignores, and here each rank's mean counts alike; fix: ",
     "capture": "'NoneType' object is not callable",
     "files": "rank 0 could not write the checkpoint",
+    "trees": "has no checkpoint-1, which rank 0 has read; fix: name the checkpoint's own folder",
 }
 
 

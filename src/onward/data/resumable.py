@@ -37,8 +37,14 @@ class ResumableDataLoader:
     last batch where it is smaller. loader: further arguments of `torch.utils.data.DataLoader`, such
     as num_workers, collate_fn and persistent_workers.
 
+    num_replicas, rank: as of torch's DistributedSampler, the number of processes that share each
+    batch, and which of them this one is. All give the same dataset and seed; each gets `batch_size`
+    samples of a batch of `num_replicas * batch_size`, and the position is that of all. A last batch
+    of fewer samples is shared as evenly as can be; where it has less than one for each process,
+    some samples are given to two.
+
     Raises OnwardError for arguments that contradict each other: an iterable dataset has no order
-    to shuffle, and is read by one worker at most.
+    to shuffle, is read by one worker at most, and is not shared.
     """
 
     def __init__(
@@ -49,12 +55,17 @@ class ResumableDataLoader:
         seed: int = 0,
         shuffle: bool | None = None,
         drop_last: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
         **loader: Any,
     ) -> None:
         given: Any = dataset  # of a type that the tests below do not narrow
         streams = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
-        _check(dataset, batch_size, drop_last, loader, streams, shuffle)
+        _check_share(num_replicas, rank, streams)
+        _check(dataset, batch_size, num_replicas, drop_last, loader, streams, shuffle)
         self.batch_size, self.drop_last = batch_size, drop_last
+        self.num_replicas, self.rank = num_replicas, rank
+        self._whole = batch_size * num_replicas  # samples of a batch of all processes
         size = 0 if streams else len(given)
         self.order = Order(size, seed, not streams and shuffle is not False)
         self._epoch = self._samples = 0
@@ -77,14 +88,14 @@ class ResumableDataLoader:
 
     @property
     def samples(self) -> int:
-        """Samples of the epoch that were handed out."""
+        """Samples of the epoch that were handed out, to all processes that share them."""
         return self._samples
 
     def __len__(self) -> int:
         """Batches of a whole epoch. Raises TypeError for an iterable dataset."""
         if self._stream is not None:
             raise TypeError("the length of an iterable dataset is not known")
-        size, batch = self.order.size, self.batch_size
+        size, batch = self.order.size, self._whole
         return size // batch if self.drop_last else -(-size // batch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -96,15 +107,15 @@ class ResumableDataLoader:
         if self._stream is not None:
             yield from self._streamed(self._stream)
             return
-        version, places = self._version, self.places()
+        version, places, first = self._version, self.places(), self._samples
         made = iter(self._batches)
         left = self._batches_left()
         if not left:  # of fewer samples than a batch, which drop_last leaves out
             self._next_epoch()
-        for number, batch in enumerate(places, 1):
+        for number, _ in enumerate(places, 1):
             found = next(made)
             self._require(version)
-            self._samples = batch[-1].number + 1
+            self._samples = min(first + number * self._whole, self.order.size)
             if number == left:  # the epoch ends with the batch, not with a look behind it
                 version = self._next_epoch()
             yield found
@@ -132,19 +143,26 @@ class ResumableDataLoader:
             )
 
     def places(self) -> Iterator[list[Place]]:
-        """The samples of each batch that is left of the epoch, as the position is now."""
+        """This process's samples of each batch that is left of the epoch, as the position is
+        now."""
         epoch, indices = self._epoch, self.order.indices(self._epoch)
-        first, size, count = self._samples, self.batch_size, self._batches_left()
+        first, size, count = self._samples, self._whole, self._batches_left()
 
         def batch(start: int) -> list[Place]:
             taken = indices[start : start + size].tolist()
-            return [Place(epoch, start + i, index) for i, index in enumerate(taken)]
+            return self._share([Place(epoch, start + i, index) for i, index in enumerate(taken)])
 
         return map(batch, range(first, first + count * size, size))
 
+    def _share(self, places: list[Place]) -> list[Place]:
+        """This process's samples of a batch of all: those of the first process come first."""
+        count, ranks, rank = len(places), self.num_replicas, self.rank
+        own = places[count * rank // ranks : count * (rank + 1) // ranks]
+        return own or [places[rank % count]]
+
     def _batches_left(self) -> int:
         left = self.order.size - self._samples
-        return left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+        return left // self._whole if self.drop_last else -(-left // self._whole)
 
     def _next_epoch(self) -> int:
         """Goes to the next epoch. Returns the version of that position."""
@@ -201,9 +219,26 @@ class ResumableDataLoader:
             )
 
 
+def _check_share(num_replicas: int, rank: int, streams: bool) -> None:
+    """Raises OnwardError for a share of the batches that there is not."""
+    numbers = [type(n) is int for n in (num_replicas, rank)]
+    if not all(numbers) or num_replicas < 1 or not 0 <= rank < num_replicas:
+        raise OnwardError(
+            f"rank is {rank!r} of num_replicas {num_replicas!r}; fix: a whole number of processes, "
+            "1 or more, and a number below it"
+        )
+    if streams and num_replicas > 1:
+        raise OnwardError(
+            f"num_replicas is {num_replicas} for an iterable dataset, of which each process would "
+            "read the whole; fix: leave num_replicas out, and give each process its own samples, "
+            "such as by datasets.distributed.split_dataset_by_node"
+        )
+
+
 def _check(
     dataset: Any,
     batch_size: int,
+    num_replicas: int,
     drop_last: bool,
     loader: Mapping[str, Any],
     streams: bool,
@@ -234,9 +269,10 @@ def _check(
                 f"the dataset is a {type(dataset).__name__}, which cannot be read again for the "
                 "next epoch; fix: an object whose __iter__ begins anew, such as an IterableDataset"
             )
-    elif len(dataset) < (batch_size if drop_last else 1):
+    elif len(dataset) < (batch_size * num_replicas if drop_last else 1):
         raise OnwardError(
-            f"the dataset has {len(dataset)} samples, which make no batch of {batch_size}; "
+            f"the dataset has {len(dataset)} samples, which make no batch of "
+            f"{batch_size * num_replicas}; "
             "fix: give more data, or a smaller batch_size"
         )
 

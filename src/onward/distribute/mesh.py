@@ -29,9 +29,12 @@ class MeetingKind(Enum):
     FACTS = "compares its model and options"
     ORIGIN = "looks where infinite and NaN numbers come from"
     SAVE = "saves a checkpoint"
+    WRITTEN = "waits until its checkpoints are written"
     RESUME = "resumes from a checkpoint"
     STATE = "gathers the optimizer's state"
     EVALUATION = "evaluates a batch"
+    SCORES = "joins its evaluation with those of the others"
+    LOOP = "decides what its loop does next"
     PROFILE = "times a step"
     CHOICE = "chooses its mesh"
     FAILURE = "has failed"
@@ -118,7 +121,7 @@ class Mesh:
         points."""
         return [dict(facts)]
 
-    def gathered_states(self, state: Any) -> list[Any]:
+    def gathered_states(self, state: Any, meeting: MeetingKind = MeetingKind.SAVE) -> list[Any]:
         """The state of every rank, in the order of the ranks; none but on rank 0. All ranks call it
         at the same points. It may hold what `pickle` takes."""
         return [state]
@@ -154,6 +157,12 @@ class Mesh:
     def leave(self, error: BaseException) -> None:
         """Tells the other ranks that this one has left a step that they make together, by this
         error."""
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether this rank has waited for another one in vain since it has begun, or begun
+        again."""
+        return False
 
     def begin_again(self) -> None:
         """Has ranks that left a step go on together, since all have loaded a state."""

@@ -137,6 +137,7 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None,
     ) -> None:
+        self._binder.ranks.started = 0
         self.bind(dims)
         self._binder.stage(inputs)
 
@@ -173,6 +174,12 @@ class Executable:
         self.memory.torn = False
 
     # ---- what a run left behind
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether the last run, also one that failed, has made all exchanges of the plan, so that
+        no other rank waits for this one."""
+        return self._binder.ranks.are_over
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output by name; it shares no memory with the session."""

@@ -131,11 +131,11 @@ class ProcessMesh(Mesh):
         texts = (row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True))
         return [json.loads(each) for each in texts]
 
-    def gathered_states(self, state: Any) -> list[Any]:
+    def gathered_states(self, state: Any, meeting: MeetingKind = MeetingKind.SAVE) -> list[Any]:
         """The state of every rank, on rank 0; none on the others. Waits for the other ranks."""
-        self.gathered(MeetingKind.SAVE)
+        self.gathered(meeting)
         states: list[Any] = [None] * self.ranks if self.rank == 0 else []
-        with self.watch.waiting(MeetingKind.SAVE.value):
+        with self.watch.waiting(meeting.value):
             dist.gather_object(state, states if self.rank == 0 else None, 0, self.host)
         return states
 
@@ -180,6 +180,11 @@ class ProcessMesh(Mesh):
     def leave(self, error: BaseException) -> None:
         """Tells the other ranks that this one has left a step that they make together."""
         self.watch.failed(error)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether this rank has waited for another one in vain."""
+        return self.watch.has_given_up
 
     def begin_again(self) -> None:
         """Has ranks that left a step go on together, since all have loaded a state."""

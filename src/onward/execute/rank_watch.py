@@ -34,7 +34,8 @@ class RankWatch:
     """The progress of one rank of a mesh, and the reasons why a wait for the others has ended.
 
     timeout: seconds that a wait may last; the process groups keep it. updates: done by the
-    Trainer, for messages. groups: the process groups of the mesh.
+    Trainer, for messages. groups: the process groups of the mesh. has_given_up: whether a wait of
+    this rank was in vain.
     """
 
     def __init__(self, records: RankRecords, timeout: float) -> None:
@@ -42,7 +43,7 @@ class RankWatch:
         self._where = ""  # what this rank does while it waits; empty while it does not
         self._since = time.monotonic()
         self._thread = threading.get_ident()
-        self._is_away_told = False
+        self._is_away_told = self.has_given_up = False
         self.groups: list[Any] = []
         self.period = min(_AWAY, timeout / 4)
         self._slice = timedelta(seconds=min(_SLICE, timeout / 2))
@@ -104,11 +105,13 @@ class RankWatch:
     def begin_again(self) -> None:
         """Forgets what ranks have told, since a state was loaded into all of them."""
         self.records.generation += 1
+        self.has_given_up = False
 
     # ---- what others do
 
     def lost(self, where: str, error: RuntimeError) -> RanksApartError:
         """The error about an exchange that torch.distributed has given up."""
+        self.has_given_up = True
         waited, rank = time.monotonic() - self._since, self.records.rank
         found = self.records.find({"where": where}, min(_GRACE, self.timeout))
         culprits = blamed(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from onward.errors import OnwardError
+from onward.fitting.rank_evaluation import LossSums, RankEvaluation
 from onward.prepare.batch import Batch, bind_batch
 from onward.train import Trainer
 
 PADDING = -100  # in predictions and labels of batches that have other lengths
+_SECONDS = " seconds"  # among numbers by name, of which none begins so
 
 
 class Predictions(NamedTuple):
@@ -85,79 +87,88 @@ def evaluate(
     get; by default all but the loss and the model's `keys_to_ignore_at_inference`. after_batch: is
     called behind each batch.
 
-    Raises OnwardError where there is no batch, and for metrics that return no numbers.
+    All ranks of a mesh call it, each with its own batches, such as those of a DistributedSampler,
+    and get one result: loss and samples are those of all ranks, and compute_metrics is called on
+    rank 0, with the outputs and labels of all. Where all ranks give the same batches, these count
+    once, and so does a sample that a DistributedSampler repeats. metrics are then those of
+    torchmetrics, which join what all processes have.
+
+    Raises OnwardError where there is no batch, for metrics that return no numbers, and for metrics
+    that have seen the batches of one rank alone.
     """
     started = time.perf_counter()
-    collected, streamed = _Collected(), dict(metrics or {})
+    ranks, streamed = RankEvaluation(trainer), dict(metrics or {})
     for metric in streamed.values():
         metric.reset()
-    means, count = _Means(), 0
+    collected, own = list[_Outputs](), LossSums()
     wants = compute_metrics is not None or bool(streamed)
     names: tuple[str, ...] | None = None
-    for given in batches:
-        count += 1
-        batch = bind_batch((given,), {}, trainer.loss_fn is not None)
-        if wants and names is None:
-            names = _names(trainer, given, fetch)
-        result = trainer.eval_step(given, fetch=names or ())
-        means.add({"loss": result.loss, **result.losses}, batch.batch_size)
-        if wants:
-            outputs = tuple(result.outputs[name] for name in names or ())
-            found = outputs[0] if len(outputs) == 1 else outputs
-            labels = _labels(batch)
-            for metric in streamed.values():
-                metric.update(found, labels)
-            if compute_metrics is not None:
-                collected.add(outputs, labels)
-        after_batch()
-    if not count:
+    with ranks.looking():
+        last, repeated = ranks.last_samples(batches)
+        for number, given in enumerate(batches, 1):
+            batch = bind_batch((given,), {}, trainer.loss_fn is not None)
+            ranks.seen(batch)
+            if wants and names is None:
+                names = _names(trainer, given, fetch)
+            result = trainer.eval_step(given, fetch=names or ())
+            whole = batch.batch_size
+            size = whole - repeated if number == last else whole
+            own.add({"loss": result.loss, **result.losses}, size)
+            if wants and (size or not whole):
+                outputs = [_first(result.outputs[n], whole, size) for n in names or ()]
+                labels = _first(_labels(batch), whole, size)
+                for metric in streamed.values():
+                    metric.update(outputs[0] if len(outputs) == 1 else tuple(outputs), labels)
+                if compute_metrics is not None:
+                    collected.append(_Outputs.of(outputs, labels))
+            after_batch()
+    asked = [*streamed, *([] if compute_metrics is None else ["compute_metrics"])]
+    sums = ranks.joined(own, asked)
+    if not sums.batches:
         raise OnwardError("there is no batch to evaluate; fix: give an iterable of batches")
-    numbers = {name: metric.compute() for name, metric in streamed.items()}
-    if compute_metrics is not None:
-        numbers |= compute_metrics(collected.joined())
-    losses = means.found()
+    numbers = ranks.computed(streamed)
+    every = ranks.collected(collected) if compute_metrics is not None else []
+
+    def made() -> dict[str, float]:
+        computed = {} if compute_metrics is None else compute_metrics(_Outputs.joined(every))
+        found = {name: _number(name, value) for name, value in {**numbers, **computed}.items()}
+        return {_SECONDS: time.perf_counter() - started, **found}
+
+    found, losses = ranks.of_first(made), sums.means()
     return Evaluation(
         loss=losses.pop("loss"),
         losses=losses,
-        metrics={name: _number(name, value) for name, value in numbers.items()},
-        samples=means.samples,
-        batches=count,
-        seconds=time.perf_counter() - started,
+        seconds=found.pop(_SECONDS),
+        metrics=found,
+        samples=sums.samples,
+        batches=sums.batches,
     )
 
 
-@dataclass
-class _Means:
-    """Means over samples of what batches have as a mean. samples: so far."""
+class _Outputs(NamedTuple):
+    """The outputs of a batch, and its labels where it has a tensor of them, in CPU memory."""
 
-    samples: int = 0
-    _sums: dict[str, float] = field(default_factory=dict)
+    outputs: tuple[np.ndarray, ...]
+    labels: np.ndarray | None
 
-    def add(self, losses: Mapping[str, torch.Tensor], samples: int) -> None:
-        for name, loss in losses.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(loss) * samples
-        self.samples += samples
+    @classmethod
+    def of(cls, outputs: Sequence[torch.Tensor], labels: Any) -> _Outputs:
+        has_labels = isinstance(labels, torch.Tensor)
+        return cls(tuple(map(_array, outputs)), _array(labels) if has_labels else None)
 
-    def found(self) -> dict[str, float]:
-        return {name: total / max(self.samples, 1) for name, total in self._sums.items()}
-
-
-class _Collected:
-    """The outputs and labels of batches, in CPU memory."""
-
-    def __init__(self) -> None:
-        self._outputs: list[tuple[np.ndarray, ...]] = []
-        self._labels: list[np.ndarray] = []
-
-    def add(self, outputs: Sequence[torch.Tensor], labels: Any) -> None:
-        self._outputs.append(tuple(map(_array, outputs)))
-        if isinstance(labels, torch.Tensor):
-            self._labels.append(_array(labels))
-
-    def joined(self) -> Predictions:
-        outputs = [_joined(arrays) for arrays in zip(*self._outputs, strict=True)]
-        labels = _joined(self._labels) if self._labels else None
+    @staticmethod
+    def joined(parts: Sequence[_Outputs]) -> Predictions:
+        """Those of all batches."""
+        outputs = [_joined(arrays) for arrays in zip(*(p.outputs for p in parts), strict=True)]
+        held = [p.labels for p in parts if p.labels is not None]
+        labels = _joined(held) if held else None
         return Predictions(outputs[0] if len(outputs) == 1 else tuple(outputs), labels)
+
+
+def _first(x: Any, whole: int, size: int) -> Any:
+    """The first samples, so many, of a tensor that has them all; anything else as it is."""
+    has_rows = size < whole and isinstance(x, torch.Tensor) and x.dim() and len(x) == whole
+    return x[:size] if has_rows else x
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -12,6 +12,9 @@ from onward.errors import MissingExtraError, OnwardError
 from onward.fitting.fit_options import FitOptions
 from onward.train import Trainer
 
+_OF_RANK = ("is_local_process_zero", "is_world_process_zero")
+_OF_OPTIONS = ("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps")
+
 
 class FitState:
     """The progress of a loop, its callbacks, and what these have asked for.
@@ -35,7 +38,10 @@ class FitState:
         except ImportError as error:
             raise MissingExtraError("transformers", "hf") from error
         self._options = options
+        is_first = trainer.snapshot().mesh.rank == 0
         self.now = TrainerState(
+            is_local_process_zero=is_first,
+            is_world_process_zero=is_first,
             max_steps=max_steps,
             num_train_epochs=math.ceil(options.num_train_epochs),
             logging_steps=options.logging_steps,
@@ -120,7 +126,7 @@ class FitState:
     def state_dict(self) -> dict[str, Any]:
         """The progress, and the state of callbacks that have one."""
         return {
-            "now": asdict(self.now),
+            "now": {k: v for k, v in asdict(self.now).items() if k not in _OF_RANK},
             "micro": self.micro,
             "epochs": self.epochs,
             "total_loss": self.total_loss,
@@ -130,9 +136,8 @@ class FitState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a saved progress; its length and intervals stay those of the options."""
-        own = ("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps")
         for name, value in state["now"].items():
-            if hasattr(self.now, name) and name not in own:
+            if hasattr(self.now, name) and name not in (*_OF_OPTIONS, *_OF_RANK):
                 setattr(self.now, name, value)
         self.micro, self.epochs = state["micro"], state["epochs"]
         self.total_loss, self._since = state["total_loss"], tuple(state["since"])

@@ -18,6 +18,7 @@ from onward.errors import OnwardError
 from onward.fitting.evaluation import Metric, evaluate
 from onward.fitting.fit_options import FitOptions
 from onward.fitting.fit_state import FitState
+from onward.fitting.rank_loop import RankLoop
 from onward.fitting.schedules import goes_by_metric, named_schedule
 from onward.reporting import Reporter
 from onward.train import StepResult, Trainer
@@ -70,6 +71,11 @@ def fit(
     `args` are the options. `on_pre_optimizer_step` does not come, since the step is one graph.
     reporter: gets every log.
 
+    All ranks of a mesh call it, with one set of options and loaders of equally many batches, each
+    with its own share of the samples. Evaluations are those of all ranks (`evaluate`), so that all
+    of them save, stop and end with the weights of the same checkpoint; what a callback of one rank
+    asks for, all do.
+
     To resume within an epoch, the loader must have a position of its own, as
     `onward.data.ResumableDataLoader` has. Raises OnwardError for options that do not fit what is
     given, and MissingExtraError without transformers.
@@ -109,6 +115,7 @@ class _Loop:
             raise OnwardError(
                 "a scheduler and lr_scheduler_type are two schedules; fix: leave one of them out"
             )
+        self.ranks = RankLoop(trainer)
         self.window = trainer.options.gradient_accumulation_steps
         self.per_epoch, self.max_steps = self._length()
         self.scheduler = scheduler or self._named_schedule()
@@ -118,9 +125,24 @@ class _Loop:
                 f"{type(self.scheduler).__name__} goes by a metric of evaluations, and there are "
                 'none; fix: eval_strategy="epoch" and an eval_dataloader'
             )
+        self.ranks.require_alike(self._facts())
         self.state = FitState(options, self.max_steps, callbacks, trainer, self.scheduler)
         self.state.handler.train_dataloader = self.train_dataloader
         self.state.handler.eval_dataloader = self.eval_dataloader
+
+    def _facts(self) -> dict[str, Any]:
+        """What has to be equal on all ranks."""
+        named = self.options.to_dict()
+        for name in ("output_dir", "resume_from_checkpoint"):
+            if isinstance(named[name], str):  # it may be another one on another machine
+                named[name] = "a path"
+        return {
+            **{f"the option {name}": value for name, value in named.items()},
+            "the number of batches in an epoch": self.per_epoch,
+            "the number of updates": self.max_steps,
+            "the scheduler": type(self.scheduler).__name__,
+            "eval_dataloader": self.eval_dataloader is not None,
+        }
 
     def _length(self) -> tuple[int | None, int]:
         """Micro-batches of an epoch, None where unknown, and updates of the whole run."""
@@ -169,6 +191,7 @@ class _Loop:
         state = self.state
         first, before = state.now.global_step, state.total_loss
         state.event("on_train_begin")
+        self.ranks.agree(state.control)
         while state.now.global_step < self.max_steps and not state.control.should_training_stop:
             self._epoch()
         best = state.now.best_model_checkpoint
@@ -210,14 +233,19 @@ class _Loop:
         """Trains on the batches that are left of an epoch, until a callback ends it."""
         trainer, state, seen = self.trainer, self.state, 0
         state.event("on_epoch_begin")
+        set_epoch = getattr(getattr(self.train_dataloader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:  # a DistributedSampler has an order for each epoch
+            set_epoch(state.epochs)
         for batch in self.train_dataloader:
             seen += 1
+            self.ranks.look(batch)
             if trainer.micro_steps == 0:
                 state.event("on_step_begin")
             result = trainer.train_step(batch)
             state.micro += 1
             if trainer.micro_steps:
                 state.event("on_substep_end")
+                self.ranks.agree(state.control)
             else:
                 self._updated(result)
             if state.control.should_epoch_stop or state.control.should_training_stop:
@@ -258,6 +286,7 @@ class _Loop:
     def _act(self) -> None:
         """Logs, evaluates and saves, as callbacks and options have asked for."""
         state, options = self.state, self.options
+        self.ranks.agree(state.control)
         if state.control.should_log:
             self._log()
         if state.control.should_evaluate:
@@ -269,6 +298,7 @@ class _Loop:
         if state.control.should_save and options.output_dir is not None:
             self._save(options.output_dir)
         state.asked_nothing()
+        self.ranks.agree(state.control)  # an event may have asked for the end
 
     def _log(self) -> None:
         """Logs the mean loss of the updates since the last log, and the last update's numbers."""

@@ -154,7 +154,7 @@ class LedTrainer(Trainer):
     def whole_optimizer(self) -> Generator[None]:
         """A context in which the optimizer's own `state_dict` is whole on rank 0, also where each
         rank has a part of its state. All ranks of a mesh enter it."""
-        self._ranks.meet_for_state(self.options.zero)
+        self._ranks.meet_for_state(self.options.zero > 0)
         with self._optimizer.gathered():
             yield
 

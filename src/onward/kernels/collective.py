@@ -59,13 +59,19 @@ class RankGroups:
     """The process groups that a plan's collectives run on, by mesh axis, and the exchanges that
     have started in this run and have not been waited for, by number. watch: names a rank that does
     not come; None without a mesh. exchanges: of the plan. spare: buffers for copies of what is
-    exchanged, by type and number of elements."""
+    exchanged, by type and number of elements. started: exchanges of this run so far."""
 
     groups: Mapping[str, Any] = field(default_factory=dict)
     watch: ExchangeWatch | None = None
     exchanges: int = 0
     pending: dict[int, PendingExchange] = field(default_factory=dict)
     spare: dict[tuple[torch.dtype, int], list[torch.Tensor]] = field(default_factory=dict)
+    started: int = 0
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the run has made all exchanges of its plan."""
+        return self.started == self.exchanges and not self.pending
 
     def borrowed(self, x: torch.Tensor) -> torch.Tensor:
         """A flat copy of x in a buffer of this session, to be given back."""
@@ -133,6 +139,7 @@ def _start(begin: Callable[[KernelArguments, Any], PendingExchange]) -> Callable
             assert number not in ranks.pending, "a collective starts twice in one run"
             with ranks.waiting(args.attrs):
                 ranks.pending[number] = begin(args, group)
+            ranks.started += 1
 
         return launch
 

@@ -22,8 +22,10 @@ from onward.checkpoint import (
     is_checkpoint,
     read_checkpoint,
 )
+from onward.checkpoint.state_tree import encoded
 from onward.errors import CheckpointError, OnwardError
 from onward.train.rank_states import RANDOM, REGISTERED, RankStates
+from onward.train.ranks import Ranks
 from onward.train.state_part import State, StatePart, live, require, unfit
 
 log = logging.getLogger("onward")
@@ -71,6 +73,54 @@ def take_checkpoint(
         },
     }
     return Checkpoint(weights, state, facts, config_files(model))
+
+
+def require_storable(state: State) -> None:
+    """Raises CheckpointError, which names the place, for a value that no file can hold."""
+    encoded(dict(state), "state", {})
+
+
+def read_alike(
+    ranks: Ranks, folder: Path, strict: bool, written: Callable[[], None]
+) -> tuple[Path, Checkpoint]:
+    """Reads what `read_newest` does, on all ranks of a mesh, which call it together: rank 0 chooses
+    and tells its name, and the others read the one of that name.
+
+    written: waits until this process has written its checkpoints. Raises CheckpointError on all
+    ranks where one of them cannot read it, and where they have read other ones.
+    """
+    if ranks.is_one:
+        written()
+        return read_newest(folder, strict)
+    found: tuple[Path, Checkpoint] | None = None
+    failed: Exception | None = None
+    if ranks.is_first:
+        try:
+            written()
+            found = read_newest(folder, strict)
+        except Exception as error:
+            failed = error
+    name = ranks.checkpoint_of_first("" if found is None else found[0].name, failed)
+    if not ranks.is_first:
+        try:
+            found = _read_named(folder, name)
+        except Exception as error:
+            failed = error
+    here, facts = (name, {}) if found is None else (found[0].name, found[1].facts)
+    ranks.require_same_files(here, facts, failed)
+    assert found is not None, "a rank that has failed raises its error"
+    return found
+
+
+def _read_named(folder: Path, name: str) -> tuple[Path, Checkpoint]:
+    """Reads the checkpoint that a folder is, or the one of this name in it."""
+    path = folder if is_checkpoint(folder) else folder / name
+    if not is_checkpoint(path):
+        raise CheckpointError(
+            f"{folder} has no {name}, which rank 0 has read; fix: name the checkpoint's own "
+            "folder, on a file system that all ranks see"
+        )
+    return path, read_checkpoint(path)
 
 
 def read_newest(folder: Path, strict: bool) -> tuple[Path, Checkpoint]:

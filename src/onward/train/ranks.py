@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from importlib.metadata import version
@@ -102,31 +102,67 @@ class Ranks:
                 "alone; fix: call it between updates, or use save, which keeps those of all ranks"
             )
 
-    def meet_for_state(self, zero: int) -> None:
-        """Waits for the ranks that have other parts of the optimizer's state, where it is cut."""
-        if zero:
+    def meet_for_state(self, is_cut: bool) -> None:
+        """Waits for the ranks that have other parts of weights or of the optimizer's state, where
+        they are cut. Raises OnwardError where this rank is no longer with them."""
+        if is_cut:
+            self.require_together()
             self.mesh.gathered(MeetingKind.STATE)
 
     @contextmanager
-    def writing_files(self) -> Generator[None]:
+    def saving(self, position: Position) -> Generator[None]:
+        """A context in which this rank takes what it has to save for itself; the ranks meet at its
+        end. Raises CheckpointError where another one has failed in it, and OnwardError where one
+        stands elsewhere."""
+        try:
+            yield
+        except Exception:
+            with suppress(RanksApartError):  # this error is the one to tell
+                self.mesh.gathered(MeetingKind.SAVE, [0, *position])
+            raise
+        rows = self.mesh.gathered(MeetingKind.SAVE, [1, *position])
+        _require_of_all([row[0] for row in rows], "take its part of the checkpoint")
+        for rank, row in enumerate(rows):
+            for what, value, other in zip(_ALIKE, row[1:], rows[0][1:], strict=False):
+                if value != other:
+                    raise _elsewhere(what, rank, 0)
+
+    @contextmanager
+    def writing_files(self, meeting: MeetingKind = MeetingKind.SAVE) -> Generator[None]:
         """A context in which rank 0 writes files, while the others `wait_for_files`."""
         try:
             yield
         except BaseException:
-            self.mesh.gathered(MeetingKind.SAVE, [0])
+            self.mesh.gathered(meeting, [0])
             raise
-        self.mesh.gathered(MeetingKind.SAVE, [1])
+        self.mesh.gathered(meeting, [1])
 
-    def wait_for_files(self) -> None:
+    def wait_for_files(self, meeting: MeetingKind = MeetingKind.SAVE) -> None:
         """Waits until rank 0 has written. Raises CheckpointError where it could not."""
-        [written], *_ = self.mesh.gathered(MeetingKind.SAVE, [1])
-        if not written:
-            raise CheckpointError("rank 0 could not write the checkpoint; fix: see what it says")
+        [written], *_ = self.mesh.gathered(meeting, [1])
+        _require_of_all([written], "write the checkpoint")
 
-    def require_same_files(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the ranks resume from other checkpoints."""
+    def checkpoint_of_first(self, name: str, failed: Exception | None) -> str:
+        """The name of the checkpoint that rank 0 has read. failed: why it could not. Raises that,
+        and on the others a CheckpointError of the same text."""
+        said = {"name": name} if failed is None else {"failed": str(failed)}
+        first = self.mesh.gathered_facts(said, MeetingKind.RESUME)[0]
+        if self.is_first and failed is not None:
+            raise failed
+        if "failed" in first:
+            raise CheckpointError(first["failed"])
+        return first["name"]
+
+    def require_same_files(
+        self, name: str, facts: Mapping[str, Any], failed: Exception | None = None
+    ) -> None:
+        """Raises CheckpointError where the ranks have read other checkpoints. failed: why this one
+        could read none, which it raises."""
         said = _number(repr((name, sorted(facts.items(), key=str))).encode())
-        rows = self.mesh.gathered(MeetingKind.RESUME, [said])
+        rows = self.mesh.gathered(MeetingKind.RESUME, [int(failed is None), said])
+        if failed is not None:
+            raise failed
+        _require_of_all([row[0] for row in rows], f"read the checkpoint {name}")
         other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
         if other is not None:
             raise CheckpointError(
@@ -136,10 +172,15 @@ class Ranks:
 
     # ---- before a step
 
+    @property
+    def are_together(self) -> bool:
+        """Whether nothing has interrupted what this rank does together with the others."""
+        return not (self._lost or self.mesh.has_given_up)
+
     def require_together(self) -> None:
         """Raises OnwardError where an exception has interrupted a run of this rank, in which the
-        others may still wait."""
-        if self._lost:
+        others may still wait, or this one has waited for another one in vain."""
+        if not self.are_together:
             raise OnwardError(
                 "an exception interrupted a step that the ranks make together, so that this rank "
                 "is no longer where the others are; fix: start the program again, and resume from "
@@ -173,8 +214,8 @@ class Ranks:
     def forget(self) -> None:
         """Has the weights compared again before the next step, since a state was loaded. Ranks of a
         pipeline that have left a step do not go on: messages of it may still come."""
-        stays = self._lost and self.mesh.size("pp") > 1
-        if self._lost and not stays:
+        stays = not self.are_together and self.mesh.size("pp") > 1
+        if not self.are_together and not stays:
             self.mesh.begin_again()
         self._compared, self._lost = None, stays
 
@@ -251,6 +292,11 @@ class Ranks:
         """Waits until all ranks time their step, which takes all of them."""
         self.mesh.gathered(MeetingKind.PROFILE)
 
+    def meet_for_origin(self) -> None:
+        """Waits until all ranks run their step once more, to look where infinite and NaN numbers
+        come from."""
+        self.mesh.gathered(MeetingKind.ORIGIN)
+
     def seed(self, seed: torch.Tensor) -> torch.Tensor:
         """The seed i64[2] of a window, which is that of rank 0, whatever seeds the others drew."""
         if self.is_one:
@@ -266,7 +312,8 @@ class Ranks:
             return find
 
         def find_all() -> NonfiniteOrigin | str | None:
-            origin = find()
+            with self.running():
+                origin = find()
             is_here = isinstance(origin, NonfiniteOrigin) and not origin.is_of_others
             told = self.mesh.gathered_facts(
                 {"origin": str(origin)} if is_here else {}, MeetingKind.ORIGIN
@@ -277,11 +324,15 @@ class Ranks:
         return find_all
 
     @contextmanager
-    def running(self) -> Generator[None]:
-        """A context after whose failure no other step is made together."""
+    def running(self, writes_nothing: Executable | None = None) -> Generator[None]:
+        """A context after whose failure no other step is made together. writes_nothing: the plan
+        that runs in it and changes no state; the ranks go on where it fails behind its last
+        exchange."""
         try:
             yield
         except BaseException as error:
+            if writes_nothing is not None and writes_nothing.has_exchanged:
+                raise
             self._lost = not self.is_one
             if not isinstance(error, RanksApartError):
                 self.mesh.leave(error)
@@ -332,11 +383,7 @@ class Ranks:
             for what, value, other in zip(_ALIKE, row, others, strict=True):
                 if value != other:
                     peer = 0 if what != _ALIKE[-1] else self._first_of_stage[rank]
-                    raise OnwardError(
-                        f"{what} of rank {rank} is not that of rank {peer}, so that the ranks "
-                        "cannot go on together; fix: call the same methods on every rank, with the "
-                        "same schedule and batches of one kind"
-                    )
+                    raise _elsewhere(what, rank, peer)
 
 
 def require_own_batch(options: TrainerOptions) -> None:
@@ -397,6 +444,23 @@ def _facts(
             if isinstance(part, torch.Tensor) and part.shape in (tensor.shape, ()):
                 facts[f"the value of {key} of {name}"] = digest(part)
     return facts
+
+
+def _elsewhere(what: str, rank: int, peer: int) -> OnwardError:
+    """The error about ranks that stand at other places of their runs."""
+    return OnwardError(
+        f"{what} of rank {rank} is not that of rank {peer}, so that the ranks cannot go on "
+        "together; fix: call the same methods on every rank, with the same schedule and batches of "
+        "one kind"
+    )
+
+
+def _require_of_all(could: Sequence[int], what: str) -> None:
+    """Raises CheckpointError where a rank has failed. could: whether each could do what it had to
+    do. what: that is."""
+    failed = next((rank for rank, each in enumerate(could) if not each), None)
+    if failed is not None:
+        raise CheckpointError(f"rank {failed} could not {what}; fix: see what it says")
 
 
 def _differ(rank: int, what: str, facts: Mapping[str, str], first: Mapping[str, str]) -> str:

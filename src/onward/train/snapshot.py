@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from onward.distribute import Mesh
 from onward.errors import OnwardError
 from onward.options import TrainerOptions
 from onward.train.last_run import LastRun
@@ -19,7 +20,8 @@ class TrainerSnapshot:
     optimizer: class name of the torch optimizer. updates: number done. micro_steps: micro-batches
     done in the open accumulation window. loss_scale: of the next micro-batch; None where losses are
     not scaled. last: the training step that ran last, with its batch, request and plan; None before
-    the first. model: the Trainer's own, not a copy.
+    the first. model: the Trainer's own, not a copy. mesh: the ranks that train together, and which
+    of them this process is.
     """
 
     model: torch.nn.Module
@@ -30,6 +32,7 @@ class TrainerSnapshot:
     micro_steps: int
     loss_scale: float | None
     last: LastRun | None
+    mesh: Mesh = field(default_factory=Mesh)
 
     @property
     def last_run(self) -> LastRun:

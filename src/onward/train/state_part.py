@@ -33,6 +33,11 @@ class StatePart(NamedTuple):
     release: Callable[[], None] = lambda: None
 
 
+def taken_part(entries: State) -> StatePart:
+    """A part whose entries were taken before, and which is not restored."""
+    return StatePart(lambda: dict(entries), lambda _: None, lambda _: lambda: None)
+
+
 def saved(parts: Iterable[StatePart]) -> dict[str, Any]:
     """The state_dict of these parts: copies, which share no memory with them."""
     parts = list(parts)
@@ -121,5 +126,6 @@ __all__ = [
     "require",
     "restore",
     "saved",
+    "taken_part",
     "unfit",
 ]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from onward.errors import OnwardError, OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.explanation.nonfinite import nonfinite_origin
 from onward.extend import load_plugins
+from onward.graph.signature import Signature
 from onward.model_state.device import computing_device
 from onward.option_readers import read_names
 from onward.options import TrainerOptions
@@ -29,7 +30,6 @@ from onward.prepare.batch import Batch
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
-from onward.signals import signals_wait
 from onward.train.arguments import (
     check_arguments,
     check_inputs,
@@ -48,13 +48,10 @@ from onward.train.loss_spikes import LossSpikes
 from onward.train.mesh_choice import MeshQuestions, is_to_choose
 from onward.train.micro_batches import MicroBatches, PartResults
 from onward.train.optim import Optimizer, to_torch
-from onward.train.own_state import part_of
 from onward.train.prepared_steps import PreparedSteps
-from onward.train.ranks import Position, Ranks, mesh_sizes
+from onward.train.ranks import Position, Ranks, Share, mesh_sizes
 from onward.train.result import StepResult
 from onward.train.skipped_updates import FindOrigin, SkippedUpdates
-from onward.train.state import model_part
-from onward.train.state_part import StatePart, restore, saved
 from onward.train.trainer_checkpoints import TrainerCheckpoints
 from onward.train.trainer_views import TrainerViews
 from onward.train.update_road import check_own_step, held_optimizer, why_own_step
@@ -233,13 +230,20 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         with naming_ways_out(step, batch, request, self.options, self._optimizer, is_whole):
             with self._ranks.preparing():
                 prepared = step.prepare(batch, request)
+                self._updates.enter(prepared.signature, self._window.is_first)
+                settings = self._optimizer.inputs(prepared.signature)
+                known = {**settings, **self._known(prepared.signature)}
+                if not self._ranks.is_one:  # where memory is short, no other rank waits yet
+                    prepared.executable.bind(prepared.dims)
             if not is_empty:
                 self._remember(batch)
-            lr = self._lr()
-            self._updates.enter(prepared.signature, self._window.is_first)
+            lr, size = self._lr(), 0 if is_empty else batch.batch_size
+            # a refusal here is one of all ranks, of which none has run anything
+            share = self._ranks.share(
+                self._position(), size, prepared.executable, settings, prepared.inputs
+            )
             with self._ranks.running():
-                size = 0 if is_empty else batch.batch_size
-                inputs, wrote = self._run(prepared, size, last, more)
+                inputs, wrote = self._run(prepared, share, known, last, more)
         self._last = LastRun(step, batch, request, prepared, inputs, why)
         norm = prepared.signature.grad_norm if last else None
         result = StepResult(
@@ -271,26 +275,26 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         window = self._window
         if window.is_first:
             return None
-        self._follow_optimizer()
-        self._optimizer.sync()
-        executable, lr = self._steps.update_alone(window.by_labels), self._lr()
-        signature = executable.plan.signature
-        self._updates.enter(signature, first=False)
+        with self._ranks.preparing():
+            self._follow_optimizer()
+            self._optimizer.sync()
+            executable, lr = self._steps.update_alone(window.by_labels), self._lr()
+            signature = executable.plan.signature
+            self._updates.enter(signature, first=False)
+            settings = self._optimizer.inputs(signature)
+            inputs = {
+                **scalars(signature, window.seed, offset=0, weight=1.0),
+                **settings,
+                **self._scaling.inputs(signature),
+            }
+            assert signature.window_scale is not None, "an update alone has a scale"
+            inputs[signature.window_scale] = window.scale()
 
         def done(wrote: bool) -> None:
             window.end(wrote)
             self._end_window(executable, wrote)
 
-        settings = self._optimizer.inputs(signature)
         self._ranks.end_window(self._position(), executable, settings)
-        inputs = {
-            **scalars(signature, window.seed, offset=0, weight=1.0),
-            **settings,
-            **self._scaling.inputs(signature),
-        }
-        assert signature.window_scale is not None, "an update alone has a scale"
-        inputs[signature.window_scale] = window.scale()
-
         accept = self._spikes.judge(lambda: float(window.mean_loss()))
         with self._ranks.running():
             wrote = executable.run(inputs, {}, done, accept)
@@ -316,6 +320,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         load is half made."""
         self._check_idle()
         self._check_not_torn()
+        if self._cuts.are_asked_for:
+            self._ranks.require_together()
         with self._ranks.preparing() if self._cuts.are_asked_for else nullcontext():
             batch = self._bind(args, kwargs)
             check_batch(self.model_desc, batch.named())
@@ -324,14 +330,18 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             self._cut_weights(batch)
             step = self._steps.evaluation(self.model, self.loss_fn, batch)
             prepared = step.prepare(batch, OutputRequest(names))
-        if self._weights.is_cut:
-            self._ranks.meet_to_evaluate(prepared.executable, prepared.inputs)
+            is_cut, executable = self._weights.is_cut, prepared.executable
+            if is_cut:  # where memory is short, no other rank waits yet
+                executable.bind(prepared.dims)
+        if is_cut:
+            self._ranks.meet_to_evaluate(executable, prepared.inputs)
         self._remember(batch)
         seed = self._window.evaluation_seed(self.updates)
         if self._weights.is_cut:  # ranks with parts of one weight draw alike
             seed = self._ranks.seed(seed)
         drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
-        prepared.executable.run({**prepared.inputs, **drawn}, prepared.dims)
+        with self._ranks.running(writes_nothing=executable) if is_cut else nullcontext():
+            executable.run({**prepared.inputs, **drawn}, prepared.dims)
         self._window.evaluations += 1
         return StepResult(
             loss=prepared.loss,
@@ -339,84 +349,6 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             updated=False,
             outputs={name: prepared.output(name) for name in names},
             losses=prepared.losses,
-        )
-
-    # ---- state
-
-    @exclusive
-    def gather(self) -> None:
-        """Gives the model its whole weights again, where each rank holds a part of them (`zero=3`,
-        `tp`): to use it outside of the Trainer, to save or to change it. The next step cuts them
-        anew. All ranks of a mesh call it. Does nothing where the weights are whole. Raises
-        OnwardError while an update or a load is half made, and within `ema_weights`."""
-        self._check_idle()
-        self._check_not_torn()
-        self._average.require_own()
-        if self._weights.is_cut:
-            self._ranks.meet_for_state(self.options.zero)
-            self._weights.gather()
-
-    @exclusive
-    def state_dict(self) -> dict[str, Any]:
-        """Returns copies of the whole state for `load_state_dict`: `model` (its own keys),
-        `optimizer` (`exp_avg.<parameter>`, ...), `param_groups` with their learning rates,
-        counters, random state, and in fp16 the loss scale. Of an optimizer that makes its updates
-        itself: its own `state_dict`, as `own_state`, in the place of the two of the optimizer.
-        Raises OnwardError while an update or a load is half made, within `ema_weights`, and on
-        several ranks within an accumulation window, whose sums are those of one rank."""
-        self._check_whole()
-        self._ranks.require_between_windows(self._window.is_first)
-        self._ranks.meet_for_state(self.options.zero)
-        self._follow_for_state()
-        self._optimizer.sync()
-        return saved(self._state_parts())
-
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
-        optimizer and accumulation window. Nothing has changed after an error, even one raised by a
-        hook of the model. All ranks of a mesh call it with one state, that of any mesh or of one
-        process."""
-        self._follow_for_state()
-        self._optimizer.require_owner()
-        self._cuts.take(state, self._optimizer)
-        state = self._rank_states().shared_out(state)
-        with signals_wait():
-            restore(self._state_parts(), state)
-            self._note_restored()
-
-    # ---- averaged weights
-
-    @contextmanager
-    def ema_weights(self) -> Generator[None]:
-        """A context in which the model has its averaged weights (`TrainerOptions.ema_decay`), to
-        evaluate or export it. Training, saving and loading raise OnwardError inside of it, and so
-        does it without the option and while an update or a load is half made. Where ranks have
-        parts of the weights, all enter it, `eval_step` reads averages, and `gather` comes first."""
-        with self._lock:
-            self._check_not_torn()
-            with self._average.swapped_in():
-                yield
-
-    @exclusive
-    def ema_state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the model's state_dict with the averaged weights, and with the buffers
-        that it has now; all ranks with parts of weights call it. Raises OnwardError without the
-        option `ema_decay`, and while an update or a load is half made."""
-        self._check_not_torn()
-        return self._average.state_dict()
-
-    def _state_parts(self, to_first: bool = False) -> tuple[StatePart, ...]:
-        """The parts of a state in the order in which they are restored. The optimizer's, which
-        cannot be rolled back, is last. to_first: rank 0 alone saves tensors that are cut."""
-        return (
-            self._window.part(),
-            self._scaling.part(),
-            self._average.part(to_first),
-            self._spikes.part(),
-            self._cuts.part(self._optimizer),
-            model_part(self.model, self._weights, to_first),
-            part_of(self._optimizer, to_first),
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -480,12 +412,6 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         self._take_optimizer(why)
         self._updates.done = before.updates.done
 
-    def _follow_for_state(self) -> None:
-        """Follows the optimizer before its state is saved or restored. A change that the next step
-        will refuse does not matter to the state."""
-        with suppress(OnwardError):
-            self._follow_optimizer()
-
     def _check_idle(self) -> None:
         """Raises OnwardError while the optimizer's own step runs on the gradients of a run."""
         if self._optimizer.is_stepping:
@@ -521,18 +447,26 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             raise OnwardError(f"verification failed on the first batch\n{found}")
         self._verified = True
 
+    def _known(self, signature: Signature) -> dict[str, Any]:
+        """The inputs that follow from the loss scale and from what the window has added up. Raises
+        OnwardError for a micro-batch that cannot be one of the window."""
+        return {**self._scaling.inputs(signature), **self._window.inputs(signature)}
+
     def _run(
-        self, prepared: PreparedBatch[Executable], batch_size: int, last: bool, more: bool
+        self,
+        prepared: PreparedBatch[Executable],
+        share: Share,
+        known: Mapping[str, Any],
+        last: bool,
+        more: bool,
     ) -> tuple[Mapping[str, Any], bool]:
-        """Runs a micro-batch; `last`: it ends its window; `more`: parts of it follow.
+        """Runs a micro-batch with its share of the samples of all ranks. known: inputs that are
+        those of the Trainer. `last`: it ends its window; `more`: parts of it follow.
 
         Returns the inputs that it ran with, and whether it wrote, which it does not if a gradient
         is infinite or NaN or the loss a spike.
         """
         window, signature = self._window, prepared.signature
-        settings = self._optimizer.inputs(signature)
-        executable, given = prepared.executable, prepared.inputs
-        share = self._ranks.share(self._position(), batch_size, executable, settings, given)
 
         def done(wrote: bool) -> None:
             window.add(prepared.executable, prepared.loss)
@@ -550,9 +484,7 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset + share.before, weight=window.weight),
-                **settings,
-                **self._scaling.inputs(signature),
-                **window.inputs(signature),
+                **known,
             }
             run = prepared.executable.run
             return inputs, run(inputs, prepared.dims, done, accept if last else None)

@@ -129,6 +129,7 @@ class TrainerViews:
             micro_steps=self._window.micro_steps,
             loss_scale=self._scaling.value,
             last=self._last,
+            mesh=self._ranks.mesh,
         )
 
     @exclusive
@@ -208,15 +209,23 @@ class TrainerViews:
         run it holds a copy of what the step writes. All ranks of a mesh call it."""
         self._check_idle()
         last = self._last_run()
+        self._ranks.require_together()
         self._ranks.meet_to_profile()
-        return last.profile()
+        with self._ranks.running():
+            return last.profile()
 
     @exclusive
     def nonfinite_origin(self) -> NonfiniteOrigin | None:
         """Finds the op or the input from which infinite or NaN gradients of the last training step
         come, by one more run of it, launch by launch; None where all gradients were finite. Changes
-        nothing. Raises OnwardError before the first step."""
-        return self._last_run().nonfinite_origin()
+        nothing. All ranks of a mesh call it, and each says what it finds. Raises OnwardError before
+        the first step."""
+        self._check_idle()
+        last = self._last_run()
+        self._ranks.require_together()
+        self._ranks.meet_for_origin()
+        with self._ranks.running():
+            return last.nonfinite_origin()
 
     @exclusive
     def export_onnx(
