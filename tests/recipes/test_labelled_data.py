@@ -82,7 +82,7 @@ SHORT: dict[str, Any] = {"max_seq_length": 48, "doc_stride": 8, "max_train_sampl
 
 
 def test_an_empty_answer_is_predicted_where_it_scores_above_every_span(tmp_path: Path) -> None:
-    """The rule of run_qa.py --version_2_with_negative, applied here to all spans of all pieces."""
+    """The rule of transformers' example for SQuAD 2, applied here to all spans of all pieces."""
     rows = questions()
     run = described(tmp_path, rows, "question-answering", **SHORT)
     job, generator = run.job, torch.Generator().manual_seed(0)
@@ -467,7 +467,7 @@ SWAG = {
 
 
 def test_choices_of_swag_begin_with_its_second_sentence(tmp_path: Path) -> None:
-    """As run_swag.py: the first sentence, with the second and an ending."""
+    """The first sentence with the second and an ending, as transformers' example has it."""
     run = described(tmp_path, [SWAG, {**SWAG, "label": 3}], "multiple-choice")
     for c in range(4):
         want = run.job.tokenizer(SWAG["sent1"], f"{SWAG['sent2']} {SWAG[f'ending{c}']}")

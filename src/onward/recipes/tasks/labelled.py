@@ -67,7 +67,7 @@ def data_of(
     """The samples of encoded rows. facts: what was found in the data, in words."""
     samples = Samples.of_rows(train), Samples.of_rows(held)
     first, second = (int(part.lengths().sum()) for part in samples)
-    return TaskData(*samples, baseline, first, second, facts)
+    return TaskData(*samples, baseline, first, second, facts=facts)
 
 
 def longest(config: FinetuneConfig, model_config: PreTrainedConfig, usual: int) -> int:
@@ -151,7 +151,7 @@ def check_padding(
             "in --tokenizer_name or --model_name_or_path",
             "use the model's own tokenizer, or give it a pad_token that the model has",
         )
-    # another id would move all positions of such a family, and none of them pools by it
+    # families of that table pool nothing by padding, and their positions would move with its id
     if pools_by_it and (
         model_config.pad_token_id is None or model_config.model_type not in BEHIND_PADDING
     ):

@@ -89,7 +89,7 @@ class MultipleChoice(Task):
         first, second = Samples.of_rows(train), Samples.of_rows(held)
         names = [f"input_ids.{c}" for c in range(width or 0)]
         tokens = [sum(int(p.lengths(n).sum()) for n in names) for p in (first, second)]
-        return TaskData(first, second, baseline, tokens[0], tokens[1], (fact,))
+        return TaskData(first, second, baseline, tokens[0], tokens[1], facts=(fact,))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads all choices of a batch to the longest: inputs i64[B,choices,T]."""

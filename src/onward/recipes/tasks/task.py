@@ -68,7 +68,7 @@ class TaskData:
     baseline: Baseline
     train_tokens: int
     eval_tokens: int
-    facts: tuple[str, ...] = ()
+    facts: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 class Task(ABC):
