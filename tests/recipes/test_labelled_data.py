@@ -553,3 +553,18 @@ def test_tokenizers_without_bytes_stay(text: str) -> None:
     before = tokenizer.backend_tokenizer.to_str()
     put_spaces_before_words(tokenizer)
     assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_a_tokenizer_that_cannot_put_spaces_says_so(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class that splits first, and makes its parts anew when it is loaded."""
+    plain = byte_level(tmp_path / "tokenizer", text, "Qwen2Tokenizer")
+    rows = [{"tokens": ["self", "return"], "tags": ["a", "b"]}] * 2
+    given = {"tokenizer_name": str(tmp_path / "tokenizer")}
+    job = described(tmp_path, rows, "token-classification", **given).job
+    assert "puts no space before the words of a list" in capsys.readouterr().err
+    want = [
+        n for word in ("self", "return") for n in plain(word, add_special_tokens=False).input_ids
+    ]
+    assert [n for n in job.train[0]["input_ids"] if n not in job.tokenizer.all_special_ids] == want

@@ -93,8 +93,8 @@ class QuestionAnswering(Task):
         if none > guess:
             baseline = Baseline("f1", "no answer to any question", 100 * none / len(held))
         fact = (
-            f"{len(without)} of {len(questions)} questions have no answer; none is predicted where "
-            "that scores above every span"
+            f"{len(without)} of {len(questions)} questions have no answer; the empty one is "
+            "predicted where it scores above every span"
             if without
             else "every question has an answer, and a span is always predicted"
         )

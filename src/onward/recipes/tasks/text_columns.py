@@ -66,7 +66,7 @@ def columns_fact(table: Table, first: str, second: str | None, label: str) -> st
     others = [name for name in table.rows[0] if name not in read]
     unused = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
     text = first if second is None else f"the pair {first}, {second}"
-    return f"reads {text} and the label {label}" + (f"; not used: {unused}" if others else "")
+    return f"reads {text}, and labels from {label}" + (f"; not used: {unused}" if others else "")
 
 
 def _of_text(table: Table, label: str) -> list[str]:
