@@ -58,7 +58,7 @@ FILES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "files: other shapes start at random", "recipes/start_model.py",
-        'if mismatched := sorted(info["mismatched_keys"]):', "if mismatched := []:", WEIGHTS,
+        'model, sorted(info["mismatched_keys"]))', "model, [])", WEIGHTS,
     ),
     Fault(
         "files: code is read from pickles", "recipes/start_model.py",

@@ -48,7 +48,8 @@ class Run:
     job: resolved options, model configuration, samples, tokenizer.
     sources: the texts or tables that were read. train_tokens, eval_tokens: numbers of tokens before
         they are cut into samples; eval_tokens is 0 if the samples were held out of the train text.
-    parameters: number of weights. baseline: the score without a model.
+    parameters: number of weights. baseline: the score without a model. facts: what the task found
+        in the data, in words.
     """
 
     job: Job
@@ -57,6 +58,7 @@ class Run:
     eval_tokens: int
     parameters: int
     baseline: Baseline
+    facts: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Any:
@@ -118,6 +120,7 @@ def describe(config: FinetuneConfig) -> Run:
             config.config_overrides,
         ),
         baseline=data.baseline,
+        facts=data.facts,
     )
 
 

@@ -67,6 +67,7 @@ def summary(run: Run) -> str:
         f"train      {run.sources[0].source}: {run.train_tokens} tokens, "
         f"{len(job.train)} {unit}{size}",
         f"eval       {run.sources[-1].source}: {eval_from}{len(job.eval)} {unit}",
+        *fact_lines(run),
         f"steps      {config.max_steps} updates of {config.gradient_accumulation_steps} x "
         f"{_times(config)}{config.per_device_train_batch_size}{shape}, "
         f"{config.optim} {config.learning_rate:.1e} {config.lr_scheduler_type}, "
@@ -87,6 +88,11 @@ def summary(run: Run) -> str:
             "(--dropout 0 compares them exactly)"
         )
     return "\n".join(lines)
+
+
+def fact_lines(run: Run) -> list[str]:
+    """Lines about what the task found in the data, such as the columns that it reads."""
+    return [f"data       {fact}" for fact in run.facts]
 
 
 def _times(config: FinetuneConfig) -> str:

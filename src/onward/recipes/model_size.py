@@ -20,9 +20,10 @@ _MODULES_OF_PICKLES = 100_000  # their tensors are not counted before they are r
 # In fp32 it takes at most this many times the bytes of its files, and these beside: weights in
 # fewer bits, tied ones that are stored once, weights that are new, buffers that are not stored.
 _TIMES, _BESIDE = 16, 256 << 20
-_BEHIND_PADDING = (
-    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
+# families whose positions count from the id of the padding token
+BEHIND_PADDING = (
+    "camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def positions_of(model_config: PreTrainedConfig) -> int | None:
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int):
         return None
-    if model_config.model_type in _BEHIND_PADDING:
+    if model_config.model_type in BEHIND_PADDING:
         return positions - (model_config.pad_token_id or 0) - 1
     return positions
 
@@ -133,4 +134,10 @@ def check_positions(positions: int, block_size: int) -> None:
         )
 
 
-__all__ = ["check_block_size", "check_positions", "parameter_count", "positions_of"]
+__all__ = [
+    "BEHIND_PADDING",
+    "check_block_size",
+    "check_positions",
+    "parameter_count",
+    "positions_of",
+]

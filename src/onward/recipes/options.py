@@ -276,6 +276,9 @@ class FinetuneConfig:
     allow_pickle: bool = option(
         False, "load weights from .bin files too, which are pickles, with weights_only"
     )
+    ignore_mismatched_sizes: bool = option(
+        False, "start a head at random whose weights have other shapes than the labels ask for"
+    )
     dry_run: bool = option(
         False, "print options, counts of tokens and steps, and the memory of a step; train nothing"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onward.recipes.describe import Run, describe
+from onward.recipes.finetune import fact_lines
 from onward.recipes.loop import update_batches
 from onward.recipes.options import DataConfig
 
@@ -162,7 +163,7 @@ def preview(config: DataConfig) -> int:
     if config.json:
         print(json.dumps(asdict(facts), indent=2))
         return 0
-    print("\n".join(lines_of(facts, job.task.unit)))
+    print("\n".join([*lines_of(facts, job.task.unit), *fact_lines(run)]))
     if job.task.unit != "blocks":
         lengths = _lengths(run)
         print("\n" + "\n".join(histogram(lengths, "tokens")))

@@ -91,6 +91,7 @@ FREE_OPTIONS = frozenset(
         "pipeline_schedule", "pipeline_microbatches", "sequence_parallel",
         "context_parallel_method", "offload_optimizer", "offload_dir", "gradient_checkpointing",
         "eval_strategy", "eval_steps", "dataloader_num_workers", "use_cpu",
+        "ignore_mismatched_sizes",
     }
 )  # fmt: skip
 # Options that share the rows of an update out, whose number alone tells runs apart.

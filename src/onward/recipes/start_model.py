@@ -266,7 +266,7 @@ def _plain_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreT
             use_safetensors=None if config.allow_pickle else True,
             weights_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # `_check_loaded` refuses them, by name
+            ignore_mismatched_sizes=True,  # `_check_shapes` refuses them, by name
         )
         model, info = loaded
     except Exception as error:
@@ -299,15 +299,7 @@ def _check_loaded(
     info: what `from_pretrained` tells of its loading. odd: the tensors that hold no floats.
     """
     name, where = config.model_name_or_path, "in --model_name_or_path"
-    if mismatched := sorted(info["mismatched_keys"]):
-        key, stored, expected = mismatched[0]
-        more = f", and {len(mismatched) - 1} more" if len(mismatched) > 1 else ""
-        raise InputError(
-            f"cannot load the weights of model {name!r} ({key} is {list(stored)} in the file and "
-            f"{list(expected)} by config.json{more})",
-            where,
-            "name a folder whose config.json belongs to its weights",
-        )
+    _check_shapes(config, model, sorted(info["mismatched_keys"]))
     weights = {key for key, _ in model.named_parameters()}
     weights |= {key.removeprefix(f"{model.base_model_prefix}.") for key in weights}
     if integers := sorted(weights & odd):
@@ -331,6 +323,47 @@ def _check_loaded(
         if keys:
             shown = f"{', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
             print(f"note: {len(keys)} weights {what}: {shown}", file=sys.stderr)
+
+
+def _check_shapes(
+    config: FinetuneConfig, model: PreTrainedModel, mismatched: Sequence[tuple[str, Any, Any]]
+) -> None:
+    """Says which weights have another shape in the model's folder and start at random. Raises
+    InputError for those, unless all are of the head and the options ask for a new one.
+
+    mismatched: the name of each, its shape in the file and that by the configuration.
+    """
+    if not mismatched:
+        return
+    name, where = config.model_name_or_path, "in --model_name_or_path"
+    has_head = model.base_model is not model
+    base = f"{model.base_model_prefix}."
+    is_head = has_head and not any(key.startswith(base) for key, _, _ in mismatched)
+    if is_head and config.ignore_mismatched_sizes:
+        keys = ", ".join(key for key, _, _ in mismatched[:3]) + (" ..." * (len(mismatched) > 3))
+        print(
+            f"note: {len(mismatched)} weights of the head have other shapes in the model folder "
+            f"and start at random: {keys}",
+            file=sys.stderr,
+        )
+        return
+    key, stored, expected = mismatched[0]
+    more = f", and {len(mismatched) - 1} more" if len(mismatched) > 1 else ""
+    shapes = f"{key} is {list(stored)} in the file and {list(expected)}"
+    if not is_head:
+        raise InputError(
+            f"cannot load the weights of model {name!r} ({shapes} by config.json{more})",
+            where,
+            "name a folder whose config.json belongs to its weights",
+        )
+    what = f"the head of model {name!r} has other sizes than it needs here"
+    if list(stored[:1]) != list(expected[:1]) == [model.config.num_labels]:
+        what = f"model {name!r} has a head for {stored[0]} labels, and the data have {expected[0]}"
+    raise InputError(
+        f"{what} ({shapes} here{more})",
+        where,
+        "start its head at random with --ignore_mismatched_sizes, or name another model",
+    )
 
 
 def weight_files(config: FinetuneConfig) -> tuple[Path, ...]:

@@ -69,6 +69,7 @@ SWITCHES: dict[str, Switch] = {
     "evaluate_during_training": _flag(_EVALUATED),
     "eval_all_checkpoints": _flag(_EVALUATED),
     "group_by_length": _flag("rows of padding are not computed"),
+    "version_2_with_negative": _flag("a file with a question without an answer says so itself"),
     "pad_to_max_length": _flag("a batch is padded to its longest sample"),
     "dataloader_drop_last": _flag("blocks that fill no whole update are left out of an epoch"),
     "model_type": Switch("the model's own configuration says it"),
@@ -95,6 +96,9 @@ SWITCHES: dict[str, Switch] = {
     "dataset_config_name": _TEXT_FILES,
     "cache_dir": Switch(
         "downloads go to the cache folder of the Hugging Face libraries (HF_HOME)", "set HF_HOME"
+    ),
+    "null_score_diff_threshold": Switch(
+        "no answer is told where it scores above every span", "leave it out", ("0", "0.0")
     ),
     "label_smoothing_factor": Switch(
         "the loss is plain cross-entropy", "leave it out", ("0", "0.0")

@@ -137,7 +137,8 @@ def _read_metrics(
 SCORES = (  # of all tasks
     "perplexity", "accuracy", "f1_macro", "exact_match", "precision", "recall", "f1", "mse",
     "pearson", "pretraining_loss", "next_sentence_accuracy", "recall_at_1", "recall_at_10", "auc",
-    "rouge1", "rouge2", "rougeL", "bleu", "wer", "cer",
+    "rouge1", "rouge2", "rougeL", "bleu", "wer", "cer", "HasAns_exact", "HasAns_f1", "NoAns_exact",
+    "NoAns_f1",
 )  # fmt: skip
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from onward.recipes.corpus import EVAL_ONE_IN
 from onward.recipes.library_examples import most_frequent
-from onward.recipes.model_size import positions_of
+from onward.recipes.model_size import BEHIND_PADDING, positions_of
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table, read_table
@@ -61,11 +61,13 @@ def split(
     return train[: config.max_train_samples], held[: config.max_eval_samples]
 
 
-def data_of(train: list[Row], held: list[Row], baseline: Baseline) -> TaskData:
-    """The samples of encoded rows."""
+def data_of(
+    train: list[Row], held: list[Row], baseline: Baseline, facts: tuple[str, ...] = ()
+) -> TaskData:
+    """The samples of encoded rows. facts: what was found in the data, in words."""
     samples = Samples.of_rows(train), Samples.of_rows(held)
     first, second = (int(part.lengths().sum()) for part in samples)
-    return TaskData(*samples, baseline, first, second)
+    return TaskData(*samples, baseline, first, second, facts=facts)
 
 
 def longest(config: FinetuneConfig, model_config: PreTrainedConfig, usual: int) -> int:
@@ -81,19 +83,30 @@ def longest(config: FinetuneConfig, model_config: PreTrainedConfig, usual: int) 
     return asked or (usual if most is None else min(usual, most))
 
 
-def padded(tokenizer: PreTrainedTokenizerBase) -> Collate:
-    """Makes batches of samples that are padded to the longest, by transformers' collator. Raises
-    InputError for a tokenizer that has no token for padding, nor one of an end."""
-    from transformers import DataCollatorWithPadding
+def padded(
+    tokenizer: PreTrainedTokenizerBase, side: Literal["left", "right"] | None = None
+) -> Collate:
+    """Makes batches of samples that are padded to the longest, as transformers' collator does.
+    side: where the padding is; None: where the tokenizer has it. Raises InputError for a tokenizer
+    that has no token for padding, nor one of an end."""
+    from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
-    pad = DataCollatorWithPadding(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
+    tokenizer = padding_token(tokenizer)
 
     def collate(rows: list[Row]) -> Batch:
         labels = {name: [row[name] for row in rows] for name in rows[0] if name in _LABELS}
         inputs = [
             {n: v for n, v in row.items() if n not in _LABELS and n[0] != "_"} for row in rows
         ]
-        return {**pad(inputs), **as_tensors(labels)}
+        batch = pad_without_fast_tokenizer_warning(
+            tokenizer,
+            inputs,
+            padding=True,
+            pad_to_multiple_of=MULTIPLE,
+            padding_side=side,
+            return_tensors="pt",
+        )
+        return {**batch, **as_tensors(labels)}
 
     return collate
 
@@ -123,6 +136,28 @@ def padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase
     return tokenizer
 
 
+def check_padding(
+    tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, pools_by_it: bool = False
+) -> None:
+    """Gives the tokenizer a padding token, as `padding_token` does. pools_by_it: whether the model
+    takes the last state that is not of padding, for which its configuration gets the id too. Raises
+    InputError for a token that the model does not have."""
+    pad = padding_token(tokenizer).pad_token_id
+    text_config: Any = model_config.get_text_config()
+    if not isinstance(pad, int) or pad >= text_config.vocab_size:
+        raise InputError(
+            f"the padding token {tokenizer.pad_token!r} has the id {pad}, over the model's "
+            f"vocabulary of {text_config.vocab_size}",
+            "in --tokenizer_name or --model_name_or_path",
+            "use the model's own tokenizer, or give it a pad_token that the model has",
+        )
+    # families of that table pool nothing by padding, and their positions would move with its id
+    if pools_by_it and (
+        model_config.pad_token_id is None or model_config.model_type not in BEHIND_PADDING
+    ):
+        model_config.pad_token_id = text_config.pad_token_id = pad
+
+
 def set_labels(model_config: PreTrainedConfig, names: Sequence[str]) -> None:
     """Names the labels in a model's configuration, from which it makes its head."""
     model_config.id2label = dict(enumerate(names))
@@ -141,16 +176,39 @@ def label_value(table: Table, index: int, name: str, kinds: tuple[type, ...], wo
     return value
 
 
+def numbered_labels(told: set[str], model_config: PreTrainedConfig) -> list[str]:
+    """The names of labels in the order of their numbers: all of the model's where these are among
+    them, else these in their own order. Raises InputError where the model's are not numbered from 0
+    or two have one name."""
+    names = label_names(model_config)
+    if not told <= set(names.values()):
+        return sorted(told, key=label_order)
+    # a file may list them in another order, such as that of the texts "0", "1", "10", "2"
+    known = [names[number] for number in range(len(names)) if number in names]
+    if len(set(known)) < len(names):
+        shown = ", ".join(f"{number}: {name}" for number, name in sorted(names.items())[:6])
+        raise InputError(
+            f"the model's {len(names)} labels are not 0 to {len(names) - 1} with a name each "
+            f"({shown})",
+            "in --model_name_or_path",
+            "number them so in id2label of its config.json",
+        )
+    return known
+
+
+def labels_fact(names: Sequence[str]) -> str:
+    """The number and the names of labels, in words."""
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{len(names)} labels: {shown}"
+
+
 def known_labels(
     values: Sequence[Sequence[Any]], tables: Sequence[Table], model_config: PreTrainedConfig
 ) -> list[str]:
     """The names of labels in the order of their numbers: the model's where it has labels of these
     names. Raises InputError for a label that the train table has not, and where it has one alone.
     """
-    told = sorted({str(value) for value in values[0]}, key=label_order)
-    known = list(label_names(model_config).values())
-    if set(told) <= set(known):
-        told = known
+    told = numbered_labels({str(value) for value in values[0]}, model_config)
     for number, part in enumerate(values[1:], 1):
         odd = next((i for i, value in enumerate(part) if str(value) not in told), None)
         if odd is not None:
@@ -201,13 +259,16 @@ def label_order(name: str) -> tuple[int, int, str]:
 __all__ = [
     "MULTIPLE",
     "accuracy",
+    "check_padding",
     "data_of",
     "known_labels",
     "label_order",
     "label_pairs",
     "label_value",
+    "labels_fact",
     "longest",
     "macro_f1",
+    "numbered_labels",
     "padded",
     "padded_with_labels",
     "padding_token",

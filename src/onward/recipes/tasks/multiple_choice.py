@@ -12,6 +12,7 @@ from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     MULTIPLE,
     accuracy,
+    check_padding,
     label_pairs,
     longest,
     padding_token,
@@ -48,17 +49,24 @@ class MultipleChoice(Task):
     ) -> TaskData:
         """Tokens of the question with each choice, in columns by the number of the choice."""
         size = longest(config, model_config, 128)
+        check_padding(tokenizer, model_config)
         encoded: list[list[Row]] = []
         width: int | None = None
+        fact = ""
         for table in sources:
             asked = table.column(
                 config.text_column, ("question", "context", "sent1"), "text_column"
             )
+            # SWAG's choices are ends of its second sentence
+            begins = asked == "sent1" and "sent2" in table.rows[0] and "ending0" in table.rows[0]
+            starts = table.texts("sent2") if begins else None
             label = table.column(config.label_column, ("label", "answer"), "label_column")
             texts = table.texts(asked)
             rows: list[Row] = []
             for i, text in enumerate(texts):
                 choices = _choices(table, i)
+                if starts is not None:
+                    choices = [f"{starts[i]} {choice}" for choice in choices]
                 width = len(choices) if width is None else width
                 if len(choices) != width:
                     raise InputError(
@@ -72,6 +80,8 @@ class MultipleChoice(Task):
                 row: Row = {f"{n}.{c}": found[n][c] for n in found for c in range(width)}
                 rows.append({**row, "labels": _choice(table, i, label, width)})
             encoded.append(rows)
+            choice = "sent2 with an ending" if begins else "a text"
+            fact = fact or f"reads {asked} and {label}; each of {width} choices is {choice}"
         train, held = split(sources, encoded, config)
         label, _ = most_frequent([row["labels"] for row in train])
         true = [row["labels"] for row in held]
@@ -79,7 +89,7 @@ class MultipleChoice(Task):
         first, second = Samples.of_rows(train), Samples.of_rows(held)
         names = [f"input_ids.{c}" for c in range(width or 0)]
         tokens = [sum(int(p.lengths(n).sum()) for n in names) for p in (first, second)]
-        return TaskData(first, second, baseline, tokens[0], tokens[1])
+        return TaskData(first, second, baseline, tokens[0], tokens[1], facts=(fact,))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads all choices of a batch to the longest: inputs i64[B,choices,T]."""
@@ -135,9 +145,23 @@ class MultipleChoice(Task):
 def _choices(table: Table, index: int) -> list[str]:
     """The choices of a row: a list, or columns ending0, ending1 and so on."""
     row = table.rows[index]
-    numbered = [str(row[n]) for c in range(26) if (n := f"ending{c}") in row]
+    numbers = [c for c in range(26) if f"ending{c}" in row]
+    if numbers and numbers[-1] != len(numbers) - 1:
+        raise InputError(
+            f"there is a column 'ending{numbers[-1]}', but not all before it",
+            table.where(index),
+            "number them from ending0 on",
+        )
+    kinds = (str, int, float)
+    numbered = [str(table.value(index, f"ending{c}", kinds, "a text")) for c in numbers]
+    if "" in numbered:
+        raise InputError(
+            f"column 'ending{numbered.index('')}' is empty", table.where(index), "give a text"
+        )
     value = numbered or table.value(index, "choices", list, "a list of texts")
-    if len(value) < 2 or not all(isinstance(each, str) for each in value):
+    if not all(isinstance(each, str) for each in value):
+        raise InputError("a choice is no text", table.where(index), "give a list of texts")
+    if len(value) < 2:
         raise InputError("there are no two choices", table.where(index), "give a list of texts")
     return value
 

@@ -12,7 +12,14 @@ from onward.recipes.library_examples import library_tables, questions_about_func
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
-from onward.recipes.tasks.labelled import data_of, longest, padded, read_tables, split
+from onward.recipes.tasks.labelled import (
+    check_padding,
+    data_of,
+    longest,
+    padded,
+    read_tables,
+    split,
+)
 from onward.recipes.tasks.task import Baseline, Collate, Passage, Task, TaskData
 
 if TYPE_CHECKING:
@@ -26,7 +33,8 @@ _LONGEST_ANSWER = 30  # tokens
 class QuestionAnswering(Task):
     """The first and the last token of the answer in a passage. A passage that is longer than the
     model's inputs is read in pieces that overlap by `doc_stride` tokens; a piece without the answer
-    points at its first token."""
+    points at the token of a class, else at its first. Where a table has questions without an
+    answer, as SQuAD 2, that token's score competes with those of the spans."""
 
     name = "question-answering"
     about = "the answer to a question, in a passage"
@@ -55,10 +63,17 @@ class QuestionAnswering(Task):
                 "name one that the tokenizers library reads",
             )
         size = longest(config, model_config, 384)
+        check_padding(tokenizer, model_config)
+        model_config.num_labels = 2  # a start and an end; a classifier's folder says its own
         by_question = [
             [_pieces(table, i, tokenizer, size, config.doc_stride) for i in range(len(table.rows))]
             for table in sources
         ]
+        questions = [pieces for part in by_question for pieces in part]
+        without = [pieces for pieces in questions if not pieces[0]["_answers"]]
+        if not without:
+            for row in (row for pieces in questions for row in pieces):
+                row["_null"] = -1
         # whole questions are held out, not pieces of one
         whole = [[{"pieces": p} for p in part] for part in by_question]
         train, held = split(sources, whole, config)
@@ -74,11 +89,21 @@ class QuestionAnswering(Task):
             _best(word_f1, words[0], true) for words, true in zip(first, golden, strict=True)
         )
         baseline = Baseline("f1", "first word of the passage", 100 * guess / len(held))
-        return data_of(rows[0], rows[1], baseline)
+        none = sum(true == [""] for true in golden)
+        if none > guess:
+            baseline = Baseline("f1", "no answer to any question", 100 * none / len(held))
+        fact = (
+            f"{len(without)} of {len(questions)} questions have no answer; the empty one is "
+            "predicted where it scores above every span"
+            if without
+            else "every question has an answer, and a span is always predicted"
+        )
+        return data_of(rows[0], rows[1], baseline, (fact,))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
-        """Pads the samples of a batch to the longest."""
-        return padded(tokenizer)
+        """Pads the samples of a batch to the longest, behind them, as places are counted from the
+        first token."""
+        return padded(tokenizer, "right")
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """One answer a sample."""
@@ -90,8 +115,9 @@ class QuestionAnswering(Task):
         """The question with a piece of the passage, titled by the answer."""
         first, last = row["start_positions"], row["end_positions"]
         answer = tokenizer.decode(row["input_ids"][first : last + 1])
-        marks = {last: " <- answer"} if last else {}
-        return [Passage(f"answer {answer}" if last else "no answer", row["input_ids"], marks)]
+        is_there = row["_offsets"][2 * last + 1] > 0
+        marks = {last: " <- answer"} if is_there else {}
+        return [Passage(f"answer {answer}" if is_there else "no answer", row["input_ids"], marks)]
 
     def predictions(
         self,
@@ -99,8 +125,8 @@ class QuestionAnswering(Task):
         batch: Mapping[str, torch.Tensor],
         outputs: Mapping[str, torch.Tensor],
     ) -> list[Any]:
-        """The number of each piece's question, its best answer, that one's score, and the true
-        answers."""
+        """The number of each piece's question, its best answer, that one's score, the score of no
+        answer (-inf where there always is one), and the true answers."""
         starts, ends = outputs["start_logits"].float(), outputs["end_logits"].float()
         found = []
         for row, start, end in zip(rows, starts, ends, strict=True):
@@ -115,20 +141,49 @@ class QuestionAnswering(Task):
                         score = float(start[i] + end[j])
                         if score > best:
                             best, answer = score, context[offsets[2 * i] : offsets[2 * j + 1]]
-            found.append((row["_question"], best, answer, _texts(row["_answers"])))
+            null = row["_null"]
+            none = float(start[null] + end[null]) if null >= 0 else float("-inf")
+            found.append((row["_question"], best, answer, none, _texts(row["_answers"])))
         return found
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
-        """SQuAD's exact match and F1, in percent, of the best answer of each question's pieces."""
+        """SQuAD's exact match and F1, in percent, of the best answer of each question's pieces.
+        Where questions may have no answer, the empty one is told if its least score over the pieces
+        is above the best span's, and both scores are given for each kind of question too, named as
+        by the metric squad_v2."""
         best: dict[int, tuple[float, str, list[str]]] = {}
-        for question, score, answer, true in predictions:
+        least: dict[int, float] = {}
+        for question, score, answer, none, true in predictions:
             if question not in best or score > best[question][0]:
                 best[question] = (score, answer, true)
-        exact = sum(_best(exact_match, answer, true) for _, answer, true in best.values())
-        overlap = sum(_best(word_f1, answer, true) for _, answer, true in best.values())
-        return {"exact_match": 100 * exact / len(best), "f1": 100 * overlap / len(best)}
+            least[question] = min(none, least.get(question, none))
+        told = [
+            ("" if least[question] > score else answer, true)
+            for question, (score, answer, true) in best.items()
+        ]
+        if max(least.values()) == float("-inf"):
+            return _percents("exact_match", "f1", told)
+        answered = [(answer, true) for answer, true in told if true != [""]]
+        others = [(answer, true) for answer, true in told if true == [""]]
+        # a true answer of articles and punctuation alone is none, as the metric has it
+        answered = [(a, [t for t in true if normalized(t)] or [""]) for a, true in answered]
+        return {
+            **_percents("exact_match", "f1", answered + others),
+            **_percents("HasAns_exact", "HasAns_f1", answered),
+            **_percents("NoAns_exact", "NoAns_f1", others),
+        }
+
+
+def _percents(exact: str, overlap: str, told: Sequence[tuple[str, list[str]]]) -> dict[str, float]:
+    """Exact match and F1, by these names, of answers beside the true ones of each; nothing where
+    there is no answer."""
+    found: dict[str, float] = {}
+    for name, score in ((exact, exact_match), (overlap, word_f1)):
+        if told:
+            found[name] = 100 * sum(_best(score, *one) for one in told) / len(told)
+    return found
 
 
 def _best_of(scores: torch.Tensor, places: Sequence[int]) -> list[int]:
@@ -174,13 +229,14 @@ def _pieces(
     names = [n for n in found if n not in ("offset_mapping", "overflow_to_sample_mapping")]
     rows: list[Row] = []
     for piece, offsets in enumerate(found["offset_mapping"]):
+        null = _null_place(found["input_ids"][piece], tokenizer)
         inside = [part == 1 for part in found.sequence_ids(piece)]
         flat = [
             n
             for is_in, pair in zip(inside, offsets, strict=True)
             for n in (pair if is_in else (0, 0))
         ]
-        first, last = 0, 0
+        first = last = null
         if answers:
             begin, end = starts[0], starts[0] + len(answers[0])
             at = [t for t, is_in in enumerate(inside) if is_in]
@@ -195,14 +251,24 @@ def _pieces(
                 "end_positions": last,
                 "_offsets": flat,
                 "_context": _codes([context]),
-                "_answers": _codes(answers or [""]),
+                "_answers": _codes(answers),
+                "_null": null,
             }
         )
     return rows
 
 
+def _null_place(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """The place of the token that says that there is no answer."""
+    for special in (tokenizer.cls_token_id, tokenizer.bos_token_id):
+        if special in ids:
+            return ids.index(special)
+    return 0
+
+
 def _answers(table: Table, index: int, context: str) -> tuple[list[str], list[int]]:
-    """The answers of a row and where they begin. Raises InputError where they stand elsewhere."""
+    """The answers of a row and where they begin; empty ones are left out. Raises InputError where
+    they stand elsewhere."""
     value = table.value(index, "answers", dict, "text and answer_start, as SQuAD")
     texts, starts = value.get("text"), value.get("answer_start")
     if isinstance(texts, str):
@@ -211,7 +277,8 @@ def _answers(table: Table, index: int, context: str) -> tuple[list[str], list[in
         raise InputError(
             "answers have no text and answer_start", table.where(index), "give lists of one length"
         )
-    for text, start in zip(texts, starts, strict=True):
+    pairs = [(text, start) for text, start in zip(texts, starts, strict=True) if text != ""]
+    for text, start in pairs:
         fits = isinstance(text, str) and isinstance(start, int) and start >= 0
         if not fits or context[start : start + len(text)] != text:
             raise InputError(
@@ -219,7 +286,7 @@ def _answers(table: Table, index: int, context: str) -> tuple[list[str], list[in
                 table.where(index),
                 "count characters of the passage from 0",
             )
-    return texts, starts
+    return [text for text, _ in pairs], [start for _, start in pairs]
 
 
 def normalized(text: str) -> str:

@@ -59,7 +59,8 @@ class Passage:
 class TaskData:
     """The samples of a run, and what the run is measured by.
 
-    train_tokens, eval_tokens: of the texts, before they are cut.
+    train_tokens, eval_tokens: of the texts, before they are cut. facts: what the task found in the
+    data, in words, such as the columns that it reads.
     """
 
     train: Samples
@@ -67,6 +68,7 @@ class TaskData:
     baseline: Baseline
     train_tokens: int
     eval_tokens: int
+    facts: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 class Task(ABC):

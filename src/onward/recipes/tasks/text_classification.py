@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onward.recipes.library_examples import library_tables, pieces_with_package
-from onward.recipes.options import FinetuneConfig
+from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     accuracy,
+    check_padding,
     data_of,
     known_labels,
     label_pairs,
     label_value,
+    labels_fact,
     longest,
     macro_f1,
     padded,
-    padding_token,
     read_tables,
     set_labels,
     split,
     usual_label,
 )
 from onward.recipes.tasks.task import Baseline, Collate, Passage, Task, TaskData, label_names
+from onward.recipes.tasks.text_columns import columns_fact, text_columns
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-TEXTS = ("text", "sentence", "sentence1", "premise", "question1")
-PAIRS = ("text_pair", "sentence2", "hypothesis", "question2")
 
 
 class TextClassification(Task):
@@ -60,20 +60,18 @@ class TextClassification(Task):
         """Tokens of each text or pair, and a number for each label: the model's where it has labels
         of these names, else in their order. Numbers with fractions are predicted as numbers."""
         size = longest(config, model_config, 128)
-        columns = [name for name in (config.text_column or "").split(",") if name]
-        first, second = [*columns, None, None][:2]
+        check_padding(tokenizer, model_config, pools_by_it=True)
+        label = sources[0].column(config.label_column, ("label", "labels"), "label_column")
+        first, second = text_columns(sources[0], config.text_column, label)
         found: list[list[Row]] = []
         values: list[list[Any]] = []
         for table in sources:
-            text = table.column(first, TEXTS, "text_column")
-            label = table.column(config.label_column, ("label", "labels"), "label_column")
-            is_pair = second is not None or (
-                first is None and any(name in table.rows[0] for name in PAIRS)
-            )
-            pair = table.column(second, PAIRS, "text_column") if is_pair else None
+            for name, option in ((first, "text"), (second, "text"), (label, "label")):
+                if name is not None:
+                    table.column(name, (), f"{option}_column")
             encoded = tokenizer(
-                table.texts(text),
-                None if pair is None else table.texts(pair),
+                table.texts(first),
+                None if second is None else table.texts(second),
                 truncation=True,
                 max_length=size,
                 verbose=False,
@@ -86,7 +84,8 @@ class TextClassification(Task):
                 ]
             )
             found.append([{n: encoded[n][i] for n in encoded} for i in range(len(table.rows))])
-        numbers = _numbers(values)
+        numbers = _numbers(values, sources)
+        fact = "regression: a label is a number"
         if numbers is not None:
             model_config.num_labels, model_config.problem_type = 1, "regression"
         else:
@@ -94,15 +93,15 @@ class TextClassification(Task):
             set_labels(model_config, known)
             model_config.problem_type = "single_label_classification"
             place = {name: i for i, name in enumerate(known)}
+            fact = labels_fact(known)
         for number, rows in enumerate(found):
             for i, row in enumerate(rows):
                 row["labels"] = (
                     numbers[number][i] if numbers is not None else place[str(values[number][i])]
                 )
         train, held = split(sources, found, config)
-        if model_config.pad_token_id is None:
-            model_config.pad_token_id = padding_token(tokenizer).pad_token_id
-        return data_of(train, held, _baseline(train, held, numbers is not None))
+        facts = (columns_fact(sources[0], first, second, label), fact)
+        return data_of(train, held, _baseline(train, held, numbers is not None), facts)
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch to the longest."""
@@ -144,16 +143,32 @@ class TextClassification(Task):
         return {"accuracy": accuracy(predictions), "f1_macro": macro_f1(predictions)}
 
 
-def _numbers(values: Sequence[Sequence[Any]]) -> list[list[float]] | None:
-    """The labels as numbers, where all are and one has a fraction; else None."""
+def _numbers(values: Sequence[Sequence[Any]], tables: Sequence[Table]) -> list[list[float]] | None:
+    """The labels as numbers, where most are and one has a fraction; else None. Raises InputError
+    for one among such numbers that is none."""
+    found = [[_number(value) for value in part] for part in values]
+    flat = [value for part in found for value in part]
+    known = [value for value in flat if value is not None]
+    if all(value.is_integer() for value in known) or 2 * len(known) <= len(flat):
+        return None
+    for table, told, part in zip(tables, values, found, strict=True):
+        if None in part:
+            place = part.index(None)
+            raise InputError(
+                f"the label {str(told[place])[:40]!r} is no finite number, as most labels are",
+                table.where(place),
+                "mend it, or leave that example out",
+            )
+    return [[value for value in part if value is not None] for part in found]
+
+
+def _number(value: Any) -> float | None:
+    """A label as a number; None for a word and for what is not finite."""
     try:
-        found = [[float(value) for value in part] for part in values]
+        number = float(value)
     except (ValueError, OverflowError):  # a word, or an integer beyond all floats
         return None
-    flat = np.array([value for part in found for value in part])
-    if not np.isfinite(flat).all() or (flat == np.round(flat)).all():
-        return None
-    return found
+    return number if math.isfinite(number) else None
 
 
 def _baseline(train: list[Row], held: list[Row], numbers: bool) -> Baseline:

@@ -13,10 +13,12 @@ from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     accuracy,
+    check_padding,
     data_of,
-    label_order,
+    labels_fact,
     longest,
     macro_f1,
+    numbered_labels,
     padded_with_labels,
     read_tables,
     set_labels,
@@ -31,6 +33,7 @@ from onward.recipes.tasks.task import (
     TaskData,
     label_names,
 )
+from onward.recipes.tasks.word_spaces import put_spaces_before_words
 
 if TYPE_CHECKING:
     import torch
@@ -69,15 +72,15 @@ class TokenClassification(Task):
                 "in --tokenizer_name or --model_name_or_path",
                 "name one that the tokenizers library reads",
             )
+        check_padding(tokenizer, model_config)
+        put_spaces_before_words(tokenizer)
         found: list[list[tuple[Table, int, list[str], list[str]]]] = []
         for table in sources:
             word = table.column(config.text_column, ("tokens", "words"), "text_column")
             usual = ("tags", "ner_tags", "labels")
             tag = table.column(config.label_column, usual, "label_column")
             found.append([_tagged(table, i, word, tag) for i in range(len(table.rows))])
-        names = sorted({tag for _, _, _, tags in found[0] for tag in tags}, key=label_order)
-        known = list(label_names(model_config).values())
-        names = known if set(names) <= set(known) else names
+        names = numbered_labels({tag for _, _, _, tags in found[0] for tag in tags}, model_config)
         set_labels(model_config, names)
         place = {name: i for i, name in enumerate(names)}
         encoded: list[list[Row]] = []
@@ -106,7 +109,7 @@ class TokenClassification(Task):
             )
         label, _ = most_frequent(told)
         baseline = Baseline("accuracy", "most frequent label", true.count(label) / len(true))
-        return data_of(train, held, baseline)
+        return data_of(train, held, baseline, (labels_fact(names),))
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Pads the samples of a batch, and their labels by -100, to the longest."""
