@@ -35,8 +35,9 @@ def mixed_samples(graph: Graph) -> str | None:
 def _numbered(values: Sequence[Value], samples: int) -> str | None:
     """Says that the labels of a cross entropy are the numbers of so many samples; None else."""
     for labels in map(array_of, values):
-        is_label = labels is not None and labels.dtype.kind in "iu"
-        if is_label and samples > 1 and labels.size == len(np.unique(labels)) == samples:
+        if labels is None or labels.dtype.kind not in "iu":
+            continue
+        if samples > 1 and labels.size == len(np.unique(labels)) == samples:
             return "the labels of its cross entropy are the numbers of the samples"
     return None
 
