@@ -106,7 +106,7 @@ def test_documents_are_joined_by_end_of_text_and_long_ones_lose_nothing(
 
 @pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>"])
 def test_documents_begin_as_the_tokenizer_begins_a_text(single: str, text: str) -> None:
-    """As run_clm tokenises them, with the end-of-text token between two."""
+    """The tokens are those of run_clm, with the end-of-text token between two documents."""
     tokenizer = with_template(text, single)
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     documents = [text[:500], text[500:900], text[900:950]]
@@ -125,7 +125,7 @@ def test_documents_begin_as_the_tokenizer_begins_a_text(single: str, text: str) 
 
 
 def test_a_start_that_is_the_end_of_text_separates_alone(text: str) -> None:
-    """As OPT's, and as run_clm tokenises for it."""
+    """The tokenizer is as OPT's, the tokens are those of run_clm."""
     tokenizer = with_template(text, "</s> $A")
     documents = [text[:500], text[500:900]]
     want = [number for part in documents for number in tokenizer(part)["input_ids"]]

@@ -130,7 +130,7 @@ def test_texts_fit_into_the_decoders_positions(tmp_path: Path) -> None:
     with torch.no_grad():
         batch = tokenizer(["a b", "c"], padding=True, return_tensors="pt")
         made: Any = model.generate(**batch, max_new_tokens=11, do_sample=False)
-    want = [tokenizer.decode(one, skip_special_tokens=True).strip() for one in made]
+    want = [str(tokenizer.decode(one, skip_special_tokens=True)).strip() for one in made]
     assert [text["prediction"] for text in texts] == want
     with pytest.raises(InputError, match="max_target_length 13 is over the model's 12 positions"):
         described(tmp_path, rows, model_name_or_path=str(tmp_path / "model"), max_target_length=13)

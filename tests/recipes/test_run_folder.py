@@ -76,7 +76,7 @@ def test_every_option_is_free_or_makes_another_run() -> None:
 
 
 def test_an_option_that_a_task_does_not_have_tells_no_runs_apart() -> None:
-    """Its default may be another in the version that a run began with."""
+    """A default may be another in the version that a run began with."""
     older = record()
     older["options"]["max_target_length"] = 64
     assert differences(older, record()) == []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _BOTH = "in --source_lang and --target_lang"
-# their decoders begin with the last token of a target, which is moved to its front
+# decoders that begin with the last token of a target, moved to its front
 _WRAPPING = ("mbart", "plbart")
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 _ALL = "all-linear"
-# whose heads are those of pre-trained models, often tied to the embeddings
+# tasks with the heads of pre-trained models, which are often tied to the embeddings
 _OWN_HEAD = (
     "causal-lm", "masked-lm", "seq2seq-lm", "text-denoising", "automatic-speech-recognition",
 )  # fmt: skip
-# beside the head of masked words, which is tied; a model of masked words alone lacks this one
+# heads beside that of masked words, which is tied; a model of masked words alone lacks them
 _NEW_HEADS = {"bert-pretraining": ["seq_relationship"]}
 
 

@@ -127,7 +127,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for name, value in here.items():
         old = there.get(name)
         tasks = SWITCH_TASKS.get(name)
-        # what a task does not have is at its version's default
+        # an option that the task does not have is at its version's default
         counts = name not in free and (tasks is None or here["task"] in tasks)
         if counts and old != value:
             switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")

@@ -58,8 +58,8 @@ class SpeechRecognition(EncoderDecoder):
         return read_tables(config)
 
     def usual_target(self, positions: int | None) -> int:
-        """As many tokens as the decoder has positions for, since nothing of a text is cut; without
-        a limit as many as Whisper's has."""
+        """The tokens that the decoder has positions for, since nothing of a text is cut; without a
+        limit as many as Whisper's has."""
         return positions or _WHISPERS_POSITIONS
 
     def documents(self, sources: Sequence[Any], config: FinetuneConfig) -> Sequence[str]:
