@@ -113,6 +113,32 @@ def test_a_chat_template_is_used_by_chat_alone(
         assert said(capsys, *words)[0]["answer"] == want
 
 
+@pytest.mark.parametrize("prompt", ["def f(", "<s>def f(", "template"])
+def test_a_prompt_begins_once_as_texts_do(prompt: str, text: str) -> None:
+    from types import SimpleNamespace
+
+    from tiny_tokenizers import with_template
+
+    from onward.recipes.chat import answer
+    from onward.recipes.chat_options import ChatConfig
+
+    tokenizer = with_template(text, "<s> $A")
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    given: list[list[int]] = []
+
+    class Model:
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=320))
+
+        def generate(self, ids: torch.Tensor, **_: Any) -> torch.Tensor:
+            given.append(ids[0].tolist())
+            return ids
+
+    message = [{"role": "user", "content": "def f("}]
+    answer(Model(), tokenizer, message if prompt == "template" else prompt, ChatConfig())
+    want: list[int] = tokenizer("def f(")["input_ids"]
+    assert given == [want] and want.count(tokenizer.bos_token_id) == 1
+
+
 def test_lines_of_stdin_are_prompts_and_positions_are_kept(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tiny_tokenizers import with_template
 
 from onward.recipes.corpus import (
     Text,
+    begun,
     blocks,
     encode,
+    encode_each,
     python_library,
     read_text_file,
     split_blocks,
+    text_start,
     train_tokenizer,
     unigram_perplexity,
 )
@@ -97,6 +102,76 @@ def test_documents_are_joined_by_end_of_text_and_long_ones_lose_nothing(
     long_line = "x" * 2500 + "\n"
     ids = encode(tokenizer, [text + long_line])
     assert tokenizer.decode(ids.tolist()) == text + long_line
+
+
+@pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>"])
+def test_documents_begin_as_the_tokenizer_begins_a_text(single: str, text: str) -> None:
+    """The tokens are those of run_clm, with the end-of-text token between two documents."""
+    tokenizer = with_template(text, single)
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    documents = [text[:500], text[500:900], text[900:950]]
+    start = text_start(tokenizer)
+    assert start == [begin]
+    whole = [tokenizer(part)["input_ids"] for part in documents]
+    whole = [[*ids, *([] if ids[-1] == end else [end])] for ids in whole]
+    found = [ids.tolist() for ids in encode_each(tokenizer, documents, start)]
+    assert found == whole and all(ids[0] == begin for ids in found)
+    joined = encode(tokenizer, documents, start).tolist()
+    assert joined == [number for ids in whole for number in ids][:-1]
+    # a template of a chat has written them into the texts
+    marked = [f"<s>{part}</s>" for part in documents]
+    assert [ids.tolist() for ids in encode_each(tokenizer, marked, start)] == whole
+    assert encode(tokenizer, marked, start).tolist() == [*joined, end]
+
+
+def test_a_start_that_is_the_end_of_text_separates_alone(text: str) -> None:
+    """The tokenizer is as OPT's, the tokens are those of run_clm."""
+    tokenizer = with_template(text, "</s> $A")
+    documents = [text[:500], text[500:900]]
+    want = [number for part in documents for number in tokenizer(part)["input_ids"]]
+    start = text_start(tokenizer)
+    assert encode(tokenizer, documents, start).tolist() == want
+    ended = [f"{part}</s>" for part in documents]
+    assert encode(tokenizer, ended, start).tolist() == [*want, tokenizer.eos_token_id]
+
+
+def test_a_tokenizer_that_begins_no_text_encodes_as_before(text: str) -> None:
+    tokenizer = train_tokenizer([text], 300, 64)
+    start = text_start(tokenizer)
+    assert start == [] and begun([5, 6], start) == [5, 6]
+    documents = [text[:300], f"{text[300:600]}<|endoftext|>", text[600:700]]
+    plain: list[list[int]] = tokenizer(documents, add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
+    assert encode(tokenizer, documents, start).tolist() == [
+        *plain[0], 0, *plain[1], 0, *plain[2],
+    ]  # fmt: skip
+    found = [ids.tolist() for ids in encode_each(tokenizer, documents, start)]
+    assert found == [[*ids, 0] for ids in plain]
+
+
+def test_runs_of_causal_models_see_starts_and_those_of_masked_ones_do_not(
+    text: str, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig
+
+    from onward.recipes.options import FinetuneConfig
+    from onward.recipes.tasks import task_of
+
+    tokenizer = with_template(text, "<s> $A </s>")
+    begin = tokenizer.bos_token_id
+    model: Any = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64)
+    source = Text("a", tuple(text[i : i + 200] for i in range(0, 4000, 200)), "")
+    common: dict[str, Any] = {"block_size": 32, "model_name_or_path": "llama-tiny"}
+    packed = task_of(config := FinetuneConfig(**common)).encode([source], tokenizer, model, config)
+    ids = np.concatenate([packed.train.blocks, packed.eval.blocks]).reshape(-1)
+    want = [n for part in source.documents for n in tokenizer(part)["input_ids"]]
+    np.testing.assert_array_equal(ids, want[: len(ids)])
+    config = FinetuneConfig(**{**common, "block_size": 64}, packing=False)
+    apart = task_of(config).encode([source], tokenizer, model, config)
+    starts = sum(row["input_ids"][0] == begin for part in (apart.train, apart.eval) for row in part)
+    assert starts == len(source.documents)
+    config = FinetuneConfig(**common, task="masked-lm")
+    hidden = task_of(config).encode([source], tokenizer, model, config).train.blocks
+    assert (hidden[:, 0] == begin).all() and (hidden[:, 1:] != begin).all()
 
 
 def test_blocks_cover_the_ids_without_overlap() -> None:

@@ -241,10 +241,13 @@ def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
 # ---- sounds
 
 
-def speech_run(tmp_path: Path, files: dict[str, bytes], **options: Any) -> Run:
+def speech_run(
+    tmp_path: Path, files: dict[str, bytes], texts: list[str] | None = None, **options: Any
+) -> Run:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    rows = [{"audio": name, "text": f"word {i}"} for i, name in enumerate(files)]
+    said = texts or [f"word {i}" for i in range(len(files))]
+    rows = [{"audio": name, "text": text} for name, text in zip(files, said, strict=True)]
     file = jsonl(tmp_path / "t.jsonl", rows)
     return describe(
         config_of("automatic-speech-recognition", train_file=file, validation_file=file, **options)
@@ -330,6 +333,48 @@ def test_more_tokens_than_the_decoder_has_are_refused(tmp_path: Path) -> None:
     files = {f"{n}.wav": wav_bytes(sound(n), RATE) for n in range(3)}
     with pytest.raises(InputError, match="max_target_length 65 is over the model's 64 positions"):
         speech_run(tmp_path, files, max_target_length=65)
+
+
+def test_no_text_is_cut_unless_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"{n}.wav": wav_bytes(sound(n), RATE) for n in range(3)}
+    texts = ["a", "word " * 99, "b"]
+    told = r"'text' has a text of \d+ tokens, and the model writes at most 64, in .*line 2; fix: "
+    with pytest.raises(InputError, match=told):
+        speech_run(tmp_path, files, texts)
+    run = speech_run(tmp_path, files, texts, max_target_length=64, predict_with_generate=True)
+    assert "note: 2 of 6 targets are cut at 64 tokens\n" in capsys.readouterr().err
+    assert [len(row["labels"]) for row in run.job.train][1] == 64
+    assert [run.job.task.target(row) for row in run.job.eval] == texts
+    assert [int(ids.max()) < 300 for ids in run.job.eval.token_ids()] == [True]
+
+
+@pytest.mark.parametrize("is_multilingual", [False, True])
+def test_texts_of_any_length_fit_behind_what_whisper_begins_with(
+    is_multilingual: bool, tmp_path: Path
+) -> None:
+    """With the options' defaults, where the decoder has 64 positions."""
+    from onward.recipes.generated_texts import generated_texts
+    from onward.recipes.start_model import build_model
+
+    files = {f"{n}.wav": wav_bytes(sound(n), RATE) for n in range(3)}
+    job = speech_run(tmp_path, files, predict_with_generate=True).job
+    model: Any = build_model(job.config, job.model_config)
+    if is_multilingual:  # as the generation_config.json of OpenAI's
+        given = model.generation_config
+        given.is_multilingual, given.language, given.task = True, "en", "transcribe"
+        given.lang_to_id, given.task_to_id = {"<|en|>": 5}, {"transcribe": 6, "translate": 7}
+        given.no_timestamps_token_id = 8
+    model.generation_config.eos_token_id = None  # nothing ends a text but its length
+    texts = generated_texts(model, job.task, job.eval, job.processor, job.config)
+    features = job.first_batch(job.eval, 3)["input_features"]
+    most = 60 if is_multilingual else 63
+    made = model.generate(input_features=features, max_new_tokens=most, do_sample=False)
+    want = [job.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in made]
+    assert sorted(text["prediction"] for text in texts) == sorted(want)
+    with pytest.raises(ValueError, match="max_target_positions"):
+        model.generate(input_features=features, max_new_tokens=most + 1, do_sample=False)
 
 
 def test_morse_is_the_recommendations() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,9 +62,12 @@ def test_merged_weights_are_a_plain_model_with_the_same_loss(
     with safe_open(run / "adapter_model.safetensors", "pt") as held:
         assert all("lora_" in name for name in held.keys())  # noqa: SIM118
 
+    settings = json.loads((run / "generation_config.json").read_text())
+    (run / "generation_config.json").write_text(json.dumps({**settings, "forced_bos_token_id": 9}))
     assert main(["merge-lora", str(run), str(merged)]) == 0
     model = AutoModelForCausalLM.from_pretrained(merged).eval()
     assert not any("lora" in name for name, _ in model.named_parameters())
+    assert model.generation_config.forced_bos_token_id == 9, "the run's, not the start's"
     results = json.loads((run / "eval_results.json").read_text())
     rows = torch.from_numpy(
         describe(config(model_folder, text_file, max_steps=4)).job.eval.blocks
@@ -106,6 +110,31 @@ def test_a_head_is_trained_beside_adapters(text_file: Path, tmp_path: Path) -> N
     }  # fmt: skip
     found = [train(job, engine, tmp_path, save_model=False) for engine in ("onward", "torch")]
     assert found[0].step_losses == pytest.approx(found[1].step_losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "targets", "heads"),
+    [
+        ("automatic-speech-recognition", "whisper-tiny", "q_proj,v_proj", set()),
+        ("bert-pretraining", "bert-tiny", None, {"cls.seq_relationship"}),
+        ("masked-lm", "bert-tiny", None, set()),
+        ("causal-lm", "llama-tiny", None, set()),
+        ("seq2seq-lm", "t5-tiny", None, set()),
+    ],
+)
+def test_a_head_that_models_bring_stays_and_stays_tied(
+    task: Any, preset: str, targets: str | None, heads: set[str]
+) -> None:
+    from onward.recipes.presets import preset_config
+
+    given = FinetuneConfig(
+        task=task, model_name_or_path=preset, lora_r=2, lora_target_modules=targets
+    )
+    model: Any = build_model(given, preset_config(preset, 300))
+    own = {n for n, p in model.named_parameters() if p.requires_grad and "lora_" not in n}
+    saved = ".modules_to_save.default"
+    assert own == {f"{head}{saved}.{kind}" for head in heads for kind in ("weight", "bias")}
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize(

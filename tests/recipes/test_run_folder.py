@@ -22,6 +22,7 @@ from onward.recipes.run_folder import (
     read_record,
     write_json,
 )
+from onward.recipes.task_switches import SWITCH_TASKS
 from onward.recipes.weights_digest import weights_sha256
 
 OTHER: dict[str, Any] = {
@@ -37,6 +38,7 @@ OTHER: dict[str, Any] = {
     "lora_r": 4, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target_modules": "all-linear",
     "text_column": "a",
     "label_column": "b", "max_seq_length": 9, "max_target_length": 9, "source_prefix": "c",
+    "source_lang": "d", "target_lang": "e",
     "doc_stride": 9,
     "mlm_probability": 0.5, "mean_span_length": 2.0, "predict_with_generate": True,
     "generation_num_beams": 2, "load_best_model_at_end": True, "metric_for_best_model": "f1",
@@ -67,8 +69,21 @@ def test_every_option_is_free_or_makes_another_run() -> None:
     assert set(OTHER) | FREE_OPTIONS == names and not set(OTHER) & FREE_OPTIONS
     for name, value in OTHER.items():
         # the model by default follows the task
-        [line] = differences(record(), record(**{"model_name_or_path": "gpt2-tiny", name: value}))
+        task = SWITCH_TASKS.get(name, ("causal-lm",))[0]
+        given = {"task": task, "model_name_or_path": "gpt2-tiny"}
+        [line] = differences(record(**given), record(**{**given, name: value}))
         assert line.startswith(f"--{name} ") and line.endswith(" here")
+
+
+def test_an_option_that_a_task_does_not_have_tells_no_runs_apart() -> None:
+    """A default may be another in the version that a run began with."""
+    older = record()
+    older["options"]["max_target_length"] = 64
+    assert differences(older, record()) == []
+    written = record(task="seq2seq-lm")
+    written["options"]["max_target_length"] = 64
+    [line] = differences(written, record(task="seq2seq-lm"))
+    assert line == "--max_target_length 64 there, null here"
 
 
 def test_contents_make_another_run() -> None:
@@ -128,7 +143,7 @@ def test_a_damaged_record_and_another_process_are_refused(tmp_path: Path) -> Non
 def test_what_a_run_wrote_is_replaced_on_request_and_nothing_else(tmp_path: Path) -> None:
     final = tmp_path / "a"
     with RunFolder(final) as folder:
-        folder.begin(record(), overwrite=False)
+        folder.begin(record(compare=True), overwrite=False)
         checkpoint(final, 1)
         damaged = checkpoint(final, 2) / "manifest.json"
         damaged.write_bytes(damaged.read_bytes()[:-9])
@@ -142,6 +157,32 @@ def test_what_a_run_wrote_is_replaced_on_request_and_nothing_else(tmp_path: Path
         assert not folder.is_complete
     assert {path.name for path in final.iterdir()} == {"run_config.json", "mine.txt"}
     assert read_record(final)["options"]["seed"] == 1
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_folder_named_torch_is_removed_as_far_as_a_comparison_wrote_it(
+    compare: bool, tmp_path: Path
+) -> None:
+    final = tmp_path / "a"
+    with RunFolder(final) as folder:
+        folder.begin(record(compare=compare), overwrite=False)
+    (final / "torch" / ".files.77-0123abcd").mkdir(parents=True)
+    for name in ("metrics.jsonl", "eval_results.json", "mine.py"):
+        (final / "torch" / name).write_text("x")
+    with RunFolder(final) as folder:
+        folder.begin(record(compare=compare, seed=1), overwrite=True)
+    left = {path.name for path in (final / "torch").iterdir() if path.is_file()}
+    assert left == {"mine.py"} | (set() if compare else {"metrics.jsonl", "eval_results.json"})
+    assert (final / "torch" / ".files.77-0123abcd").exists() != compare
+
+
+def test_a_damaged_record_removes_no_folder_named_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "metrics.jsonl").touch()
+    (tmp_path / "run_config.json").write_text("{")
+    with RunFolder(tmp_path) as folder:
+        folder.begin(record(), overwrite=True)
+    assert (tmp_path / "torch" / "metrics.jsonl").exists()
 
 
 def test_leaves_nothing_after_an_error_and_keeps_older_folders(tmp_path: Path) -> None:

@@ -90,6 +90,17 @@ def test_kept_tokens_are_those_of_the_text_and_the_tokenizer(
     assert corpus.encode(changed, TEXT).tolist() != want
 
 
+def test_starts_of_texts_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = made(TEXT, 320, 64, "gpt2")
+    plain, begun = (corpus.encode(tokenizer, TEXT, start).tolist() for start in ([], [7]))
+    assert begun[0] == 7 and len(begun) == len(plain) + 2
+    monkeypatch.setattr(corpus, "_encoded", never)
+    assert corpus.encode(tokenizer, TEXT).tolist() == plain
+    assert corpus.encode(tokenizer, TEXT, [7]).tolist() == begun
+    with pytest.raises(AssertionError, match="made again"):
+        corpus.encode(tokenizer, TEXT, [8])
+
+
 def test_added_tokens_make_another_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = made(TEXT, 320, 64, "gpt2")
     before = corpus.encode(tokenizer, TEXT)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onward.recipes.chat_options import ChatConfig
+from onward.recipes.corpus import begun, text_start
 from onward.recipes.found_model import (
     find_model,
     load_model,
@@ -83,7 +84,8 @@ def answer(model: Any, tokenizer: Any, prompt: str | Messages, config: ChatConfi
     """The model's answer to a text, which it continues, or to messages by the chat template. Raises
     InputError for a prompt without tokens, and for one that fills the model's positions."""
     if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
+        plain = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ids = begun(plain, text_start(tokenizer))
     else:
         ids = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, tokenize=True, return_dict=True

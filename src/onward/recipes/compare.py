@@ -55,7 +55,7 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
     """Runs both engines: Onward writes into `folder`, where its model is saved, torch into
     `folder/torch`. Raises TrainingError if their start weights differ."""
     job.save(job_folder)
-    (folder / OF_TORCH).mkdir()
+    (folder / OF_TORCH).mkdir(exist_ok=True)  # with files of others, which stay
     folders = {"onward": folder, "torch": folder / OF_TORCH}
     results = {name: run_engine(job_folder, name, folders[name]) for name in ENGINE_ORDER}
     if len({result.start_weights_sha256 for result in results.values()}) != 1:

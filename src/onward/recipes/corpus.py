@@ -190,38 +190,65 @@ def pieces(documents: Sequence[str]) -> Iterator[str]:
         yield document[start:]
 
 
-def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
-    """All documents as one sequence of ids `i32[tokens]`, separated by the end-of-text token."""
-    return kept_tokens(tokenizer, documents, lambda: _encoded(tokenizer, documents))
+def text_start(tokenizer: Any) -> list[int]:
+    """The ids that a tokenizer puts before a text, such as Llama's `<s>`; none of GPT-2's."""
+    whole = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    places = range(len(whole) - len(plain) + 1)
+    at = next((i for i in places if whole[i : i + len(plain)] == plain), 0)
+    return list(whole[:at])
 
 
-def encode_each(tokenizer: Any, documents: Sequence[str]) -> list[Ids]:
-    """The ids of each document, with the end-of-text token behind them where there is one."""
+def begun(ids: Sequence[int], start: Sequence[int]) -> list[int]:
+    """The ids of a text behind those that a text starts with, unless they stand there already."""
+    first = list(start)
+    return list(ids) if list(ids[: len(first)]) == first else [*first, *ids]
+
+
+def encode(tokenizer: Any, documents: Sequence[str], start: Sequence[int] = ()) -> Ids:
+    """All documents as one sequence of ids `i32[tokens]`, separated by the end-of-text token.
+
+    start: the ids that each document begins with. With one, a document that has its own start or
+    end gets no second one, and a start that is the end-of-text token separates documents alone.
+    """
+    return kept_tokens(
+        tokenizer, documents, lambda: _encoded(tokenizer, documents, start), start=start
+    )
+
+
+def encode_each(tokenizer: Any, documents: Sequence[str], start: Sequence[int] = ()) -> list[Ids]:
+    """The ids of each document, with the end-of-text token behind them where there is one. start:
+    as `encode` takes it."""
 
     def encoded() -> Ids:
         found = tokenizer(
             list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        lengths = [len(ids) + len(end) for ids in found]
-        flat = [number for ids in found for number in (*ids, *end)]
-        return np.array([*lengths, *flat], dtype=np.int32)
+        found = [[*begun(ids, start), *([] if start and ids[-1:] == end else end)] for ids in found]
+        return np.array([*map(len, found), *(n for ids in found for n in ids)], dtype=np.int32)
 
-    kept = kept_tokens(tokenizer, documents, encoded, apart=True)
+    kept = kept_tokens(tokenizer, documents, encoded, apart=True, start=start)
     ends = np.cumsum(kept[: len(documents)])
     return np.split(kept[len(documents) :], ends[:-1])
 
 
-def _encoded(tokenizer: Any, documents: Sequence[str]) -> Ids:
+def _encoded(tokenizer: Any, documents: Sequence[str], start: Sequence[int]) -> Ids:
     separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    first = list(start)
+    separates = bool(first) and first[:1] == separator
     parts: list[Ids] = []
     for document in documents:
-        if parts and separator:
+        ends = bool(first) and bool(parts) and parts[-1][-1:].tolist() == separator
+        if parts and separator and not separates and not ends:
             parts.append(np.array(separator, dtype=np.int32))
         parts_of = list(pieces([document]))
         encoded = tokenizer(
             parts_of, add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
+        if first and list(encoded[0][: len(first)]) != first:
+            lead = first[1:] if ends and separates else first
+            parts.append(np.array(lead, dtype=np.int32))
         parts += [np.array(ids, dtype=np.int32) for ids in encoded]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 

@@ -388,7 +388,8 @@ def _how_to_go_on(stopped: Stopped, output: RunFolder, command: list[str]) -> st
     """The line about a run that a signal has ended."""
     newest = output.newest
     if newest is None:
-        return f"onward finetune: {stopped}; nothing is saved"
+        saved = "nothing is saved" if output.kept is None else f"the model is in {output.kept}"
+        return f"onward finetune: {stopped}; {saved}"
     words = same_again(command, output.path)
     return f"onward finetune: {stopped}, saved in {newest}; to go on: {shlex.join(words)}"
 

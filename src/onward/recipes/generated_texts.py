@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.checkpoint import StagedFiles
+from onward.recipes.model_size import target_positions
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.run_folder import PREDICTIONS
 from onward.recipes.samples import Samples
@@ -28,7 +29,7 @@ def generated_texts(
     model: PreTrainedModel, task: Task, samples: Samples, processor: Any, config: FinetuneConfig
 ) -> list[Texts]:
     """What the model writes for each sample, by transformers' `generate`: greedily, or by beam
-    search, at most `max_target_length` tokens."""
+    search, at most as many tokens as a target has, and as the decoder has positions for."""
     import torch
 
     from onward.model_state.device import device_of
@@ -38,7 +39,7 @@ def generated_texts(
     model_of.eval()
     device = device_of(model)
     draw, tokenizer = task.draw(samples, processor, config), tokenizer_of(processor)
-    size = config.per_device_eval_batch_size
+    size, most = config.per_device_eval_batch_size, _most_new_tokens(model_of, task, config)
     lengths = samples.lengths(task.length_column)
     order = sorted(range(len(samples)), key=lambda i: int(lengths[i]))
     found: list[Texts] = [{}] * len(samples)
@@ -49,19 +50,30 @@ def generated_texts(
         with torch.no_grad():
             written = model_of.generate(
                 **batch,
-                max_new_tokens=config.max_target_length,
+                max_new_tokens=most,
                 num_beams=config.generation_num_beams,
                 do_sample=False,
             )
         for i, row, ids in zip(part, rows, written.tolist(), strict=True):
-            parts = {"target": row["labels"], "prediction": ids}
+            told = str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
             found[i] = {"source": task.source(row, processor)}
-            found[i] |= {name: _decoded(ids, tokenizer) for name, ids in parts.items()}
+            found[i] |= {"target": task.target(row).strip(), "prediction": told}
     return found
 
 
-def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+_WHISPERS = ("lang_to_id", "task_to_id", "no_timestamps_token_id")
+
+
+def _most_new_tokens(model: Any, task: Task, config: FinetuneConfig) -> int:
+    """Tokens of a text, at most, that fit into the decoder's positions behind what `generate` puts
+    before a text: the decoder's start; of Whisper its marks of language, task and times too."""
+    most, positions = task.longest_target(model.config, config), target_positions(model.config)
+    if positions is None:
+        return most
+    given = model.generation_config
+    marks = sum(getattr(given, name, None) is not None for name in _WHISPERS)
+    forced = getattr(given, "forced_decoder_ids", None) or ()
+    return max(1, min(most, positions - 1 - max(marks, len(forced))))
 
 
 def text_scores(texts: Sequence[Texts]) -> dict[str, float]:

@@ -232,7 +232,7 @@ def train(
         unsaved = replace(config, save_strategy="no", resume_from_checkpoint=None)
         checkpoints = RunCheckpoints(folder, unsaved, {})
     signals = signals or StopSignals()
-    model = build_model(config, job.model_config)
+    model = job.task.settled(build_model(config, job.model_config), job.processor)
     history = RunHistory(checkpoints.record, weights_sha256(model), ranks)
     device = take_device(config)
     model_of: Any = model
@@ -245,6 +245,11 @@ def train(
             job, engine_name, model, history, checkpoints, signals, reporter, as_loaded, ranks
         )
         peak_rss, peak_device = peak_rss_mib(), peak_mib(device)
+        if save_model:  # before an evaluation, which may fail
+            if isinstance(trainer, Trainer):
+                trainer.gather()  # by all ranks, before one of them writes
+            with as_loaded():
+                ranks.from_first(lambda: _save_model(trainer, model, folder, job))
         started = time.perf_counter()
         with StageLine(f"{engine_name}: evaluation"):
             eval_loss, scores = evaluate(trainer, job, ranks)
@@ -265,12 +270,8 @@ def train(
         start_weights_sha256=history.start_weights_sha256,
         scores=scores,
     )
-    if save_model:
-        if isinstance(trainer, Trainer) and ranks.ranks == 1:
-            write_step_facts(trainer, folder)
-        if isinstance(trainer, Trainer):
-            trainer.gather()  # by all ranks, before one of them writes
-        ranks.from_first(lambda: _save_model(trainer, model, folder, job))
+    if save_model and isinstance(trainer, Trainer) and ranks.ranks == 1:
+        write_step_facts(trainer, folder)
     return result
 
 
@@ -290,12 +291,14 @@ def _generated(
 
 
 def _save_model(trainer: LoopTrainer, model: PreTrainedModel, folder: Path, job: Job) -> None:
-    """Writes the model as transformers keeps it, and as ONNX with products of the type that the
-    options name."""
+    """Writes the model with its tokenizer as transformers keeps them, and as ONNX with products of
+    the type that the options name."""
     with StagedFiles(folder) as staged:
         model.save_pretrained(staged.path)
         if job.config.lora_r is not None:  # of which the adapters alone were written
             model.config.save_pretrained(staged.path)
+        for name in job.task.tokenizer_folders(job.model_config):
+            job.processor.save_pretrained(staged.path / name)
         staged.publish()
     if isinstance(trainer, Trainer):
         batch = moved(job.first_batch(job.eval, 2), device_of(model))

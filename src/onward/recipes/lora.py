@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 _ALL = "all-linear"
-_OWN_HEAD = ("causal-lm", "masked-lm", "seq2seq-lm", "text-denoising")  # of pre-trained models
+# tasks with the heads of pre-trained models, which are often tied to the embeddings
+_OWN_HEAD = (
+    "causal-lm", "masked-lm", "seq2seq-lm", "text-denoising", "automatic-speech-recognition",
+)  # fmt: skip
+# heads beside that of masked words, which is tied; a model of masked words alone lacks them
+_NEW_HEADS = {"bert-pretraining": ["seq_relationship"]}
 
 
 def require_peft() -> None:
@@ -31,8 +36,7 @@ def add_lora(model: PreTrainedModel, config: FinetuneConfig) -> None:
     assert config.lora_r is not None
     asked = config.lora_target_modules
     names = None if asked is None else asked if asked == _ALL else asked.split(",")
-    has_new_head = config.task not in _OWN_HEAD
-    head = _head(model) if has_new_head else []
+    head = [] if config.task in _OWN_HEAD else _NEW_HEADS.get(config.task) or _head(model)
     try:
         model.add_adapter(
             LoraConfig(

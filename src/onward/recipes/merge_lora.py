@@ -15,6 +15,8 @@ from onward.recipes.run_folder import RESULTS, options_of, read_record
 from onward.recipes.start_model import build_model
 from onward.recipes.weights_digest import weights_sha256
 
+_GENERATION = "generation_config.json"
+
 
 def merge_lora(name: str, out: str) -> int:
     """Adds the adapters of a run to the weights that it began with, and writes plain weights, which
@@ -24,7 +26,8 @@ def merge_lora(name: str, out: str) -> int:
     if not folder.is_dir() or not is_run(folder):
         raise InputError(f"{name!r} is no folder of a run", "as RUN", "name one of onward finetune")
     options = options_of(read_record(folder))
-    if options.lora_r is None or not (folder / ADAPTER).is_file():
+    is_trained = (folder / ADAPTER).is_file() and (folder / RESULTS).is_file()
+    if options.lora_r is None or not is_trained:
         raise InputError(
             f"the run in {name!r} has no trained adapters",
             "as RUN",
@@ -34,7 +37,7 @@ def merge_lora(name: str, out: str) -> int:
         raise InputError(f"{out!r} is there already", "as OUT", "name a new folder")
     require_peft()
     from peft import PeftModel
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     began = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["start_weights_sha256"]
@@ -49,6 +52,8 @@ def merge_lora(name: str, out: str) -> int:
         warnings.simplefilter("ignore", FutureWarning)  # peft reads names that transformers renames
         adapted: Any = PeftModel.from_pretrained(base, str(folder))
         merged = adapted.merge_and_unload()
+    if (folder / _GENERATION).is_file():  # such as the language that the run's texts begin in
+        merged.generation_config = GenerationConfig.from_pretrained(folder)
     path.mkdir(parents=True, exist_ok=True)
     with StagedFiles(path) as staged:
         merged.save_pretrained(staged.path)

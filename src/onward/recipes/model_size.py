@@ -117,6 +117,17 @@ def positions_of(model_config: PreTrainedConfig) -> int | None:
     return positions
 
 
+def target_positions(model_config: PreTrainedConfig) -> int | None:
+    """Tokens of the longest text that a decoder behind an encoder writes; None where it has no
+    limit, as T5's."""
+    decoder = model_config.get_text_config(decoder=True)
+    for name in ("max_target_positions", "max_decoder_position_embeddings"):
+        positions = getattr(decoder, name, None)
+        if isinstance(positions, int):
+            return positions
+    return positions_of(decoder)
+
+
 def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
     """Raises InputError for a block longer than the model's positions."""
     positions = positions_of(model_config)
@@ -140,4 +151,5 @@ __all__ = [
     "check_positions",
     "parameter_count",
     "positions_of",
+    "target_positions",
 ]

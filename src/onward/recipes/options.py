@@ -110,7 +110,11 @@ class FinetuneConfig:
     max_seq_length: int | None = option(
         None, "tokens of an example, at most; null: 128 (256 of a source text, 384 with a passage)"
     )
-    max_target_length: int = option(64, "tokens of a target text, at most")
+    max_target_length: int | None = option(
+        None, "tokens of a target text, at most; null: 128, of speech as many as the decoder has"
+    )
+    source_lang: str | None = option(None, "code of the sources' language, such as en_XX")
+    target_lang: str | None = option(None, "code of the targets' language, such as de_DE")
     predict_with_generate: bool = option(
         False, "write texts for the samples that are evaluated, at the end, and score them"
     )

@@ -5,7 +5,7 @@ runs/wiki/
     metrics.jsonl        grows while the run trains
     tensorboard/, reports.json  with --report_to: TensorBoard's files; the run's names elsewhere
     checkpoint-500/      see `onward.checkpoint`
-    config.json, model.safetensors, model.onnx, tokenizer.json, ...   at the end
+    config.json, model.safetensors, model.onnx, tokenizer.json, ...   after the last update
     generated_predictions.jsonl   with --predict_with_generate
     document/            of text-retrieval with two encoders: the document's, in the same form
     step.json, samples.json, verify.json, trace.json, report.html, README.md
@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -36,6 +35,7 @@ from onward.checkpoint import (
 )
 from onward.recipes.options import RECORD, FinetuneConfig, InputError, check_unused, is_run
 from onward.recipes.report.written_files import MARKED, SAMPLES, STEP, TRACE, VERIFIED, is_ours
+from onward.recipes.task_switches import SWITCH_TASKS
 from onward.recipes.tower_settings import (
     DOCUMENT,
     DOCUMENTS,
@@ -127,7 +127,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name, value in here.items():
         old = there.get(name)
-        if name not in free and old != value:
+        tasks = SWITCH_TASKS.get(name)
+        # an option that the task does not have is at its version's default
+        counts = name not in free and (tasks is None or here["task"] in tasks)
+        if counts and old != value:
             switch = {"max_steps": "--max_steps or --num_train_epochs"}.get(name, f"--{name}")
             found.append(f"{switch} {_shown(old)} there, {_shown(value)} here")
     if shares and rows != own:
@@ -284,17 +287,27 @@ class RunFolder:
         """Whether there is a checkpoint or a model in the folder."""
         return self._has_checkpoints or any(self.path.glob("*.safetensors"))
 
+    @property
+    def _has_compared(self) -> bool:
+        """Whether the run in the folder compares engines, so that it has a folder for the other."""
+        if (self.path / COMPARISON).is_file():
+            return True
+        try:
+            return bool(read_record(self.path)["options"].get("compare"))
+        except InputError:  # nothing tells, and what stays there is written over
+            return False
+
     def _clear(self, reports: bool = True) -> None:
         """Removes what a run has written but its record, first what says that it is complete.
         reports: also what it has written of reports to services."""
         # others' folders may have the names that theirs have
         has_towers = (self.path / HEAD_FILE).is_file()
+        has_compared = self._has_compared
         for name in (COMPARISON, RESULTS):
             (self.path / name).unlink(missing_ok=True)
         for path in self.path.glob("checkpoint-*"):
             if is_checkpoint(path):
                 remove(path)
-        shutil.rmtree(self.path / OF_TORCH, ignore_errors=True)
         of_reports = (KEPT, f"{EVENTS}/events.out.tfevents.*") if reports else ()
         for name in MARKED:
             if is_ours(self.path / name):
@@ -303,6 +316,11 @@ class RunFolder:
             for path in self.path.glob(pattern):
                 path.unlink()
         folders = [EVENTS] if reports else []
+        if has_compared and (self.path / OF_TORCH).is_dir():
+            remove_unpublished(self.path / OF_TORCH)
+            for name in (METRICS, RESULTS, PREDICTIONS):
+                (self.path / OF_TORCH / name).unlink(missing_ok=True)
+            folders.append(OF_TORCH)
         if has_towers:
             for pattern in (POOLING_FILE, *_MODEL_FILES):
                 for place in (self.path, self.path / DOCUMENT):

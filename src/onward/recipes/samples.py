@@ -103,7 +103,8 @@ class Samples(Dataset[Row]):
         """All arrays of tokens, i32[n] or i32[samples,T]; none where samples are images."""
         own = [a for n, a in self.columns.items() if n.partition(".")[0] == "input_ids"]
         beside = [self.beside["tokens"]] if "tokens" in self.beside else []
-        return own or beside or [a for n, a in self.columns.items() if n in self.starts]
+        texts = [a for n, a in self.columns.items() if n in self.starts and n[0] != "_"]
+        return own or beside or texts
 
     @property
     def blocks(self) -> NDArray[np.int32]:

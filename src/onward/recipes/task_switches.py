@@ -24,6 +24,8 @@ SWITCH_TASKS: dict[str, tuple[str, ...]] = {
     "packing": ("causal-lm", "masked-lm"),
     "max_seq_length": (*_LABELLED_TEXTS, "question-answering"),
     "max_target_length": _WRITING,
+    "source_lang": ("seq2seq-lm",),
+    "target_lang": ("seq2seq-lm",),
     "source_prefix": ("seq2seq-lm",),
     "predict_with_generate": _WRITING,
     "generation_num_beams": _WRITING,

@@ -27,14 +27,16 @@ def kept_tokens(
     documents: Sequence[str],
     encode: Callable[[], NDArray[np.int32]],
     apart: bool = False,
+    start: Sequence[int] = (),
 ) -> NDArray[np.int32]:
     """The tokens i32[tokens] that `encode` makes of texts, or those in the cache. apart: whether
-    the length of each text stands before the tokens. Only tokens of the tokenizers library are
-    cached."""
+    the length of each text stands before the tokens. start: the tokens that each text begins with.
+    Only tokens of the tokenizers library are cached."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not environment().graph_cache:
         return encode()
     about = [type(tokenizer).__name__, tokenizer.eos_token_id, backend.to_str()]
+    about += [list(start)] if start else []
     key = _key("lengths-and-tokens" if apart else "tokens", about, documents)
     found = cache_files.read(key, lambda k, body: _array(_own(k, body)))
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,6 +82,27 @@ def longest(config: FinetuneConfig, model_config: PreTrainedConfig, usual: int) 
             f"give at most {most}",
         )
     return asked or (usual if most is None else min(usual, most))
+
+
+def tell_cut(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    ids: Sequence[Sequence[int]],
+    most: int,
+    what: str,
+    as_targets: bool = False,
+) -> None:
+    """Says on stderr how many texts have more tokens than the most that their ids were cut at,
+    where any has. ids: of the texts, cut. what: they are, in the plural. as_targets: whether a
+    decoder writes them."""
+    full = [text for text, one in zip(texts, ids, strict=True) if len(one) >= most]
+    if full:
+        given: dict[str, Any] = {"text_target" if as_targets else "text": full}
+        whole = tokenizer(**given, verbose=False)["input_ids"]
+        cut = sum(len(one) > most for one in whole)
+        if cut:
+            told = f"note: {cut} of {len(texts)} {what} are cut at {most} tokens"
+            print(told, file=sys.stderr)
 
 
 def padded(
@@ -275,5 +297,6 @@ __all__ = [
     "read_tables",
     "set_labels",
     "split",
+    "tell_cut",
     "usual_label",
 ]

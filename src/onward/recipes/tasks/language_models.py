@@ -16,6 +16,7 @@ from onward.recipes.corpus import (
     python_library,
     read_text_file,
     split_blocks,
+    text_start,
     unigram_perplexity,
 )
 from onward.recipes.options import FinetuneConfig, InputError
@@ -89,11 +90,12 @@ class BlockTask(Task):
         """Cuts the texts into blocks. Raises InputError for a text that is too short."""
         framed = self.framed(tokenizer)
         size = self.text_size(tokenizer, config)
-        ids = encode(tokenizer, sources[0].documents)
+        start = self.text_start(tokenizer)
+        ids = encode(tokenizer, sources[0].documents, start)
         train = _cut(ids, size, sources[0].source)
         eval_tokens = 0
         if len(sources) > 1:
-            eval_ids = encode(tokenizer, sources[-1].documents)
+            eval_ids = encode(tokenizer, sources[-1].documents, start)
             eval_tokens = len(eval_ids)
             held = _cut(eval_ids, size, sources[-1].source)
         else:
@@ -126,6 +128,10 @@ class BlockTask(Task):
         """What is put around the tokens of a block."""
         return list
 
+    def text_start(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The tokens that each document begins with."""
+        return []
+
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
@@ -146,6 +152,10 @@ class CausalLM(BlockTask):
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
         """Stacks blocks; every token is a label."""
         return _stacked
+
+    def text_start(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The tokens that the tokenizer puts before a text, which prompts begin with too."""
+        return text_start(tokenizer)
 
     def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
         """The labels without the first of each row, which nothing predicts."""

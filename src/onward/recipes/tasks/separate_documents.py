@@ -54,7 +54,10 @@ class SeparateDocuments(BlockTask):
         check_block_size(model_config, config.block_size)
         framed = self.framed(tokenizer)
         size = self.text_size(tokenizer, config)
-        parts = [_sequences(encode_each(tokenizer, s.documents), size, s.source) for s in sources]
+        start = self.text_start(tokenizer)
+        parts = [
+            _sequences(encode_each(tokenizer, s.documents, start), size, s.source) for s in sources
+        ]
         counts = [sum(map(len, part)) for part in parts]
         train, held = parts if len(parts) > 1 else _hold_out(parts[0], sources[0].source)
         train, held = train[: config.max_train_samples], held[: config.max_eval_samples]

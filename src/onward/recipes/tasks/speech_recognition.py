@@ -13,9 +13,21 @@ from onward.recipes.media_examples import words_in_morse
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table
-from onward.recipes.tasks.labelled import MULTIPLE, padding_token, read_tables, split
+from onward.recipes.tasks.labelled import (
+    MULTIPLE,
+    padding_token,
+    read_tables,
+    split,
+    tell_cut,
+)
 from onward.recipes.tasks.media import decoded_sound, file_bytes, file_of, samples_of_files
-from onward.recipes.tasks.sequence_to_sequence import EncoderDecoder, target_frequencies
+from onward.recipes.tasks.sequence_to_sequence import (
+    EncoderDecoder,
+    decoder_inputs,
+    reference,
+    target_frequencies,
+    without_reference,
+)
 from onward.recipes.tasks.task import IGNORED_LABEL, Batch, Collate, Passage, TaskData
 
 if TYPE_CHECKING:
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
 
     from onward.recipes.sound_processor import SoundProcessor
 
+_WHISPERS_POSITIONS = 448
 SOUNDS = ("audio", "sound", "file_name", "path", "file")
 TEXTS = ("text", "sentence", "transcription", "transcript", "label")
 
@@ -44,6 +57,11 @@ class SpeechRecognition(EncoderDecoder):
             return words_in_morse(config.corpus_bytes)
         return read_tables(config)
 
+    def usual_target(self, positions: int | None) -> int:
+        """The tokens that the decoder has positions for, since nothing of a text is cut; without a
+        limit as many as Whisper's has."""
+        return positions or _WHISPERS_POSITIONS
+
     def documents(self, sources: Sequence[Any], config: FinetuneConfig) -> Sequence[str]:
         """The texts of the sounds to train on."""
         table = sources[0]
@@ -57,22 +75,37 @@ class SpeechRecognition(EncoderDecoder):
         config: FinetuneConfig,
     ) -> TaskData:
         """The files of sounds, each of which is decoded once to see that it can be, and the tokens
-        of its text, which are labels."""
+        of its text, which are labels. Texts are cut where the options say so, which is told; else
+        one that the decoder has too few positions for is refused."""
         tokenizer = padding_token(processor.tokenizer)
-        most = _longest_text(config, model_config)
+        most = self.longest_target(model_config, config)
+        cuts = config.max_target_length is not None
         start: Any = getattr(model_config, "decoder_start_token_id", None)
         found: list[list[Row]] = []
+        written: list[str] = []
+        read: list[list[int]] = []
         for table in sources:
             sound = table.column(config.text_column, SOUNDS, "text_column")
             text = table.column(config.label_column, TEXTS, "label_column")
-            labels = tokenizer(
-                text_target=table.texts(text), truncation=True, max_length=most, verbose=False
-            )["input_ids"]
+            texts = table.texts(text)
+            how: dict[str, Any] = {"truncation": True, "max_length": most} if cuts else {}
+            labels = tokenizer(text_target=texts, verbose=False, **how)["input_ids"]
+            written += texts
+            read += labels
             # the model puts the token of its start before the labels by itself
             labels = [ids[1:] if len(ids) > 1 and ids[0] == start else ids for ids in labels]
+            _check_lengths(table, text, labels, most)
             files = [_sound_file(table, i, sound, processor) for i in range(len(table.rows))]
-            found.append([{"file": f, "labels": ids} for f, ids in zip(files, labels, strict=True)])
+            found.append(
+                [
+                    {"file": file, "labels": ids, **reference(one, config)}
+                    for file, ids, one in zip(files, labels, texts, strict=True)
+                ]
+            )
+        if cuts:
+            tell_cut(tokenizer, written, read, most, "targets", True)
         train, held = split(sources, found, config)
+        train = without_reference(train)
         _check_features(spectrogram(train[0]["file"], processor), model_config)
         words = model_config.get_text_config().vocab_size
         baseline = target_frequencies(train, held, words)
@@ -127,10 +160,7 @@ class SpeechRecognition(EncoderDecoder):
 
     def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
         """Spectrograms, and the tokens of the text so far."""
-        settings: Any = model.config
-        labels = batch["labels"]
-        before = labels.masked_fill(labels == IGNORED_LABEL, settings.pad_token_id).roll(1, 1)
-        before[:, 0] = settings.decoder_start_token_id
+        before = decoder_inputs(batch["labels"], model)
         return {"input_features": batch["input_features"], "decoder_input_ids": before}
 
     def prompts(self, rows: Sequence[Row], processor: SoundProcessor) -> Batch:
@@ -173,19 +203,16 @@ def _sound_file(table: Table, index: int, column: str, processor: SoundProcessor
     return content
 
 
-def _longest_text(config: FinetuneConfig, model_config: PreTrainedConfig) -> int:
-    """Tokens of a text, at most. Raises InputError for more than the decoder has positions."""
-    most = getattr(model_config, "max_target_positions", None)
-    asked, usual = config.max_target_length, FinetuneConfig().max_target_length
-    if isinstance(most, int) and asked > most:
-        if asked == usual:
-            return most
-        raise InputError(
-            f"max_target_length {asked} is over the model's {most} positions",
-            "in --max_target_length",
-            f"give at most {most}",
-        )
-    return asked
+def _check_lengths(table: Table, column: str, labels: Sequence[Sequence[int]], most: int) -> None:
+    """Raises InputError for the first text with more tokens than the model writes."""
+    for index, ids in enumerate(labels):
+        if len(ids) > most:
+            raise InputError(
+                f"column {column!r} has a text of {len(ids)} tokens, and the model writes at most "
+                f"{most}",
+                table.where(index),
+                f"leave it out, or cut all texts with --max_target_length {most}",
+            )
 
 
 def _check_features(features: NDArray[np.float32], model_config: PreTrainedConfig) -> None:

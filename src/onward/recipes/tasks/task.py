@@ -162,12 +162,25 @@ class Task(ABC):
         such model of the weights in a folder. Raises InputError."""
         return model
 
+    def settled(self, model: Any, tokenizer: Any, /) -> Any:
+        """The model, in which is set what the tokenizer says of the texts that it writes."""
+        return model
+
+    def longest_target(self, model_config: PreTrainedConfig, config: FinetuneConfig) -> int:
+        """Tokens of a text that the model writes, at most. Raises InputError for more than its
+        decoder has positions."""
+        raise NotImplementedError(f"{self.name} writes no texts")
+
     def deployed(self, batch: Batch, model: PreTrainedModel) -> Batch:
         """The inputs of the model that is written for deployment, by an example."""
         return batch
 
     def prompts(self, rows: Sequence[Row], tokenizer: Any, /) -> Batch:
         """The inputs of a model that writes texts for these samples."""
+        raise NotImplementedError(f"{self.name} writes no texts")
+
+    def target(self, row: Row) -> str:
+        """The text that a model should write for a sample, whole."""
         raise NotImplementedError(f"{self.name} writes no texts")
 
     def source(self, row: Row, tokenizer: Any, /) -> str:
