@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ from onward.recipes.loop import train
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.search import embed, load_towers, nearest, read_index
 from onward.recipes.start_model import build_model
-from onward.recipes.tasks.text_retrieval import TEACHER, area_under_roc
-from onward.recipes.tower_settings import keep_settings, read_settings
+from onward.recipes.tasks import text_retrieval
+from onward.recipes.tasks.text_retrieval import TEACHER, area_under_roc, ranking_scores
+from onward.recipes.tower_settings import HEAD_FILE, keep_settings, read_settings
 
 NARROW = "hidden_size=32,num_attention_heads=2,intermediate_size=48,num_hidden_layers=1"
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
@@ -155,6 +159,127 @@ def test_recall_counts_the_own_document_among_the_nearest(tmp_path: Path) -> Non
     assert scores["auc"] == pytest.approx(roc_auc_score(np.eye(len(rows)).ravel(), cosines.ravel()))
 
 
+def unit_vectors(count: int, width: int = 8, seed: int = 0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).standard_normal((count, width))
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("more", [0, 40])
+def test_scores_by_tiles_are_those_of_all_pairs_at_once(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, documents = unit_vectors(50), unit_vectors(50 + more, seed=1)
+    cosines = query @ documents.T
+    nearer = (cosines > np.diag(cosines)[:, None]).sum(1)
+    want = {f"recall_at_{k}": (nearer < k).mean() for k in (1, 10)}
+    want["auc"] = roc_auc_score(np.eye(50, 50 + more).ravel(), cosines.ravel())
+    for tile in (7, 50, 4096):
+        monkeypatch.setattr(text_retrieval, "_TILE", tile)
+        found = ranking_scores(query, documents, np.arange(50 + more))
+        assert found == pytest.approx(want, rel=1e-12)
+
+
+def test_scores_of_many_pairs_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_retrieval, "_TILE", 64)
+    query, documents = unit_vectors(1500, 2), unit_vectors(1500, 2, seed=1)
+    tracemalloc.start()
+    ranking_scores(query, documents, np.arange(1500))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1500 * 1500 * 4 / 8, "all cosines in f32 take 9 MB"
+
+
+def test_an_encoder_with_one_vector_for_all_finds_no_more_than_chance() -> None:
+    query = np.tile(unit_vectors(1), (40, 1))
+    found = ranking_scores(query, query, np.arange(40))
+    assert found == pytest.approx({"recall_at_1": 1 / 40, "recall_at_10": 10 / 40, "auc": 0.5})
+    found = ranking_scores(query * np.nan, query, np.arange(40))
+    assert found == {"recall_at_1": 0.0, "recall_at_10": 0.0, "auc": 0.0}
+
+
+def test_ties_are_the_mean_of_all_orders() -> None:
+    """Cosines of few levels, against ranks that are drawn."""
+    drawn = np.random.default_rng(0)
+    query = np.eye(3, dtype=np.float32)[drawn.integers(0, 3, 30)]
+    documents = np.eye(3, dtype=np.float32)[drawn.integers(0, 3, 30)]
+    found = ranking_scores(query, documents, np.arange(30))
+    cosines = query @ documents.T
+    hits = np.zeros(2)
+    for _ in range(2000):
+        jittered = cosines + 1e-3 * drawn.random(cosines.shape)
+        ranks = (jittered > np.diag(jittered)[:, None]).sum(1)
+        hits += (ranks < 1).mean(), (ranks < 10).mean()
+    assert [found["recall_at_1"], found["recall_at_10"]] == pytest.approx(hits / 2000, abs=0.01)
+    assert found["auc"] == pytest.approx(roc_auc_score(np.eye(30).ravel(), cosines.ravel()))
+
+
+def test_a_document_with_the_own_text_counts_as_found(tmp_path: Path) -> None:
+    rows = [{"query": f"what is {word}", "document": "a number"} for word in WORDS]
+    rows[0]["document"] = "the first of all"
+    job = described(tmp_path, rows).job
+    held = list(job.eval)
+    vectors = torch.from_numpy(unit_vectors(len(held)))
+    outputs = {"query_embeds": vectors, "document_embeds": vectors[[0, *[1] * (len(held) - 1)]]}
+    found = job.task.scores(job.task.predictions(held, {}, outputs), 0.0, job.model_config)
+    cosines = (outputs["query_embeds"] @ outputs["document_embeds"].T).numpy()
+    right = [cosines[0, 0] > cosines[0, 1], *(row[1] > row[0] for row in cosines[1:])]
+    assert found["recall_at_1"] == pytest.approx(np.mean(right)) and 0 < np.mean(right) < 1
+
+
+# ---- negatives
+
+
+def with_negatives(count: int = 2) -> list[dict[str, Any]]:
+    names = ["negative", "negative_1", "negative_2"][:count]
+    return [
+        {"anchor": row["query"], "positive": row["document"],
+         **{name: f"{WORDS[(i + n + 3) % 11]} is no number" for n, name in enumerate(names)}}
+        for i, row in enumerate(PAIRS)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_negatives_are_documents_of_the_batch(count: int, tmp_path: Path) -> None:
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    rows = with_negatives(count)
+    job = described(tmp_path, rows).job
+    batch = job.first_batch(job.train, 5)
+    model: Any = build_model(job.config, job.model_config).eval()
+    found = model(**batch)
+    texts = [[row[name] for row in rows[:5]] for name in rows[0]]
+    tokenizer: Any = job.tokenizer
+    vectors = []
+    for side, column in zip("qd" + "d" * count, texts, strict=True):
+        tokens = tokenizer(column, padding=True, return_tensors="pt")
+        tower = model.query if side == "q" else model.document
+        vectors.append(tower(tokens["input_ids"], tokens["attention_mask"]))
+    loss: Any = MultipleNegativesRankingLoss(None)  # type: ignore[arg-type]
+    want = loss.compute_loss_from_embeddings(vectors, None)
+    torch.testing.assert_close(found.loss, want, rtol=1e-5, atol=1e-6)
+    found = {
+        engine: train(job, engine, tmp_path, save_model=False) for engine in ("onward", "torch")
+    }
+    ours, eager = found["onward"], found["torch"]
+    np.testing.assert_allclose(ours.step_losses, eager.step_losses, rtol=2e-5)
+    assert ours.eval_loss == pytest.approx(eager.eval_loss, rel=2e-5)
+    assert ours.scores == pytest.approx(eager.scores, rel=1e-5)
+    pairs = described(tmp_path, [{n: row[n] for n in ("anchor", "positive")} for row in rows])
+    plain = train(pairs.job, "torch", tmp_path, save_model=False)
+    assert plain.step_losses[0] < eager.step_losses[0], "fewer documents to tell apart"
+    assert pairs.train_tokens < described(tmp_path, rows).train_tokens
+
+
+def test_a_residual_crossing_learns_that_negatives_are_wrong(tmp_path: Path) -> None:
+    rows = with_negatives()
+    table = described(tmp_path, rows, crossing="residual").sources[0]
+    assert [(row["positive"], row["label"]) for row in table.rows] == [  # type: ignore[union-attr]
+        pair
+        for row in rows
+        for pair in ((row["positive"], 1), (row["negative"], 0), (row["negative_1"], 0))
+    ]
+
+
 # ---- files
 
 
@@ -162,6 +287,7 @@ def test_recall_counts_the_own_document_among_the_nearest(tmp_path: Path) -> Non
     "kind",
     [
         ("shared", "mean", "cosine"), ("separate", "cls", "cosine"),
+        ("shared", "lasttoken", "cosine"),
         ("separate", "weighted", "residual"), ("shared", "weighted", "cosine"),
     ],
 )  # fmt: skip
@@ -260,6 +386,177 @@ def test_a_folder_of_sentence_transformers_gives_its_pooling(tmp_path: Path) -> 
     path.write_text("[")
     with pytest.raises(InputError, match="cannot be read"):
         describe(config(tmp_path, **options))
+
+
+def encoder_folder(tmp_path: Path, pooling: str = "cls") -> Path:
+    """A folder of sentence-transformers with random weights, as that library writes it."""
+    folder = tmp_path / "encoder"
+    job = described(tmp_path, pooling=pooling).job
+    folder.mkdir()
+    model: Any = build_model(job.config, job.model_config)
+    model.save_pretrained(folder)
+    job.processor.save_pretrained(folder)
+    (folder / HEAD_FILE).unlink()
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["two_towers"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def pooling_of(tmp_path: Path, name: str, **options: Any) -> str:
+    loaded = {"model_name_or_path": name, "vocab_size": None, "config_overrides": None}
+    settings = read_settings(describe(config(tmp_path, **loaded, **options)).job.model_config)
+    assert settings is not None
+    return settings.pooling
+
+
+@pytest.fixture
+def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
+    """Puts a folder into the hub's cache, and returns its name there."""
+
+    def put(folder: Path) -> str:
+        home = tmp_path / "hub" / "models--someone--encoder"
+        (home / "refs").mkdir(parents=True)
+        (home / "refs" / "main").write_text("0" * 40)
+        shutil.copytree(folder, home / "snapshots" / ("0" * 40))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        return "someone/encoder"
+
+    return put
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+def test_a_model_of_the_hub_gives_its_pooling(
+    pooling: str, tmp_path: Path, on_the_hub: Callable[[Path], str]
+) -> None:
+    assert pooling_of(tmp_path, on_the_hub(encoder_folder(tmp_path, pooling))) == pooling
+
+
+def test_a_model_of_the_hub_that_cannot_be_asked_is_told(
+    tmp_path: Path, on_the_hub: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = encoder_folder(tmp_path)
+    (folder / "modules.json").unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    assert pooling_of(tmp_path, str(folder)) == "mean"
+    assert "sentence-transformers" not in capsys.readouterr().err
+    name = on_the_hub(folder)
+    assert pooling_of(tmp_path, name) == "mean"
+    assert f"no connection tells whether {name} is a model of sentence" in capsys.readouterr().err
+    missing = tmp_path / "hub" / "models--someone--encoder" / ".no_exist" / ("0" * 40)
+    missing.mkdir(parents=True)
+    (missing / "modules.json").touch()  # as huggingface_hub keeps what is not there
+    assert pooling_of(tmp_path, name) == "mean"
+    assert "sentence-transformers" not in capsys.readouterr().err
+
+
+def test_towers_of_the_hub_are_whole(tmp_path: Path, on_the_hub: Callable[[Path], str]) -> None:
+    """Two encoders and the weights beside them, by a hub name."""
+    assert main(words(tmp_path, "--towers", "separate", "--pooling", "weighted")) == 0
+    name = on_the_hub(tmp_path / "out")
+    options = {"vocab_size": None, "config_overrides": None}
+    job = describe(config(tmp_path, model_name_or_path=name, **options)).job
+    found = build_model(job.config, job.model_config).state_dict()
+    want = load_towers(tmp_path / "out").state_dict()
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[key], want[key]) for key in want)
+
+
+MODES = {  # settings of a layer, as its library writes them, and the poolings that they say
+    "cls": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+    "mean": {"pooling_mode_mean_tokens": True},
+    "mean ": {"pooling_mode_cls_token": False},
+    "mean  ": {"word_embedding_dimension": 32},
+    "mean   ": {"pooling_mode": ["mean"]},
+    "lasttoken": {"pooling_mode_lasttoken": True},
+    "lasttoken ": {"pooling_mode": "lasttoken", "pooling_mode_mean_tokens": True},
+    "max": {"pooling_mode_max_tokens": True},
+    "weightedmean": {"pooling_mode_weightedmean_tokens": True},
+    "mean_sqrt_len_tokens": {"pooling_mode_mean_sqrt_len_tokens": True},
+    "cls, mean": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+    "max, lasttoken": {"pooling_mode": ["max", "lasttoken"]},
+    "pooling_mode_new": {"pooling_mode_new": True},
+}
+
+
+def test_each_pooling_is_taken_or_refused(tmp_path: Path) -> None:
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    folder = encoder_folder(tmp_path)
+    for said, settings in MODES.items():
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32} | settings)
+        )
+        if said != "pooling_mode_new":
+            theirs: Any = Pooling.load(str(folder), subfolder="1_Pooling").pooling_mode
+            assert (theirs if isinstance(theirs, str) else ", ".join(theirs)) == said.strip()
+        if said.strip() in ("cls", "mean", "lasttoken"):
+            assert pooling_of(tmp_path, str(folder)) == said.strip()
+            continue
+        with pytest.raises(InputError, match=rf"is none of Onward's \({said}\)"):
+            pooling_of(tmp_path, str(folder))
+        assert pooling_of(tmp_path, str(folder), pooling="mean") == "mean"
+
+
+def layers(*kinds: str) -> list[dict[str, str]]:
+    package = "sentence_transformers.models"
+    return [
+        {
+            "path": "" if not i else f"{i}_{kind}",
+            "type": f"{package}.{kind}" if "." not in kind else kind,
+        }
+        for i, kind in enumerate(kinds)
+    ]
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "Dense": (layers("Transformer", "Pooling", "Dense", "Normalize"), "has a Dense layer"),
+    "Dropout": (layers("Transformer", "Pooling", "Dropout"), "has a Dropout layer"),
+    "order": (layers("Transformer", "Normalize", "Pooling"), "has a Normalize layer"),
+    "words": (layers("WordEmbeddings", "Pooling"), "has a WordEmbeddings layer"),
+    "own code": (layers("custom_st.Transformer", "Pooling"), "has a custom_st.Transformer layer"),
+    "no settings": ([*layers("Transformer"),
+        {"path": "3_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        "no 3_Pooling/config.json"),
+    "outside": ([{"path": "../x", "type": "sentence_transformers.models.Transformer"}],
+                r"'\.\./x' is no folder beside it"),
+    "no list": ({}, "no JSON list"),
+    "no layers": ([1], "without type or path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_layers_that_towers_lack_are_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modules, told = OTHERS[name]
+    folder = encoder_folder(tmp_path)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match=told):
+        pooling_of(tmp_path, str(folder))
+    capsys.readouterr()
+    assert pooling_of(tmp_path, str(folder), pooling="mean") == "mean"
+    layer = told.removeprefix("has a ")
+    assert (f"note: the {layer} of" in capsys.readouterr().err) == told.startswith("has a ")
+
+
+def test_a_tokenizer_that_pads_on_the_left_gives_the_same_vectors(tmp_path: Path) -> None:
+    """The first state of a row, and the last one, are a text's."""
+    from sentence_transformers import SentenceTransformer
+
+    for pooling in ("cls", "lasttoken"):
+        folder = encoder_folder(tmp_path, pooling)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+        options = {"vocab_size": None, "config_overrides": None}
+        job = describe(config(tmp_path, model_name_or_path=str(folder), **options)).job
+        batch = job.first_batch(job.train, 6)
+        found = build_model(job.config, job.model_config).eval()(**batch)
+        one_by_one = SentenceTransformer(str(folder), device="cpu")
+        want = np.stack([one_by_one.encode(row["query"]) for row in PAIRS[:6]])
+        np.testing.assert_allclose(found.query_embeds.detach().numpy(), want, rtol=1e-3, atol=1e-5)
+        shutil.rmtree(folder)
 
 
 def test_overwriting_removes_the_document_tower(tmp_path: Path) -> None:
@@ -394,6 +691,11 @@ BAD: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ([{"query": "a"}] * 8, {}, "there is no column 'document'"),
     ([{"query": "a", "document": "b"}] * 8, {"crossing": "residual"}, "pairs have one document"),
     ([{"query": "a", "document": "b"}] * 8, {"text_column": "query,c"}, "there is no column 'c'"),
+    ([{"a": "a", "b": "b", "c": "c"}] * 8, {"text_column": "a,b,c"}, r"3 columns .*--text_column"),
+    ([{"query": "a", "document": "b", "negative": "c", "label": 1}] * 8, {},
+     "column 'negative' has negatives, and column 'label' labels"),
+    ([{"query": "a", "document": "b", "hard_negatives": ["c"]}] * 8, {},
+     r"column 'hard_negatives' has \['c'\]"),
     (PAIRS, {"model_name_or_path": "t5-tiny", "config_overrides": None}, "not a model for"),
     (PAIRS, {"mesh": "dp_replicate=2"}, "compares the samples of a batch"),
     (PAIRS, {"mesh": "tp=2"}, "no batches that tp can cut"),
