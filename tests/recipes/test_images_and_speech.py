@@ -273,14 +273,14 @@ def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_interpolates_its_positions_takes_other_sizes(tmp_path: Path) -> None:
     """DINOv2 as it is published: other positions in its configuration than its processor makes."""
-    from transformers import BitImageProcessor, Dinov2Config, Dinov2ForImageClassification
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2,
         "image_size": 32, "patch_size": 4,
     }  # fmt: skip
-    model: Any = Dinov2ForImageClassification(Dinov2Config(**sizes))
+    model: Any = Dinov2Model(Dinov2Config(**sizes))
     model.save_pretrained(tmp_path / "model")
     side = {"height": 16, "width": 16}
     BitImageProcessor(size={"shortest_edge": 16}, crop_size=side).save_pretrained(

@@ -388,14 +388,21 @@ def test_a_folder_of_sentence_transformers_gives_its_pooling(tmp_path: Path) -> 
         describe(config(tmp_path, **options))
 
 
-def encoder_folder(tmp_path: Path, pooling: str = "cls") -> Path:
-    """A folder of sentence-transformers with random weights, as that library writes it."""
+def written(tmp_path: Path, **options: Any) -> tuple[Path, Any]:
+    """A folder of towers with random weights, and the towers."""
     folder = tmp_path / "encoder"
-    job = described(tmp_path, pooling=pooling).job
+    job = described(tmp_path, **options).job
     folder.mkdir()
     model: Any = build_model(job.config, job.model_config)
     model.save_pretrained(folder)
-    job.processor.save_pretrained(folder)
+    for name in job.task.tokenizer_folders(job.model_config):
+        job.processor.save_pretrained(folder / name)
+    return folder, model
+
+
+def encoder_folder(tmp_path: Path, pooling: str = "cls") -> Path:
+    """A folder of sentence-transformers with random weights, as that library writes it."""
+    folder, _ = written(tmp_path, pooling=pooling)
     (folder / HEAD_FILE).unlink()
     raw = json.loads((folder / "config.json").read_text())
     del raw["two_towers"]
@@ -453,12 +460,16 @@ def test_a_model_of_the_hub_that_cannot_be_asked_is_told(
 
 def test_towers_of_the_hub_are_whole(tmp_path: Path, on_the_hub: Callable[[Path], str]) -> None:
     """Two encoders and the weights beside them, by a hub name."""
-    assert main(words(tmp_path, "--towers", "separate", "--pooling", "weighted")) == 0
-    name = on_the_hub(tmp_path / "out")
-    options = {"vocab_size": None, "config_overrides": None}
+    folder, towers = written(tmp_path, towers="separate", pooling="weighted")
+    with torch.no_grad():
+        for value in towers.document.parameters():
+            value += 1
+    shutil.rmtree(folder / "document")
+    towers.save_pretrained(folder)
+    options = {"vocab_size": None, "config_overrides": None, "seed": 7}
+    name = on_the_hub(folder)
     job = describe(config(tmp_path, model_name_or_path=name, **options)).job
-    found = build_model(job.config, job.model_config).state_dict()
-    want = load_towers(tmp_path / "out").state_dict()
+    found, want = build_model(job.config, job.model_config).state_dict(), towers.state_dict()
     assert found.keys() == want.keys()
     assert all(torch.equal(found[key], want[key]) for key in want)
 
