@@ -10,6 +10,7 @@ import math
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -202,23 +203,20 @@ SHARED = ["adamw_torch", "sgd", "adagrad", "rmsprop", "adafactor"]  # names, by 
 def test_a_name_of_transformers_is_its_optimizer(name: str, tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), optim=name, learning_rate=3e-3, adam_beta1=0.8, adam_beta2=0.95,
-        adam_epsilon=1e-7, use_cpu=True,
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "optim": name, "learning_rate": 3e-3, "adam_beta1": 0.8, "adam_beta2": 0.95,
+        "adam_epsilon": 1e-7, "weight_decay": 0.2,
+    }  # fmt: skip
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    options = FinetuneConfig(
-        optim=name, learning_rate=3e-3, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-7
-    )  # type: ignore[arg-type]
-    model = torch.nn.Linear(3, 2)
-    found = optimizer_of(model, options)  # type: ignore[arg-type]
+    model: Any = torch.nn.Linear(3, 2)
+    found = optimizer_of(model, FinetuneConfig(**given))
     assert type(found) is kind
-    theirs = kind([{**group} for group in found.param_groups], **settings)
-    fresh = kind(list(torch.nn.Linear(3, 2).parameters()), **settings)
-    for group in found.param_groups:
-        for key, value in fresh.param_groups[0].items():
-            assert key in ("params", "weight_decay") or group[key] == value, key
-    assert theirs.param_groups[0]["weight_decay"] == options.weight_decay
+    (theirs,) = kind(model.parameters(), **settings).param_groups
+    for group, decay in zip(found.param_groups, (0.2, 0.0), strict=True):
+        assert group["weight_decay"] == decay
+        for key in theirs.keys() - {"params", "weight_decay"}:
+            assert group[key] == theirs[key], key
 
 
 def test_adafactor_steps_by_the_learning_rate(text_file: Path, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def _of_dataset(path: Path, where: str) -> Table:
                 except ValueError as error:
                     raise InputError(
                         f"column {name!r} has {one_line(repr(row[name]), 40)}, which is none of "
-                        f"its {names.num_classes} classes",
+                        f"its {len(names.names)} classes",
                         f"in {path}, row {number}",
                         "mend that row, or leave it out",
                     ) from error

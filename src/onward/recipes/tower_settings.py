@@ -156,14 +156,14 @@ def _stored_pooling(name: str) -> Pooling:
             )
         return "mean"
     told = _modes(_read(path))
-    known = next((pooling for pooling in WITHOUT_WEIGHTS if told == [pooling]), None)
-    if known is None:
-        raise InputError(
-            f"the pooling of {name!r} is none of Onward's ({', '.join(told)})",
-            _WHERE,
-            "choose one with --pooling",
-        )
-    return known
+    for pooling in WITHOUT_WEIGHTS:
+        if told == [pooling]:
+            return pooling
+    raise InputError(
+        f"the pooling of {name!r} is none of Onward's ({', '.join(told)})",
+        _WHERE,
+        "choose one with --pooling",
+    )
 
 
 def _tell_what_is_left_out(name: str) -> None:
@@ -193,11 +193,12 @@ def _modules_of(name: str) -> list[dict[str, Any]]:
         return []
     found = _read(path, list)
     for module in found:
-        named = isinstance(module, dict) and [module.get("type"), module.get("path")]
-        if not named or not all(isinstance(each, str) for each in named):
+        given: dict[str, Any] = module if isinstance(module, dict) else {}
+        kind, place = given.get("type"), given.get("path")
+        if not isinstance(kind, str) or not isinstance(place, str):
             raise _unreadable(path, "a layer without type or path")
-        if Path(named[1]).name != named[1]:
-            raise _unreadable(path, f"{named[1]!r} is no folder beside it")
+        if Path(place).name != place:
+            raise _unreadable(path, f"{place!r} is no folder beside it")
     return found
 
 
