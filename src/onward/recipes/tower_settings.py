@@ -215,7 +215,7 @@ def _kind(module: Mapping[str, Any]) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Whether it is certain that a model has no `modules.json`."""
+    """Tells whether it is certain that a model has no `modules.json`."""
     if name in PRESETS or Path(name).is_dir():
         return True
     from huggingface_hub import try_to_load_from_cache
