@@ -10,18 +10,20 @@ import math
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from onward.cli import main
 from onward.recipes.describe import describe
 from onward.recipes.engines import EagerTrainer
 from onward.recipes.loop import Job, evaluate, train, update_batches
 from onward.recipes.optimizers import optimizer_of
-from onward.recipes.options import FinetuneConfig
+from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.samples import Samples
 
@@ -192,6 +194,55 @@ def test_vectors_have_no_decay_and_tied_weights_come_once(text_file: Path) -> No
     assert all(names[id(p)].endswith("bias") or ".ln_" in names[id(p)] for p in spared["params"])
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
     assert sum(p.numel() for p in model.parameters()) == describe(config).parameters
+
+
+SHARED = ["adamw_torch", "sgd", "adagrad", "rmsprop", "adafactor"]  # names, by transformers
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_name_of_transformers_is_its_optimizer(name: str, tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    given: dict[str, Any] = {
+        "optim": name, "learning_rate": 3e-3, "adam_beta1": 0.8, "adam_beta2": 0.95,
+        "adam_epsilon": 1e-7, "weight_decay": 0.2,
+    }  # fmt: skip
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    model: Any = torch.nn.Linear(3, 2)
+    found = optimizer_of(model, FinetuneConfig(**given))
+    assert type(found) is kind
+    (theirs,) = kind(model.parameters(), **settings).param_groups
+    for group, decay in zip(found.param_groups, (0.2, 0.0), strict=True):
+        assert group["weight_decay"] == decay
+        for key in theirs.keys() - {"params", "weight_decay"}:
+            assert group[key] == theirs[key], key
+
+
+def test_adafactor_is_of_one_process() -> None:
+    model: Any = torch.nn.Linear(3, 2)
+    config = FinetuneConfig(optim="adafactor", mesh="dp_replicate=2")
+    with pytest.raises(InputError, match=r"adafactor makes its own step.*in --optim; fix: "):
+        optimizer_of(model, config)
+
+
+def test_adafactor_steps_by_the_learning_rate(text_file: Path, tmp_path: Path) -> None:
+    """torch's rule scales a step by the weights, of which a vector of zeros is hardly moved."""
+    config = FinetuneConfig(
+        train_file=str(text_file), vocab_size=300, block_size=16, max_steps=3, optim="adafactor",
+        per_device_train_batch_size=4, dropout=0.0, learning_rate=0.01,
+        lr_scheduler_type="constant", max_eval_samples=4,
+        config_overrides="n_layer=1,n_embd=32,n_head=2",
+    )  # fmt: skip
+    job = describe(config).job
+    found = {name: train(job, name, tmp_path / name) for name in ("onward", "torch")}
+    np.testing.assert_allclose(found["onward"].step_losses, found["torch"].step_losses, rtol=1e-4)
+    biases = [
+        load_file(tmp_path / name / "model.safetensors")["transformer.h.0.mlp.c_fc.bias"]
+        for name in found
+    ]
+    assert biases[0].square().mean().sqrt() > 0.01, "the first of three steps has this size"
+    torch.testing.assert_close(biases[0], biases[1], rtol=1e-2, atol=1e-4)
 
 
 def test_dropout_reaches_every_place(model_folder: Path, text_file: Path) -> None:

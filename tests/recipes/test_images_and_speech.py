@@ -13,14 +13,14 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from onward.cli import main
 from onward.recipes.describe import Run, describe
 from onward.recipes.loop import train
 from onward.recipes.media_examples import RATE, morse, scanned_digits
 from onward.recipes.options import FinetuneConfig, InputError
-from onward.recipes.tasks.media import decoded_sound, wav_bytes
+from onward.recipes.tasks.media import decoded_image, decoded_sound, wav_bytes
 
 VIT = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=48"
 WHISPER = (
@@ -140,6 +140,39 @@ def test_kinds_of_files_and_modes_are_read(tmp_path: Path) -> None:
     assert run.job.model_config.id2label == {0: "cat", 1: "dog"}
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_images_are_turned_as_their_camera_says(kind: str) -> None:
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        out = io.BytesIO()
+        image(1).save(out, kind, exif=exif)
+        want = ImageOps.exif_transpose(Image.open(io.BytesIO(out.getvalue()))).convert("RGB")
+        found = decoded_image(out.getvalue())
+        assert found.mode == "RGB" and found.size == want.size
+        assert found.tobytes() == want.tobytes(), orientation
+        if kind == "PNG":
+            assert found.size == ((12, 20) if orientation in (5, 6, 7, 8) else (20, 12))
+    out = io.BytesIO()
+    image(1).save(out, "PNG", exif=b"Exif\0\0nothing that can be read")
+    assert decoded_image(out.getvalue()).tobytes() == image(1).tobytes()
+
+
+def test_hidden_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
+    folder = Path(images_below(tmp_path / "kinds"))
+    for name in (".ipynb_checkpoints/0.png", "cat/.ipynb_checkpoints/0-checkpoint.png",
+                 "__MACOSX/cat/0.png", "dog/._0.png", ".DS_Store/x.png"):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded(image(1)))
+    run = describe(config_of("image-classification", train_file=str(folder)))
+    assert len(run.job.train) + len(run.job.eval) == 24
+    assert run.job.model_config.id2label == {0: "cat", 1: "dog"}
+    hidden = tmp_path / ".hidden"
+    folder.rename(hidden)  # a folder that is named is read
+    run = describe(config_of("image-classification", train_file=str(hidden)))
+    assert len(run.job.train) + len(run.job.eval) == 24
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -236,6 +269,34 @@ def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(InputError, match="cannot load an image processor"):
         describe(given)
+
+
+def test_a_model_that_interpolates_its_positions_takes_other_sizes(tmp_path: Path) -> None:
+    """DINOv2 as it is published: other positions in its configuration than its processor makes."""
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2,
+        "image_size": 32, "patch_size": 4,
+    }  # fmt: skip
+    model: Any = Dinov2Model(Dinov2Config(**sizes))
+    model.save_pretrained(tmp_path / "model")
+    side = {"height": 16, "width": 16}
+    BitImageProcessor(size={"shortest_edge": 16}, crop_size=side).save_pretrained(
+        tmp_path / "model"
+    )
+    run = describe(
+        FinetuneConfig(
+            task="image-classification", model_name_or_path=str(tmp_path / "model"), max_steps=2,
+            max_train_samples=8, max_eval_samples=4, per_device_train_batch_size=4,
+        )
+    )  # fmt: skip
+    batch = run.job.first_batch(run.job.train, 2)
+    assert batch["pixel_values"].shape == (2, 3, 16, 16)
+    assert run.train_tokens == 8 * 16
+    found = [train(run.job, e, tmp_path, save_model=False) for e in ("onward", "torch")]
+    np.testing.assert_allclose(found[0].step_losses, found[1].step_losses, rtol=1e-4)
 
 
 # ---- sounds

@@ -69,6 +69,41 @@ def test_classes_of_a_dataset_are_names(tmp_path: Path) -> None:
         read_table(tmp_path / "splits", "train_file")
 
 
+def test_classes_that_are_none_are_told_apart(tmp_path: Path) -> None:
+    """A list may be missing, or have a class that is missing; lists lie within lists."""
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.ClassLabel(names=["O", "B-X"])
+    features = datasets.Features(
+        {"tags": datasets.List(kind), "deep": datasets.List(datasets.List(kind))}
+    )
+    rows = [
+        {"tags": [0, 1], "deep": [[1], [0]]}, {"tags": None, "deep": None},
+        {"tags": [1, -1], "deep": [[], None]}, {"tags": [None, 0], "deep": [[-1]]},
+    ]  # fmt: skip
+    datasets.Dataset.from_list(rows, features).save_to_disk(tmp_path / "d")
+    found = read_table(tmp_path / "d", "train_file").rows
+    assert [row["tags"] for row in found] == [["O", "B-X"], None, ["B-X", None], [None, "O"]]
+    assert [row["deep"] for row in found] == [[["B-X"], ["O"]], None, [[], None], [[None]]]
+    odd = datasets.Dataset.from_dict({"tags": [[0], [7]]})
+    odd = odd.cast(datasets.Features({"tags": datasets.List(kind)}))
+    odd.save_to_disk(tmp_path / "odd")
+    with pytest.raises(InputError, match=r"'tags' has \[7\], which is none of its 2 .*, row 2"):
+        read_table(tmp_path / "odd", "train_file")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_long_texts_are_read(name: str, tmp_path: Path) -> None:
+    """The csv module's own limit of a field is 131,072 characters, for all of the process."""
+    rows = [{"text": "x" * 200_000, "label": "a"}, {"text": "b", "label": "y" * 140_000}]
+    path, before = written(tmp_path / name, rows), csv.field_size_limit()
+    assert list(read_table(path, "train_file").rows) == rows
+    assert csv.field_size_limit() == before == 131_072
+    path.write_text('text\n"open')
+    with pytest.raises(InputError):
+        read_table(path, "train_file")
+    assert csv.field_size_limit() == before
+
+
 BAD: dict[str, tuple[str, str, str]] = {
     "a value too few": ("t.csv", "text,label\na,b\nc\n", "1 values for 2 columns, in {}, line 3"),
     "a value too many": (

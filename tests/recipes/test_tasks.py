@@ -272,6 +272,55 @@ def test_only_the_first_token_of_a_word_has_its_label(tmp_path: Path) -> None:
     assert seen >= {0, 1, 2}
 
 
+def test_lists_in_texts_are_the_lists_that_were_written(tmp_path: Path) -> None:
+    """CSV by pandas (lists of Python), by `datasets` (arrays of numpy) and with JSON."""
+    datasets = pytest.importorskip("datasets")
+    import pandas
+
+    rows = [
+        {"tokens": ["EU", "rejects", "it's", 'a "call"', "\\d", "[", "caf\u00e9"],
+         "tags": ["B-ORG", "O", "O", "O", "O", "O", "O"]},
+        {"tokens": ["[", "x", "]"], "tags": ["O", "O", "O"]},
+        {"tokens": [f"word{i}" for i in range(60)], "tags": ["O", "B-ORG"] * 30},
+        {"tokens": ["one"], "tags": ["O"]},
+    ] * 2  # fmt: skip
+    pandas.DataFrame(rows).to_csv(tmp_path / "pandas.csv", index=False)
+    datasets.Dataset.from_list(rows).to_csv(str(tmp_path / "datasets.csv"))
+    texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
+    pandas.DataFrame(texts).to_csv(tmp_path / "json.csv", index=False)
+    plain = [{name: " ".join(value) for name, value in row.items()} for row in rows[1:4] * 3]
+    jobs = {}
+    for name in ("pandas.csv", "datasets.csv", "json.csv"):
+        file = str(tmp_path / name)
+        jobs[name] = describe(
+            small("token-classification", train_file=file, validation_file=file, vocab_size=320,
+                  max_train_samples=None, max_eval_samples=None)
+        ).job  # fmt: skip
+    want = labelled(tmp_path, rows, "token-classification", vocab_size=320).job
+    names = label_names(want.model_config)
+    assert names == {0: "B-ORG", 1: "O"}
+    for job in jobs.values():
+        assert label_names(job.model_config) == names
+        for found, row in zip(job.train, rows, strict=True):
+            tokenizer: Any = job.tokenizer
+            encoded = tokenizer(row["tokens"], is_split_into_words=True)
+            assert found["input_ids"] == encoded["input_ids"][: len(found["input_ids"])]
+        assert [row["labels"][:2] for row in job.train] == [row["labels"][:2] for row in want.train]
+    sentences = labelled(tmp_path, plain, "token-classification", vocab_size=320).job
+    tokenizer = sentences.tokenizer
+    assert (
+        sentences.train[0]["input_ids"]
+        == tokenizer(["[", "x", "]"], is_split_into_words=True)["input_ids"]
+    ), "a sentence in brackets is no list"
+
+
+@pytest.mark.parametrize("text", ["['EU', nan]", "['a''b']", '["a", b]', "['a', ['b']]", "['\\x']"])
+def test_lists_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
+    rows = [{"tokens": text, "tags": "O O"}] * 8
+    with pytest.raises(InputError, match=r"which is no list of words, in .*line 1"):
+        labelled(tmp_path, rows, "token-classification")
+
+
 def test_an_answer_is_found_in_every_piece_that_holds_it(tmp_path: Path) -> None:
     context = " ".join(f"word{i}" for i in range(60))
     rows = [

@@ -12,47 +12,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from tower_runs import NARROW, PAIRS, config, described, words
 
 from onward.cli import main
-from onward.recipes.describe import Run, describe
+from onward.recipes.describe import describe
 from onward.recipes.loop import train
-from onward.recipes.options import FinetuneConfig, InputError
+from onward.recipes.options import InputError
 from onward.recipes.search import embed, load_towers, nearest, read_index
 from onward.recipes.start_model import build_model
 from onward.recipes.tasks.text_retrieval import TEACHER, area_under_roc
 from onward.recipes.tower_settings import keep_settings, read_settings
-
-NARROW = "hidden_size=32,num_attention_heads=2,intermediate_size=48,num_hidden_layers=1"
-WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
-PAIRS = [
-    {"query": f"what is {word}", "document": f"{word} is the number {i} of " + "many " * (i % 4)}
-    for i, word in enumerate([*WORDS])
-]
-
-
-def config(tmp_path: Path, rows: list[dict[str, Any]] | None = None, **options: Any) -> Any:
-    file = tmp_path / "pairs.jsonl"
-    rows = PAIRS if rows is None else rows
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    given = {
-        "train_file": str(file), "validation_file": str(file), "vocab_size": 320, "max_steps": 3,
-        "per_device_train_batch_size": 4, "dropout": 0.0, "config_overrides": NARROW,
-        "learning_rate": 1e-3,
-    }  # fmt: skip
-    return FinetuneConfig(**{"task": "text-retrieval", **given, **options})
-
-
-def described(tmp_path: Path, rows: list[dict[str, Any]] | None = None, **options: Any) -> Run:
-    return describe(config(tmp_path, rows, **options))
-
-
-def words(tmp_path: Path, *more: str, rows: list[dict[str, Any]] | None = None) -> list[str]:
-    made = config(tmp_path, rows)
-    names = ("train_file", "validation_file", "vocab_size", "max_steps", "config_overrides")
-    given = [f"--{name}={getattr(made, name)}" for name in names]
-    given += ["--save_strategy=no", f"--output_dir={tmp_path / 'out'}"]
-    return ["finetune", "--task=text-retrieval", "--per_device_train_batch_size=4", *given, *more]
-
 
 KINDS = list(
     itertools.product(
@@ -162,6 +131,7 @@ def test_recall_counts_the_own_document_among_the_nearest(tmp_path: Path) -> Non
     "kind",
     [
         ("shared", "mean", "cosine"), ("separate", "cls", "cosine"),
+        ("shared", "lasttoken", "cosine"),
         ("separate", "weighted", "residual"), ("shared", "weighted", "cosine"),
     ],
 )  # fmt: skip
@@ -394,6 +364,11 @@ BAD: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ([{"query": "a"}] * 8, {}, "there is no column 'document'"),
     ([{"query": "a", "document": "b"}] * 8, {"crossing": "residual"}, "pairs have one document"),
     ([{"query": "a", "document": "b"}] * 8, {"text_column": "query,c"}, "there is no column 'c'"),
+    ([{"a": "a", "b": "b", "c": "c"}] * 8, {"text_column": "a,b,c"}, r"3 columns .*--text_column"),
+    ([{"query": "a", "document": "b", "negative": "c", "label": 1}] * 8, {},
+     "column 'negative' has negatives, and column 'label' labels"),
+    ([{"query": "a", "document": "b", "hard_negatives": ["c"]}] * 8, {},
+     r"column 'hard_negatives' has \['c'\]"),
     (PAIRS, {"model_name_or_path": "t5-tiny", "config_overrides": None}, "not a model for"),
     (PAIRS, {"mesh": "dp_replicate=2"}, "compares the samples of a batch"),
     (PAIRS, {"mesh": "tp=2"}, "no batches that tp can cut"),

@@ -146,7 +146,7 @@ def _session_and_batch(
 
     refuse_options(config, ("sequence_length",), "the file")
     data = read_arrays(Path(config.data), "data")
-    return session, first_rows(session, data, config.data, rows)
+    return session, first_rows(session, data, rows)
 
 
 def _refuse_options_of_a_file(config: ExplainConfig) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onward.loss as losses
 from onward.errors import OnwardError, check_names
 from onward.graph.types import DType, Type
-from onward.recipes.array_files import Arrays, read_arrays
+from onward.recipes.array_files import ArrayFile, Arrays, read_arrays
 from onward.recipes.options import InputError
 from onward.recipes.train_onnx_options import VerifyOnnxConfig
 from onward.train import optim
@@ -42,7 +42,7 @@ def verify_onnx(model: str, config: VerifyOnnxConfig) -> int:
     prints the result; returns 1 if they differ."""
     data = read_arrays(Path(config.data), "data")
     session = session_of(model, config.loss, {})
-    batch = first_rows(session, data, config.data, config.batch_size)
+    batch = first_rows(session, data, config.batch_size)
     report = session.verify(batch, patterns_of(config.weights))
     print(report)
     return 0 if report.ok else 1
@@ -54,24 +54,47 @@ def session_of(model: str, loss: str | None, options: Mapping[str, Any]) -> Trai
     return TrainingSession(model, made and optim.AdamW(), made, options=dict(options))
 
 
-def first_rows(session: TrainingSession, data: Arrays, source: str, rows: int) -> Arrays:
+def first_rows(session: TrainingSession, file: ArrayFile, rows: int) -> Arrays:
     """A batch of a file's first rows. Raises InputError where an array is missing."""
-    names = list(session.source.inputs)
-    require_arrays(names, session, data, source)
-    batch = {name: data[name][:rows] for name in names}
+    return {name: x[:rows] for name, x in taken_arrays(session, file, rows).items()}
+
+
+def taken_arrays(session: TrainingSession, file: ArrayFile, rows: int) -> Arrays:
+    """The arrays of a file that a session takes: the model's inputs and the loss's labels. rows: of
+    a batch. Raises InputError where one is missing or is none."""
+    types = dict(session.source.inputs)
+    _require(list(types), session, file)
+    found = file.arrays(list(types))
     if session.module.program.loss is not None:
-        more = session.module.labels({name: x.shape for name, x in batch.items()})
-        require_arrays(list(more), session, data, source)
-        batch |= {name: data[name][:rows] for name in more}
-    return batch
+        types |= _labels(session, {name: x[:rows].shape for name, x in found.items()}, file)
+        _require(list(types), session, file)
+        found = file.arrays(list(types))
+    if file.is_table:
+        floats = [n for n, x in found.items() if types[n].is_floating and x.dtype.kind in "iu"]
+        found |= {name: found[name].astype(np.float64) for name in floats}
+    return found
 
 
-def require_arrays(names: list[str], session: TrainingSession, data: Arrays, source: str) -> None:
+def _labels(
+    session: TrainingSession, sizes: Mapping[str, tuple[int, ...]], file: ArrayFile
+) -> dict[str, Type]:
+    """The types of the loss's labels. Raises InputError for inputs that the model does not take."""
+    try:
+        return session.module.labels(sizes)
+    except InputError:
+        raise
+    except OnwardError as error:
+        what, _, fix = str(error).partition("; fix: ")
+        wanted = ", ".join(f"{name} {type}" for name, type in session.source.inputs.items())
+        raise InputError(what, f"in {str(file.path)!r}", fix or f"give {wanted}") from error
+
+
+def _require(names: list[str], session: TrainingSession, file: ArrayFile) -> None:
     """Raises InputError where a file lacks one of these arrays."""
-    missing = [name for name in names if name not in data]
+    missing = [name for name in names if name not in file]
     if missing:
         raise InputError(
-            f"there is no array {missing[0]!r} (but {', '.join(data)})", f"in {source!r}",
+            f"there is no array {missing[0]!r} (but {', '.join(file)})", f"in {str(file.path)!r}",
             f"give {', '.join(f'{n} {t}' for n, t in session.inputs.items())}",
         )  # fmt: skip
 
@@ -108,7 +131,7 @@ __all__ = [
     "first_rows",
     "loss_of",
     "patterns_of",
-    "require_arrays",
     "session_of",
+    "taken_arrays",
     "verify_onnx",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onward.recipes.options import FinetuneConfig
+from onward.recipes.options import FinetuneConfig, InputError
 from onward.train.eager_optimizers import EagerLAMB, EagerLion, EagerMuonWithAdamW
 
 if TYPE_CHECKING:
@@ -63,6 +63,21 @@ def _muon(groups: Groups, config: FinetuneConfig) -> torch.optim.Optimizer:
     )
 
 
+def _adafactor(groups: Groups, config: FinetuneConfig) -> torch.optim.Optimizer:
+    """The rule of transformers, whose step is the learning rate alone. That of torch is another
+    one: it steps by the size of a weight, at most by 1 / sqrt(t) of it. Raises InputError beside a
+    mesh: no graph makes its updates."""
+    from transformers.optimization import Adafactor
+
+    if config.mesh is not None:
+        raise InputError(
+            "adafactor makes its own step, which processes cannot share",
+            "in --optim",
+            "name another, such as adamw_torch, or leave --mesh and --zero out",
+        )
+    return Adafactor(groups, lr=_rate(config), scale_parameter=False, relative_step=False)
+
+
 _MAKERS: dict[str, Callable[[Groups, FinetuneConfig], torch.optim.Optimizer]] = {
     "adamw_torch": lambda groups, config: torch.optim.AdamW(
         groups, lr=_rate(config), betas=_betas(config), eps=config.adam_epsilon
@@ -70,7 +85,7 @@ _MAKERS: dict[str, Callable[[Groups, FinetuneConfig], torch.optim.Optimizer]] = 
     "sgd": lambda groups, config: torch.optim.SGD(groups, lr=_rate(config)),
     "adagrad": lambda groups, config: torch.optim.Adagrad(groups, lr=_rate(config)),
     "rmsprop": lambda groups, config: torch.optim.RMSprop(groups, lr=_rate(config)),
-    "adafactor": lambda groups, config: torch.optim.Adafactor(groups, lr=_rate(config)),
+    "adafactor": _adafactor,
     "lion": lambda groups, config: EagerLion(groups, lr=_rate(config), betas=_betas(config)),
     "lamb": _lamb,
     "muon": _muon,

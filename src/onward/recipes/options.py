@@ -123,7 +123,7 @@ class FinetuneConfig:
     towers: Literal["shared", "separate"] | None = option(
         None, "whether queries and documents have one encoder or two; null: the model's, or shared"
     )
-    pooling: Literal["mean", "cls", "weighted"] | None = option(
+    pooling: Literal["mean", "cls", "lasttoken", "weighted"] | None = option(
         None, "how an encoder's states become a vector; null: the model's, or mean"
     )
     crossing: Literal["cosine", "residual"] | None = option(

@@ -88,7 +88,7 @@ def embed(
             part = order[start : start + _ROWS]
             batch = tokenizer_of(
                 [texts[i] for i in part], truncation=True, max_length=most, padding=True,
-                return_tensors="pt",
+                padding_side="right", return_tensors="pt",
             )  # fmt: skip
             vectors = tower(batch["input_ids"], batch["attention_mask"])
             for i, vector in zip(part, vectors, strict=True):

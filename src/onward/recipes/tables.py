@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,7 @@ def _of_csv(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
     names: list[str] | None = None
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of all readers
     try:
         for values in reader:
             if not values:
@@ -152,6 +153,8 @@ def _of_csv(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             lines.append(reader.line_num)
     except csv.Error as error:
         raise _wrong_row(path, reader.line_num, str(error)) from error
+    finally:
+        csv.field_size_limit(usual)
     return rows, lines
 
 
@@ -248,17 +251,29 @@ def _of_dataset(path: Path, where: str) -> Table:
     if not rows:
         raise InputError(f"{str(path)!r} has no row", where, "name a dataset with examples")
     for name, feature in found.features.items():
-        inner = getattr(feature, "feature", None)
-        names = next((f for f in (feature, inner) if isinstance(f, ClassLabel)), None)
-        if names is not None:
-            for row in rows:
-                value = row[name]
-                row[name] = (
-                    [names.int2str(v) for v in value] if inner is not None
-                    else None if value is None or value < 0 else names.int2str(value)
-                )  # fmt: skip
+        names: Any = feature
+        while not isinstance(names, ClassLabel) and hasattr(names, "feature"):
+            names = names.feature  # of the elements of a list
+        if isinstance(names, ClassLabel):
+            for number, row in enumerate(rows, 1):
+                try:
+                    row[name] = _class_name(row[name], names.int2str)
+                except ValueError as error:
+                    raise InputError(
+                        f"column {name!r} has {one_line(repr(row[name]), 40)}, which is none of "
+                        f"its {len(names.names)} classes",
+                        f"in {path}, row {number}",
+                        "mend that row, or leave it out",
+                    ) from error
     digest = hashlib.sha256(json.dumps(rows, default=str, sort_keys=True).encode())
     return Table(str(path), tuple(rows), digest.hexdigest(), (), "row")
+
+
+def _class_name(value: Any, name_of: Callable[[int], Any]) -> Any:
+    """The name of a class by its number, or of each in a list; None for -1, which is no class."""
+    if isinstance(value, list):
+        return [_class_name(each, name_of) for each in value]
+    return None if value is None or value < 0 else name_of(value)
 
 
 __all__ = ["FORMATS", "Table", "is_table", "read_table"]

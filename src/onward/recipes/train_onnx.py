@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from onward.checkpoint import checkpoints
-from onward.errors import check_names
+from onward.errors import OnwardError, check_names
 from onward.fitting.schedules import named_schedule
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.recipes.array_files import Arrays, read_arrays
-from onward.recipes.onnx_subject import loss_of, patterns_of, require_arrays
+from onward.recipes.onnx_subject import loss_of, patterns_of, taken_arrays
 from onward.recipes.options import InputError
 from onward.recipes.run_folder import METRICS, publish_json
 from onward.recipes.train_onnx_options import TrainOnnxConfig, check_train
@@ -32,23 +33,28 @@ def train(model: str, config: TrainOnnxConfig) -> int:
     Raises InputError for invalid input; nothing is written then."""
     check_train(config)
     folder = Path(config.output_dir)
-    data = read_arrays(Path(config.data), "data")
-    held = None if config.eval_data is None else read_arrays(Path(config.eval_data), "eval_data")
+    file = read_arrays(Path(config.data), "data")
+    other = None if config.eval_data is None else read_arrays(Path(config.eval_data), "eval_data")
     if (folder / RESULTS).is_file():
         _require_same(folder, model, config)
         print(f"{folder} is complete: {(folder / MODEL)}")
         return 0
     session = _session(model, config)
-    _check_columns(session, data, config.data)
+    rows = config.per_device_train_batch_size
+    data = taken_arrays(session, file, rows)
+    held = None if other is None else taken_arrays(session, other, rows)
+    if held is not None:
+        _check_alike(data, held, config.eval_data or "")
     folder.mkdir(parents=True, exist_ok=True)
     _require_same(folder, model, config)
     run = _Run(session, config, data, folder)
     run.go()
     results: dict[str, Any] = {"updates": session.trainer.updates, "loss": run.loss}
     if held is not None:
-        results["eval_loss"] = _evaluated(session, held, config.per_device_train_batch_size)
+        results["eval_loss"] = _evaluated(session, held, rows)
     _replace(session, folder / MODEL)
-    publish_json(folder, RESULTS, results)
+    kept = {name: value if math.isfinite(value) else None for name, value in results.items()}
+    publish_json(folder, RESULTS, kept)  # JSON has no NaN
     said = ", ".join(f"{name} {value:.4g}" for name, value in results.items())
     print(f"{said}; written to {folder / MODEL}")
     return 0
@@ -78,10 +84,16 @@ class _Run:
         kept = _lines_up_to(metrics, trainer.updates)
         with metrics.open("w", encoding="utf-8") as file:
             file.writelines(kept)
-            for batch in self._batches(trainer.updates):
+            for number, batch in self._batches(trainer.updates):
                 result = self.session.step(batch)
                 schedule.step()
                 done, self.loss = trainer.updates, result.loss
+                if not math.isfinite(self.loss):
+                    raise OnwardError(
+                        f"the loss is {self.loss}, at update {number + 1}; fix: lower "
+                        f"--learning_rate (it was {result.lr:.2e}), or look for infinite and NaN "
+                        "numbers in --data"
+                    )
                 if done % config.logging_steps == 0 or done == self.total:
                     told = {"step": done, "loss": result.loss, "lr": result.lr}
                     file.write(json.dumps(told) + "\n")
@@ -90,14 +102,15 @@ class _Run:
                 if done % (config.save_steps or self.each) == 0 and done < self.total:
                     self.session.save(self.folder)
 
-    def _batches(self, first: int) -> Iterator[Arrays]:
-        """The batches from that update on; each epoch has an order of its own."""
+    def _batches(self, first: int) -> Iterator[tuple[int, Arrays]]:
+        """The batches from that update on, each with its number; each epoch has an order of its
+        own."""
         size = self.config.per_device_train_batch_size
         for number in range(first, self.total):
             epoch, place = divmod(number, self.each)
             order = np.random.default_rng([self.config.seed, epoch]).permutation(self.rows)
             chosen = order[place * size : (place + 1) * size]
-            yield {name: array[chosen] for name, array in self.data.items()}
+            yield number, {name: array[chosen] for name, array in self.data.items()}
 
     def _say(self, text: str) -> None:
         print(f"onward train: {text}", file=sys.stderr, flush=True)
@@ -116,11 +129,18 @@ def _session(model: str, config: TrainOnnxConfig) -> TrainingSession:
     )
 
 
-def _check_columns(session: TrainingSession, data: Arrays, source: str) -> None:
-    """Raises InputError where a file lacks what the model and its loss take; drops the rest."""
-    require_arrays(list(session.inputs), session, data, source)
-    for name in [name for name in data if name not in session.inputs]:
-        del data[name]
+def _check_alike(data: Arrays, held: Arrays, source: str) -> None:
+    """Raises InputError where held-out arrays are of other kinds than those to train on, before an
+    update is made."""
+    for name, array in data.items():
+        other = held[name]
+        if (array.ndim, array.dtype.kind in "iu") != (other.ndim, other.dtype.kind in "iu"):
+            raise InputError(
+                f"{name} is {other.dtype}{list(other.shape)} here and "
+                f"{array.dtype}{list(array.shape)} in --data",
+                f"in {source!r}",
+                "give arrays of the kinds of --data",
+            )
 
 
 def _require_same(folder: Path, model: str, config: TrainOnnxConfig) -> None:
@@ -151,10 +171,10 @@ def _lines_up_to(path: Path, updates: int) -> list[str]:
 
 def _evaluated(session: TrainingSession, data: Arrays, size: int) -> float:
     """The mean loss over all rows, each batch by its number of rows."""
-    names, rows, total = list(session.inputs), len(next(iter(data.values()))), 0.0
+    rows, total = len(next(iter(data.values()))), 0.0
     for start in range(0, rows, size):
-        batch = {name: data[name][start : start + size] for name in names}
-        total += session.evaluate(batch).loss * len(batch[names[0]])
+        batch = {name: array[start : start + size] for name, array in data.items()}
+        total += session.evaluate(batch).loss * min(size, rows - start)
     return total / rows
 
 

@@ -25,6 +25,7 @@ from transformers.utils.generic import ModelOutput
 from onward.recipes.tower_settings import (
     DOCUMENT,
     HEAD_FILE,
+    WITHOUT_WEIGHTS,
     Pooling,
     TowerSettings,
     write_modules,
@@ -39,8 +40,8 @@ SCALE = 20.0  # of cosines in the softmax, as sentence-transformers' MultipleNeg
 @dataclass
 class TowersOutput(ModelOutput):
     """loss: f32[], None without a document. logits: f32[B], of a pair to belong together; with
-    in-batch negatives f32[B,B], of each query (rows) beside each document. query_embeds,
-    document_embeds: f32[B,D]."""
+    in-batch negatives f32[B,N], of each query (rows) beside each document. query_embeds: f32[B,D].
+    document_embeds: f32[N,D], N a multiple of B: the queries' own documents, then negatives."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -68,6 +69,11 @@ class Tower(nn.Module):
         ).last_hidden_state  # [B, T, D]
         if self.pooling == "cls":
             pooled = states[:, 0]
+        elif self.pooling == "lasttoken":
+            places = torch.arange(1, states.shape[1] + 1, device=states.device)
+            places = places * attention_mask  # [B, T], 0 for padding on either side
+            last = (places == places.amax(1, keepdim=True)).unsqueeze(-1)  # [B, T, 1]
+            pooled = (states * last.to(states.dtype)).sum(1)
         elif self.weight is None:
             real = attention_mask.unsqueeze(-1).to(states.dtype)  # [B, T, 1]
             pooled = (states * real).sum(1) / real.sum(1).clamp(min=1e-9)
@@ -135,12 +141,13 @@ class TwoTowers(nn.Module):
         document_attention_mask: Tensor,
         labels: Tensor | None = None,
     ) -> TowersOutput:
-        """The mean loss of B pairs of texts i64[B,T]. labels: f32[B], 0 to 1, where the pairs have
+        """The mean loss of B pairs of texts i64[B,T]; below the own documents there may be
+        negatives, whose inputs are then i64[N,T]. labels: f32[B], 0 to 1, where the pairs have
         labels."""
         query = self.query(query_input_ids, query_attention_mask)  # [B, D]
         document = self.document(document_input_ids, document_attention_mask)
         if not self.settings.labelled:
-            logits = SCALE * query @ document.T  # [B, B]
+            logits = SCALE * query @ document.T  # [B, N]
             own = torch.arange(logits.shape[0], device=logits.device)
             loss = nn.functional.cross_entropy(logits, own)
             return TowersOutput(loss, logits, query, document)
@@ -174,7 +181,7 @@ class TwoTowers(nn.Module):
         places = [folder, folder / DOCUMENT][: 1 + self.settings.separate]
         for place, encoder in zip(places, self._encoders(), strict=True):
             encoder.save_pretrained(place)
-            if self.settings.crossing == "cosine" and self.settings.pooling != "weighted":
+            if self.settings.crossing == "cosine" and self.settings.pooling in WITHOUT_WEIGHTS:
                 write_modules(place, self.settings.pooling, self.config.hidden_size)
         save_file(self.head(), folder / HEAD_FILE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ class ImageClassification(Task):
                 row["labels"] = place[str(value)]
         train, held = split(sources, found, config)
         pixels = _pixels(train[0]["file"], processor)  # f32[channels, height, width]
-        _check_size(pixels, model_config)
+        _check_size(pixels, model_config, self.model_class())
         patches = _patches(pixels.shape[1:], model_config)
         samples = samples_of_files(train), samples_of_files(held)
         counts = (patches * len(part) for part in samples)
@@ -170,8 +171,9 @@ def _pixels(content: bytes, processor: Any) -> Any:
     return np.ascontiguousarray(made, dtype=np.float32)
 
 
-def _check_size(pixels: Any, model_config: PreTrainedConfig) -> None:
-    """Raises InputError where the processor's pixels are not what the model takes."""
+def _check_size(pixels: Any, model_config: PreTrainedConfig, model_class: Any) -> None:
+    """Raises InputError where the processor's pixels are not what the model takes. model_class: of
+    transformers, makes the model of its configuration."""
     where, fix = "in --model_name_or_path", "name a folder whose processor belongs to its model"
     channels = getattr(model_config, "num_channels", 3)
     if pixels.ndim != 3 or len(pixels) != channels:
@@ -182,12 +184,26 @@ def _check_size(pixels: Any, model_config: PreTrainedConfig) -> None:
         )
     size = getattr(model_config, "image_size", None)
     sides = [size, size] if isinstance(size, int) else list(size or pixels.shape[1:])
-    if list(pixels.shape[1:]) != sides:
+    if list(pixels.shape[1:]) != sides and not _takes(pixels.shape, model_config, model_class):
         raise InputError(
             f"the processor makes {list(pixels.shape[1:])} pixels, the model takes {sides}",
             where,
             fix,
         )
+
+
+def _takes(shape: Sequence[int], model_config: PreTrainedConfig, model_class: Any) -> bool:
+    """Whether a model takes pixels of this shape, as those do whose positions are interpolated.
+    Computes shapes alone."""
+    import torch
+
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = model_class.from_config(deepcopy(model_config))
+            model.eval()(pixel_values=torch.empty(1, *shape))
+    except Exception:  # each model has an error of its own
+        return False
+    return True
 
 
 def _patches(sides: Sequence[int], model_config: PreTrainedConfig) -> int:

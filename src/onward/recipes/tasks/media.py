@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import io
+import struct
 import wave
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table
 
 IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_ORIENTATION = 0x0112  # of EXIF
 _BYTES, _STARTS = "files", "files_from"  # beside the columns of samples
 
 
@@ -49,10 +51,14 @@ def file_bytes(table: Table, index: int, column: str) -> bytes:
 
 
 def folder_table(path: Path, suffixes: Sequence[str], column: str) -> Table:
-    """The files below a folder, in `column`, each labelled by the name of its own folder. Raises
-    InputError where there is none."""
+    """The files below a folder, in `column`, each labelled by the name of its own folder. Hidden
+    ones are left out, and what macOS puts into archives. Raises InputError where there is none."""
     found = sorted(
-        each for each in path.rglob("*") if each.suffix.lower() in suffixes and each.is_file()
+        each
+        for each in path.rglob("*")
+        if each.suffix.lower() in suffixes
+        and not any(part[0] == "." or part == "__MACOSX" for part in each.relative_to(path).parts)
+        and each.is_file()
     )
     inside = [each for each in found if each.parent != path]
     if not inside:
@@ -87,16 +93,34 @@ def file_of(samples: Samples, row: Row) -> bytes:
 
 
 def decoded_image(content: bytes) -> Any:
-    """The image of a file, in red, green and blue. Raises ValueError for what is none."""
+    """The image of a file, in red, green and blue, turned as its camera says, which `datasets`
+    does too. Raises ValueError for what is none."""
     if importlib.util.find_spec("PIL") is None:
         raise MissingExtraError("pillow", "vision")
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return image.convert("RGB")
+            image.load()
+            return _upright(image).convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(one_line(str(error), 120)) from error
+
+
+def _upright(image: Any) -> Any:
+    """The image, turned as the orientation in its EXIF block says."""
+    from PIL.Image import Transpose
+
+    try:
+        told = image.getexif().get(_ORIENTATION)
+    except (OSError, SyntaxError, ValueError, struct.error):  # no block that can be read
+        return image
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }  # fmt: skip
+    return image.transpose(turns[told]) if isinstance(told, int) and told in turns else image
 
 
 def decoded_sound(content: bytes, rate: int) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from onward.recipes.tower_settings import (
     HEAD_FILE,
     LONGEST,
     chosen_settings,
+    found_file,
     keep_settings,
     read_settings,
 )
@@ -36,7 +38,9 @@ NAMES = {
 }
 LABELS = ("label", "labels", "score")
 TEACHER = "teacher_score"  # the column that a teacher writes
+NEGATIVE = re.compile(r"(?:hard_)?negatives?(?:_(\d+))?")  # names of columns with wrong documents
 FOUND = (1, 10)  # the k of recall@k
+_TILE = 2048  # queries, and documents, whose cosines are in memory at a time
 
 
 class TextRetrieval(Task):
@@ -61,7 +65,8 @@ class TextRetrieval(Task):
         found: list[Table] = []
         for table in tables:
             names = columns_of(table, config)
-            found.append(_with_wrong_ones(table, *names[:2]) if asked and not names[2] else table)
+            is_short = asked and names.label is None
+            found.append(_with_wrong_ones(table, names) if is_short else table)
         return tuple(found)
 
     def encode(
@@ -73,12 +78,13 @@ class TextRetrieval(Task):
     ) -> TaskData:
         """Tokens of both texts, and the label of a pair where there is one."""
         size = longest(config, model_config, LONGEST)
+        tokenizer.padding_side = "right"  # a vector is made of a text's first state, or its last
         encoded: list[list[Row]] = []
         kinds: list[bool] = []  # whether the pairs of a table have labels
         for table in sources:
-            *names, label = columns_of(table, config)
-            rows: list[Row] = [{} for _ in table.rows]
-            for side, name in zip(SIDES, names, strict=True):
+            columns = columns_of(table, config)
+            label, rows = columns.label, list[Row]({} for _ in table.rows)
+            for side, name in columns.texts.items():
                 texts = table.texts(name)
                 made = tokenizer(texts, truncation=True, max_length=size, verbose=False)
                 for i, row in enumerate(rows):
@@ -113,23 +119,30 @@ class TextRetrieval(Task):
         if labelled:
             baseline = Baseline("auc", "chance", 0.5)
         else:
-            baseline = Baseline("recall_at_10", "chance", min(1.0, 10 / len(held)))
+            documents = len(held) * (len(_sides(held[0])) - 1)
+            baseline = Baseline("recall_at_10", "chance", min(1.0, 10 / documents))
         first, second = Samples.of_rows(train), Samples.of_rows(held)
-        names = [f"input_ids.{side}" for side in SIDES]
-        tokens = [sum(int(part.lengths(n).sum()) for n in names) for part in (first, second)]
+        tokens = [
+            sum(int(part.lengths(n).sum()) for n in part.columns if n.startswith("input_ids."))
+            for part in (first, second)
+        ]
         return TaskData(first, second, baseline, tokens[0], tokens[1])
 
     def collate(self, tokenizer: PreTrainedTokenizerBase, config: FinetuneConfig) -> Collate:
-        """Pads the queries of a batch to the longest, and its documents: inputs i64[B,T]."""
+        """Pads the queries of a batch to the longest, and its documents: inputs i64[B,T]. Negatives
+        stand below all documents, whose inputs are then i64[B(1+n),T]."""
         from transformers import DataCollatorWithPadding
 
         pad = DataCollatorWithPadding(padding_token(tokenizer), pad_to_multiple_of=MULTIPLE)
 
         def collate(rows: list[Row]) -> Batch:
             batch: Batch = {}
-            for side in SIDES:
+            query, *documents = _sides(rows[0])
+            for side, columns in zip(SIDES, ([query], documents), strict=True):
                 own = [
-                    {n: row[f"{n}.{side}"] for n in ("input_ids", "attention_mask")} for row in rows
+                    {n: row[f"{n}.{column}"] for n in ("input_ids", "attention_mask")}
+                    for column in columns
+                    for row in rows
                 ]
                 batch |= {f"{side}_{name}": value for name, value in pad(own).items()}
             if "labels" in rows[0]:
@@ -153,11 +166,12 @@ class TextRetrieval(Task):
     def shown(
         self, row: Row, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig
     ) -> list[Passage]:
-        """The query and the document, titled by the label of the pair."""
+        """The query, the document, titled by the label of the pair, and negatives."""
         label = f", label {row['labels']:.3g}" if "labels" in row else ""
         return [
             Passage("query", row["input_ids.query"]),
             Passage(f"document{label}", row["input_ids.document"]),
+            *(Passage(side, row[f"input_ids.{side}"]) for side in _sides(row)[2:]),
         ]
 
     def predictions(
@@ -166,31 +180,35 @@ class TextRetrieval(Task):
         batch: Mapping[str, torch.Tensor],
         outputs: Mapping[str, torch.Tensor],
     ) -> list[Any]:
-        """The (true label, logit) of each pair that has a label; else the vectors (f32[D], f32[D])
-        of query and document."""
+        """The (true label, logit) of each pair that has a label; else of each query its vector
+        f32[D], and vectors and tokens of its document and negatives."""
         if "labels" in batch:
             true = [row["_true"] for row in rows]
             return list(zip(true, outputs["logits"].float().tolist(), strict=True))
-        sides = (outputs[f"{side}_embeds"].float().cpu().numpy() for side in SIDES)
-        return list(zip(*sides, strict=True))
+        query, document = (outputs[f"{side}_embeds"].float().cpu().numpy() for side in SIDES)
+        columns = _sides(rows[0])[1:] if rows else ()
+        parts = [document[i * len(rows) : (i + 1) * len(rows)] for i in range(len(columns))]
+        return [
+            (query[i], [(part[i], tuple(row[f"input_ids.{column}"]))
+                        for column, part in zip(columns, parts, strict=True)])
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
 
     def scores(
         self, predictions: Sequence[Any], loss: float, model_config: PreTrainedConfig
     ) -> dict[str, float]:
         """The area under the ROC curve: of pairs with labels, where a label of 0.5 or more is a
         right pair, else of each query beside all documents. Without labels recall@k too, the share
-        of queries whose document is among the k nearest of all held-out ones."""
+        of queries whose document is among the k nearest of all held-out ones; negatives are
+        documents there."""
         if isinstance(predictions[0][0], float):
             labels, logits = np.array(predictions, dtype=np.float64).T
             return {"auc": area_under_roc(labels >= 0.5, logits)}
-        query, document = (np.stack([pair[i] for pair in predictions]) for i in (0, 1))
-        cosines = (query @ document.T).astype(np.float64)  # [N, N]
-        nearer = (cosines > np.diag(cosines)[:, None]).sum(1)  # of documents than the own one
-        found = {f"recall_at_{k}": float((nearer < k).mean()) for k in FOUND}
-        return {
-            **found,
-            "auc": area_under_roc(np.eye(len(query), dtype=bool).ravel(), cosines.ravel()),
-        }
+        query = np.stack([vector for vector, _ in predictions])
+        documents = [row[i] for i in range(len(predictions[0][1])) for _, row in predictions]
+        kinds: dict[tuple[int, ...], int] = {}  # numbers of the documents' texts
+        texts = np.array([kinds.setdefault(tokens, len(kinds)) for _, tokens in documents])
+        return ranking_scores(query, np.stack([vector for vector, _ in documents]), texts)
 
     def fits(self, model_config: PreTrainedConfig) -> bool:
         """Encoders and decoders of text; those that have both need more than one text."""
@@ -210,12 +228,15 @@ class TextRetrieval(Task):
 
         settings = read_settings(model.config)
         assert settings is not None, "encode keeps them"
-        folder = Path(config.model_name_or_path)
-        has_other = settings.separate and (folder / DOCUMENT / "config.json").is_file()
-        other = load(str(folder / DOCUMENT)) if has_other else None
-        towers = TwoTowers(model, settings, other)
-        if (folder / HEAD_FILE).is_file():
-            _load_head(towers, folder / HEAD_FILE)
+        name = config.model_name_or_path
+        # where a model of the hub has one, its weights come beside it
+        own = found_file(name, f"{DOCUMENT}/config.json") if settings.separate else None
+        if own is not None:
+            found_file(name, f"{DOCUMENT}/model.safetensors")
+        towers = TwoTowers(model, settings, None if own is None else load(str(own.parent)))
+        head = found_file(name, HEAD_FILE)
+        if head is not None:
+            _load_head(towers, head)
         return towers
 
     def tokenizer_folders(self, model_config: PreTrainedConfig) -> tuple[str, ...]:
@@ -239,25 +260,64 @@ class TextRetrieval(Task):
         return found
 
 
-def columns_of(table: Table, config: FinetuneConfig) -> tuple[str, str, str | None]:
-    """The columns of queries, of documents and of labels; of the last None where there is none.
-    Raises InputError where a text has none."""
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of a table of pairs. texts: their names by what they are: `query`, `document`,
+    and `negative_1` and so on, which are wrong documents. label: None where pairs have none."""
+
+    texts: dict[str, str]
+    label: str | None
+
+    @property
+    def negatives(self) -> list[str]:
+        """The names of the columns with wrong documents."""
+        return [name for side, name in self.texts.items() if side not in SIDES]
+
+
+def columns_of(table: Table, config: FinetuneConfig) -> Columns:
+    """The columns of queries, of documents, of negatives and of labels. Raises InputError where a
+    text has none, and for negatives beside labels."""
     given = [name for name in (config.text_column or "").split(",") if name]
+    if len(given) > 2:
+        raise InputError(
+            f"{len(given)} columns are named ({', '.join(given)})",
+            "in --text_column",
+            "name those of query and document; columns negative, negative_1, ... are found by name",
+        )
     usual = ("summary", "text") if config.train_file is None else (None, None)
     asked = [*given, *usual[len(given) :]][:2]
     query = table.column(asked[0], NAMES["query"], "text_column")
     others = [name for name in NAMES["document"] if name != query]
     document = table.column(asked[1], others, "text_column")
     if config.label_column is not None:
-        return query, document, table.column(config.label_column, (), "label_column")
-    known = (name for name in LABELS if name in table.rows[0] and name not in (query, document))
-    return query, document, next(known, None)
+        label = table.column(config.label_column, (), "label_column")
+    else:
+        known = (name for name in LABELS if name in table.rows[0])
+        label = next((name for name in known if name not in (query, document)), None)
+    negatives = sorted(
+        (int(found[1] or 0), name)
+        for name in table.rows[0]
+        if (found := NEGATIVE.fullmatch(name)) and name not in (query, document, label)
+    )
+    if negatives and label is not None:
+        raise InputError(
+            f"column {negatives[0][1]!r} has negatives, and column {label!r} labels",
+            f"in {table.source}",
+            "leave one of them out, or make pairs with a label of 0 of the negatives",
+        )
+    wrong = {f"negative_{i}": name for i, (_, name) in enumerate(negatives, 1)}
+    return Columns({"query": query, "document": document, **wrong}, label)
 
 
 def pairs_of(table: Table, config: FinetuneConfig) -> list[tuple[str, str]]:
     """The texts of each pair of a table."""
-    query, document, _ = columns_of(table, config)
-    return list(zip(table.texts(query), table.texts(document), strict=True))
+    found = columns_of(table, config).texts
+    return list(zip(table.texts(found["query"]), table.texts(found["document"]), strict=True))
+
+
+def _sides(row: Mapping[str, Any]) -> list[str]:
+    """What the texts of a sample are: `query`, `document`, then negatives."""
+    return [name.partition(".")[2] for name in row if name.startswith("input_ids.")]
 
 
 def _label(table: Table, index: int, name: str) -> float:
@@ -276,23 +336,36 @@ def _label(table: Table, index: int, name: str) -> float:
     )
 
 
-def _with_wrong_ones(table: Table, query: str, document: str) -> Table:
-    """The pairs with a label of 1, and behind each its query with a document of another pair and a
-    label of 0. Raises InputError where all documents are one."""
-    drawn = np.random.Generator(np.random.PCG64(0))
+def _with_wrong_ones(table: Table, columns: Columns) -> Table:
+    """The pairs with a label of 1, and behind each its query with a wrong document and a label of
+    0: with its negatives, else with a document of another pair. Raises InputError where all
+    documents are one."""
+    document, negatives = columns.texts["document"], columns.negatives
     texts = table.texts(document)
-    if len(set(texts)) < 2:
+    if not negatives and len(set(texts)) < 2:
         raise InputError(
             "all pairs have one document", f"in {table.source}", "give pairs with others too"
         )
+    others = [table.texts(name) for name in negatives] or [_drawn(texts)]
     rows: list[dict[str, Any]] = []
     for i, row in enumerate(table.rows):
-        j = i
-        while texts[j] == texts[i]:
-            j = int(drawn.integers(len(texts)))
-        rows += [{**row, "label": 1}, {**row, document: texts[j], "label": 0}]
-    lines = tuple(line for line in table.lines for _ in range(2))
+        pair = {name: value for name, value in row.items() if name not in negatives}
+        rows.append({**pair, "label": 1})
+        rows += [{**pair, document: wrong[i], "label": 0} for wrong in others]
+    lines = tuple(line for line in table.lines for _ in range(1 + len(others)))
     return dataclasses.replace(table, rows=tuple(rows), lines=lines)
+
+
+def _drawn(texts: Sequence[str]) -> list[str]:
+    """For each text another one, at random but always the same."""
+    drawn = np.random.Generator(np.random.PCG64(0))
+    found: list[str] = []
+    for i, text in enumerate(texts):
+        j = i
+        while texts[j] == text:
+            j = int(drawn.integers(len(texts)))
+        found.append(texts[j])
+    return found
 
 
 def _load_head(towers: Any, path: Path) -> None:
@@ -332,4 +405,47 @@ def area_under_roc(right: np.ndarray, scores: np.ndarray) -> float:
     return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-__all__ = ["TEACHER", "TextRetrieval", "area_under_roc", "columns_of", "pairs_of"]
+def ranking_scores(query: np.ndarray, documents: np.ndarray, texts: np.ndarray) -> dict[str, float]:
+    """Recall@k of each query's document among all, and the area under the ROC curve of all pairs,
+    by the cosines of unit vectors. Documents with one cosine are in random order: recall is the
+    mean over all orders. A document with the text of the own one counts in neither score.
+
+    query: f32[N,D]. documents: f32[M,D], the own ones first. texts: i64[M], a number for each text.
+    """
+    count = len(query)
+    rows = _tiles(0, count)
+    own = np.concatenate([np.diag(query[part] @ documents[part].T) for part in rows])
+    own = np.where(np.isnan(own), -np.inf, own)  # a model without numbers finds nothing
+    scores, nearer, level = np.sort(own), np.zeros(count), np.zeros(count)
+    lower = equal = wrong = 0  # of pairs of a right and a wrong one: those in order, and ties
+    for part in rows:
+        for columns in (*rows, *_tiles(count, len(documents))):
+            cosines, right = query[part] @ documents[columns].T, own[part, None]
+            other = texts[part, None] != texts[columns]
+            ties = ((cosines == right) & other).sum(1)
+            nearer[part] += (~(cosines < right) & other).sum(1) - ties
+            level[part] += ties
+            found = np.sort(cosines[other])
+            places = [np.searchsorted(found, scores, side) for side in ("left", "right")]
+            lower += int(places[0].sum())
+            equal += int((places[1] - places[0]).sum())
+            wrong += found.size
+    recall = {
+        f"recall_at_{k}": float(np.clip((k - nearer) / (level + 1), 0, 1).mean()) for k in FOUND
+    }
+    return {**recall, "auc": (lower + equal / 2) / (count * wrong) if wrong else 0.5}
+
+
+def _tiles(first: int, end: int) -> list[slice]:
+    return [slice(i, min(i + _TILE, end)) for i in range(first, end, _TILE)]
+
+
+__all__ = [
+    "TEACHER",
+    "Columns",
+    "TextRetrieval",
+    "area_under_roc",
+    "columns_of",
+    "pairs_of",
+    "ranking_scores",
+]

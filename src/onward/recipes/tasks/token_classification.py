@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import importlib.util
+import json
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onward.errors import one_line
 from onward.recipes.library_examples import library_tables, most_frequent, words_with_kinds
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
+# an element of a list as Python and numpy write it: a quoted text, or a whole number
+_WORD = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)"""
 _PARTS = ("B-", "I-", "E-", "S-")  # of an entity of several words: begin, inside, end, single
 
 
@@ -158,11 +166,12 @@ class TokenClassification(Task):
 def _tagged(
     table: Table, index: int, words: str, tags: str
 ) -> tuple[Table, int, list[str], list[str]]:
-    """The words of a row and their labels. A text of words between blanks counts as a list."""
+    """The words of a row and their labels. A text counts as a list, of what is between blanks or,
+    in a table that pandas or `datasets` wrote, between brackets."""
     lists: list[list[str]] = []
     for name in (words, tags):
         value = table.value(index, name, (list, str), "a list of words")
-        value = value.split() if isinstance(value, str) else value
+        value = _listed(table, index, name, value) if isinstance(value, str) else value
         if not all(isinstance(each, str | int) for each in value):
             raise InputError(
                 f"column {name!r} has no list of words", table.where(index), "give one"
@@ -175,6 +184,27 @@ def _tagged(
             "give one each",
         )
     return table, index, lists[0], lists[1]
+
+
+def _listed(table: Table, index: int, name: str, text: str) -> list[Any]:
+    """The list in a text: `[...]` as JSON, Python or numpy write it, else what is between blanks.
+    Raises InputError for one with quotes that cannot be read."""
+    inner = text.strip()
+    if not (inner.startswith("[") and inner.endswith("]")):
+        return text.split()
+    with contextlib.suppress(ValueError, RecursionError):
+        return list(json.loads(inner))
+    if re.fullmatch(rf"\[\s*({_WORD}(\s*,\s*|\s+|\s*(?=\])))*\]", inner):
+        with contextlib.suppress(SyntaxError), warnings.catch_warnings():
+            warnings.simplefilter("error")  # escapes that Python does not have
+            return [ast.literal_eval(word[0]) for word in re.finditer(_WORD, inner)]
+    if inner[1:].lstrip()[:1] in ("'", '"'):
+        raise InputError(
+            f"column {name!r} has {one_line(repr(text), 40)}, which is no list of words",
+            table.where(index),
+            "write a JSON list, or the words with blanks between them",
+        )
+    return text.split()
 
 
 def _of_tokens(
