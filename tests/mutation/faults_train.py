@@ -145,9 +145,11 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "loss scale: it moves only where an update is written", "train/trainer.py",
-        "        self._scaling.advance(executable)\n        if wrote:",
-        "        if wrote:\n            self._scaling.advance(executable)\n        if wrote:",
-        SCALE,
+        "if not self._spikes.refused:  #", "if wrote:  #", SCALE,
+    ),
+    Fault(
+        "loss scale: what a spike leaves out makes it grow", "train/trainer.py",
+        "if not self._spikes.refused:  #", "if True:  #", ("train/test_loss_spikes.py",),
     ),
     Fault(
         "loss scale: a state does not hold it", "train/loss_scale.py",

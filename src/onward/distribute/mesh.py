@@ -160,7 +160,7 @@ class Mesh:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether this rank has waited for another one in vain since it has begun, or begun
+        """Says whether this rank has waited for another one in vain since it has begun, or begun
         again."""
         return False
 
