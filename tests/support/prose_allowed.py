@@ -53,7 +53,6 @@ ALLOWED = (
         "settings of the notebook by their names in capitals",
     ),
     Allowed("identifiers", r"is_torchdynamo_compiling", r"docs/.*", "transformers"),
-    Allowed("identifiers", r"DistributedSampler", r"docs/.*", "torch"),
     Allowed("identifiers", r"param_group", r"(src|docs/notes)/.*", "one of torch's param_groups"),
     Allowed("identifiers", r"grad_scale", r"src/.*", "an argument of torch's fused optimizers"),
     Allowed("identifiers", r"create_dynamic_map", r"tests/.*", "bitsandbytes"),
