@@ -92,7 +92,7 @@ def test_samples_that_all_ranks_train_are_told_once(found: list[dict[str, Any]])
 def test_shares_of_a_loader_train_the_run_of_eager_pytorch_with_whole_batches(
     found: list[dict[str, Any]],
 ) -> None:
-    """The loop ends on all ranks where a callback of one has asked for it."""
+    """The run ends where a callback of one rank has asked for it."""
     net, updates = model(), 0
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     loader = ResumableDataLoader(DATA, 12, collate_fn=collate)

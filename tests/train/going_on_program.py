@@ -125,7 +125,7 @@ def slow_writes() -> Callable[[], None]:
 
 
 def in_background(folder: Path, rank: int) -> Said:
-    """Returns the checkpoint that each rank goes on from while rank 0 still writes the newest."""
+    """The checkpoint that each rank goes on from while rank 0 still writes the newest."""
     trainer = trainer_of()
     goes_on(trainer, rank)
     trainer.save(folder / "run")

@@ -160,8 +160,8 @@ class Mesh:
 
     @property
     def has_given_up(self) -> bool:
-        """Says whether this rank has waited for another one in vain since it has begun, or begun
-        again."""
+        """Says whether a wait of this rank for another one was in vain since it has begun, or
+        begun again."""
         return False
 
     def begin_again(self) -> None:

@@ -183,7 +183,7 @@ class ProcessMesh(Mesh):
 
     @property
     def has_given_up(self) -> bool:
-        """Says whether this rank has waited for another one in vain."""
+        """Says whether a wait of this rank for another one was in vain."""
         return self.watch.has_given_up
 
     def begin_again(self) -> None:

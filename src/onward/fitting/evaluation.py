@@ -158,7 +158,7 @@ class _Outputs(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[_Outputs]) -> Predictions:
-        """Returns the outputs and labels of all batches."""
+        """The outputs and labels of all batches."""
         outputs = [_joined(arrays) for arrays in zip(*(p.outputs for p in parts), strict=True)]
         held = [p.labels for p in parts if p.labels is not None]
         labels = _joined(held) if held else None

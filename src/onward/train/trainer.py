@@ -237,7 +237,8 @@ class Trainer(TrainerCheckpoints, TrainerViews):
                     prepared.executable.bind(prepared.dims)
             if not is_empty:
                 self._remember(batch)
-            lr, size = self._lr(), 0 if is_empty else batch.batch_size
+            lr = self._lr()
+            size = 0 if is_empty else batch.batch_size
             # a refusal here is one of all ranks, of which none has run anything
             share = self._ranks.share(
                 self._position(), size, prepared.executable, settings, prepared.inputs
