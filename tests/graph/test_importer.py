@@ -332,7 +332,7 @@ def test_weights_of_a_layer_norm_broadcast_to_its_input(
     scale: tuple[int, ...], bias: tuple[int, ...] | None, axis: int, native: str,
     execute: Execute, build: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """As the standard says; beside onnxruntime."""
+    """The standard's rule, and onnxruntime's numbers."""
     if native:
         build(native)
     rng, weights = np.random.default_rng(0), {"scale": scale, "bias": bias}

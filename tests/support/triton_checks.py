@@ -230,7 +230,7 @@ for _precision in ("tf32", "ieee"):
 
 
 def run_far(turned: bool) -> None:
-    """Of the mask's memory few pages are touched. turned: whether its columns lie apart."""
+    """Few pages of the mask's memory are touched. turned: whether its columns lie apart."""
     n, apart, g = 18, 1 << 27, torch.Generator().manual_seed(5)
     room = torch.empty(n * apart, dtype=torch.bool)
     mask = room.as_strided((n, n), (1, apart) if turned else (apart, 1))
