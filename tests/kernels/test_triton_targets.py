@@ -16,7 +16,7 @@ from op_cases import cases_of
 
 from onward.kernels import GPUS, TRITON, Kernel, Target, host, kernel_for
 from onward.kernels.triton import attention
-from onward.kernels.triton.attention_blocks import Blocks, blocks_for, smallest_blocks
+from onward.kernels.triton.attention_blocks import AttentionBlocks, blocks_for, smallest_blocks
 
 KERNELS = [kernel for kernels in TRITON.values() for kernel in kernels]
 
@@ -108,7 +108,7 @@ def test_scratch_is_enough_for_the_blocks_of_every_device() -> None:
             made = [
                 blocks_for(c, low, width) for c in ((8, 0), (9, 0), (10, 0), (12, 0), "gfx942", "")
             ]
-            assert all(isinstance(blocks, Blocks) for blocks in made)
+            assert all(isinstance(blocks, AttentionBlocks) for blocks in made)
             assert least.forward.rows == min(b.forward.rows for b in made)
             assert least.by_query.rows == min(b.by_query.rows for b in made)
             assert least.by_key.keys == min(b.by_key.keys for b in made)

@@ -226,6 +226,25 @@ for _precision in ("tf32", "ieee"):
     CHECKS[f"precision {_precision} float"] = partial(run_with_precision, _precision)
 
 
+def run_with_blocks(capability: str | tuple[int, int], made: Attention) -> None:
+    """Attention by the blocks of another device."""
+    with patch("onward.kernels.triton.attention.capability_of", lambda device: capability):
+        made()
+
+
+for _capability in ((8, 0), "gfx942"):
+    for _call in (
+        replace(_SIZED, S=150, causal=True),
+        replace(_SIZED, Q=70, S=90, K=128, E=128, mask="few 70,90"),
+        Rows("whole", True, 0.3, K=7, E=18, H=2),
+    ):
+        for _dtype in DTYPES:
+            _made = Attention(_call, _dtype)
+            CHECKS[f"attention by blocks of {_capability} {_made}"] = partial(
+                run_with_blocks, _capability, _made
+            )
+
+
 # ---- masks whose ends lie further apart than 31 bits count
 
 

@@ -33,7 +33,12 @@ from onward.graph.types import LOW, DType, Type
 from onward.kernels.aten.product import in_order
 from onward.kernels.host import capability_of
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.triton.attention_blocks import Blocks, BlockSizes, blocks_for, smallest_blocks
+from onward.kernels.triton.attention_blocks import (
+    AttentionBlocks,
+    BlockSizes,
+    blocks_for,
+    smallest_blocks,
+)
 from onward.kernels.triton.supported import where
 
 WIDEST = 256  # numbers per head
@@ -91,7 +96,7 @@ def _ranges(spec: KernelSpec, first: int, at: int, blocks: tuple[int, int]) -> l
     return [Type(DType.INT32, (math.ceil(int(n) / size), 2)) for n, size in counts if size]  # type: ignore[arg-type]
 
 
-def _smallest(q: Type | None, v: Type | None) -> Blocks:
+def _smallest(q: Type | None, v: Type | None) -> AttentionBlocks:
     """The blocks of the device whose blocks are smallest: a plan is made without the device."""
     assert q is not None and v is not None
     width, values = q.shape[3], v.shape[3]
@@ -112,7 +117,7 @@ def _scratch_grad(spec: KernelSpec) -> list[Type]:
     return [delta, *_ranges(spec, 1, 10, (blocks.by_query.rows, blocks.by_key.keys))]
 
 
-def _blocks(q: torch.Tensor, v: torch.Tensor) -> Blocks:
+def _blocks(q: torch.Tensor, v: torch.Tensor) -> AttentionBlocks:
     padded = _padded(max(q.shape[3], v.shape[3]))
     return blocks_for(capability_of(q.device), q.dtype != torch.float32, padded)
 
