@@ -141,6 +141,41 @@ def test_nothing_stale_is_replayed_when_memory_moves() -> None:
     assert double.replays > double.recordings
 
 
+SETTINGS = {
+    "the precision of products": (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "sums of products in bf16": (
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False,
+    ),
+    "deterministic convolutions": (torch.backends.cudnn, "deterministic", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_pytorch_that_changes_is_recorded_anew(name: str) -> None:
+    """A recording computes as PyTorch was set when it was made."""
+    (part, setting, value), data = SETTINGS[name], tiny.batch(4, 12)
+    double = DoubleRuntime()
+    with planned_for_cuda(double):
+        model = tiny.gpt2(0.3)
+        trainer = onward.Trainer(model, OPTIMIZERS["sgd"](model.parameters()))
+
+        def recordings() -> int:
+            for _ in range(3):
+                trainer.train_step(data)
+            return double.recordings
+
+        once = recordings()
+        assert once and recordings() == once
+        before = getattr(part, setting)
+        assert before != value
+        try:
+            setattr(part, setting, value)
+            assert recordings() == 2 * once
+        finally:
+            setattr(part, setting, before)
+        assert recordings() == 3 * once
+
+
 def test_launches_run_one_by_one_where_they_cannot_be_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

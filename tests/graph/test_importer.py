@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
@@ -317,3 +318,59 @@ def test_the_place_of_the_least_number(
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
     want: Any = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_array_equal(execute(from_onnx(model), {"x": x})["y"], want[0])
+
+
+@pytest.mark.parametrize("native", ["", "0"], ids=["native", "aten"])
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize(
+    ("scale", "bias"),
+    [((1,), (3,)), ((3,), (1,)), ((), None), ((1, 3), (1, 1)), ((1, 1, 3), ()),
+     ((4, 1), (4, 3)), ((1, 4, 3), (1, 4, 1)), ((2, 1, 3), (3,)), ((2, 4, 1), None)],
+    ids=str,
+)  # fmt: skip
+def test_weights_of_a_layer_norm_broadcast_to_its_input(
+    scale: tuple[int, ...], bias: tuple[int, ...] | None, axis: int, native: str,
+    execute: Execute, build: Callable[[str], None],
+) -> None:  # fmt: skip
+    """The standard's rule, and onnxruntime's numbers."""
+    if native:
+        build(native)
+    rng, weights = np.random.default_rng(0), {"scale": scale, "bias": bias}
+    feeds = {"x": rng.standard_normal((2, 4, 3)).astype(np.float32)}
+    feeds |= {n: rng.random(s).astype(np.float32) for n, s in weights.items() if s is not None}
+    ends = ["y", "mean", "inverse"]
+    node = onnx.helper.make_node("LayerNormalization", [*feeds], ends, axis=axis)
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, x.shape)
+        for n, x in feeds.items()
+    ]
+    outputs = [onnx.helper.make_empty_tensor_value_info(n) for n in ends]
+    graph = onnx.helper.make_graph([node], "norm", inputs, outputs)
+    model = onnx.helper.make_model(
+        graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    want: Any = dict(zip(ends, session.run(ends, feeds), strict=True))
+    found = execute(from_onnx(model), feeds)
+    for name in ends:
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [(2,), (4,), (2, 2, 4, 3), (3, 1, 3)], ids=str)
+def test_weights_that_do_not_broadcast_are_refused(scale: tuple[int, ...]) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 17]>
+    m (float[2, 4, 3] x, float{list(scale)} s) => (float y) {{ y = LayerNormalization (x, s) }}""")
+    with pytest.raises(ValueError, match="LayerNormalization"):
+        from_onnx(model)
+
+
+def test_weights_of_an_open_width_broadcast(execute: Execute) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17]>
+    m (float[B, D] x, float[1] s, float[D] b) => (float y) { y = LayerNormalization (x, s, b) }"""
+    model = parser.parse_model(text)
+    assert str(type_of(from_onnx(model).outputs["y"])) == "f32[B,D]"
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.random(s).astype(np.float32) for n, s in {"x": (2, 5), "s": 1, "b": 5}.items()}
+    want: Any = ReferenceEvaluator(model).run(None, feeds)
+    found = execute(from_onnx(model, {"B": 2, "D": 5}), feeds)["y"]
+    np.testing.assert_allclose(found, want[0], rtol=1e-5)

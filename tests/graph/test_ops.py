@@ -177,6 +177,34 @@ def test_coordinates_of_other_rows_are_refused(op: str, given: str) -> None:
         Builder(graph).node(op, inputs, {"ratio": 0.5, "site": 0, "sample_dim": 0})
 
 
+_NORMS = {
+    "LayerNormalization": ["f32[6,8]", "f32[8]", "f32[8]"],
+    "LayerNormalizationGrad": ["f32[6,8]", "f32[6,8]", "f32[8]", "f32[6,1]", "f32[6,1]"],
+    "AddLayerNormalization": ["f32[6,8]", "f32[6,8]", "f32[8]", "f32[8]"],
+    "AddLayerNormalizationGrad": [
+        "f32[6,8]", "f32[6,8]", "f32[6,8]", "f32[8]", "f32[6,1]", "f32[6,1]",
+    ],
+    "RMSNorm": ["f32[6,8]", "f32[8]"],
+    "RMSNormGrad": ["f32[6,8]", "f32[6,8]", "f32[8]"],
+    "AddRMSNorm": ["f32[6,8]", "f32[6,8]", "f32[8]"],
+    "AddRMSNormGrad": ["f32[6,8]", "f32[6,8]", "f32[6,8]", "f32[8]"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["f32[1]", "f32[16]", "f32[1,8]", "f32[]", "f32[6,8]"])
+@pytest.mark.parametrize("op", _NORMS)
+def test_weights_of_a_norm_are_one_number_for_each_place(op: str, given: str) -> None:
+    """Kernels read as many as a row has, and take the sizes of rows from them."""
+    for i in (i for i, text in enumerate(_NORMS[op]) if text == "f32[8]"):
+        graph, types = Graph(), [*_NORMS[op]]
+        types[i] = given
+        inputs = [
+            graph.input(f"x{i}", parse_type(text), Role.BATCH) for i, text in enumerate(types)
+        ]
+        with pytest.raises(ValueError, match="shapes differ"):
+            Builder(graph).node(op, inputs, {} if op.startswith("Layer") else {"epsilon": 1e-5})
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("shape", [(50, 20, 128), (2000, 64), (4, 4, 100, 100)], ids=str)
 def test_dropout_keeps_its_share_and_the_mean(ratio: float, shape: tuple[int, ...]) -> None:

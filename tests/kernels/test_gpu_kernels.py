@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,15 +13,15 @@ from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
 from test_host_reads import BAD
 from triton_checks import type_of
 
-from onward.graph.types import DType
-from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, Target
+from onward.graph.types import DType, Type
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, host
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-CUDA = Target("cuda", triton=find_spec("triton") is not None)
+CUDA = host("cuda")
 ON_GPU = [
     (case, kernel)
     for case in CASES + ONWARD_CASES
@@ -127,3 +126,37 @@ def test_a_label_that_is_no_class_is_flagged(op: str, label: int) -> None:
         raise_input_error(kernel, args)
     torch.testing.assert_close(outputs[1], z.log_softmax(1))
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "packed", "added", "bias"])
+def test_a_query_that_is_no_number_gives_none(kind: str, dtype: torch.dtype) -> None:
+    """A device's maximum passes over NaN: a row of it alone is not one that sees nothing."""
+    kernels = [k for k in KERNELS["FlashAttention"] if k.where(CUDA) is None]
+    if not kernels:
+        pytest.skip("Triton is not installed")
+    n, device = 100, torch.device("cuda")
+    q, k, v = torch.randn(3, 1, 2, n, 32, device=device).to(dtype)
+    q[:, :, 3:6] = torch.nan
+    place = torch.arange(n, device=device)
+    at = torch.stack([place // 25, place % 25], 1) if kind == "packed" else None
+    added = torch.zeros(1, 2, n, n, device=device, dtype=dtype)
+    mask, bias = added if kind == "added" else None, added if kind == "bias" else None
+    if kind == "mask":
+        mask = torch.ones(n, n, device=device, dtype=torch.bool)
+        mask[5] = False  # sees nothing
+    inputs = [q, k, v, mask, None, None, at, at, bias]
+    outputs = [torch.empty_like(q), *(torch.empty(1, 2, n, device=device) for _ in range(2))]
+    attrs = {"scale": 0.2, "is_causal": int(kind == "causal")}
+    kinds = {torch.float32: DType.FLOAT, torch.bfloat16: DType.BFLOAT16, torch.bool: DType.BOOL,
+             torch.int64: DType.INT64}  # fmt: skip
+    types = [None if x is None else Type(kinds[x.dtype], tuple(x.shape)) for x in inputs]
+    written = tuple(Type(kinds[y.dtype], tuple(y.shape)) for y in outputs)
+    spec = KernelSpec("FlashAttention", attrs, tuple(types), written)
+    assert kernels[0].unsupported(spec) is None
+    scratch = [rubbish(t).cuda() for t in kernels[0].scratch(spec)]
+    kernels[0].bind(KernelArguments(attrs, inputs, outputs, scratch))()
+    odd = (place >= 3) & (place < (5 if kind == "mask" else 6))
+    y = outputs[0].float().cpu()
+    assert torch.equal(y.isnan(), odd.cpu()[:, None].expand(y.shape))
+    assert kind != "mask" or not y[:, :, 5].any()

@@ -440,7 +440,7 @@ def test_unlike_gpus_of_one_machine_have_targets_of_their_own(
     monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     found = [host(torch.device("cuda", i)) for i in (0, 1)]
-    for cached in ("_multiplies_bf16", "_capability", "_rates"):
+    for cached in ("_multiplies_bf16", "capability_of", "_rates"):
         getattr(host_module, cached).cache_clear()
     assert [t.capability for t in found] == [(9, 0), (8, 1)]
     assert found[0].rates.bytes_per_second > 5 * found[1].rates.bytes_per_second

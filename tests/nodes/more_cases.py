@@ -278,6 +278,9 @@ def layers() -> Iterator[Call]:
         rest = x.shape[axis:]
         yield Call("LayerNormalization", (x, f(*rest), f(*rest)), {"axis": axis}, 3)
         yield Call("RMSNormalization", (x, f(*rest)), {"axis": axis})
+        for scale, bias in (((1,), (3,)), ((), (1, 3)), ((2, 1, 3), (4, 1)), ((1, 4, 1), None)):
+            weights = (f(*scale), *([] if bias is None else [f(*bias)]))
+            yield Call("LayerNormalization", (x, *weights), {"axis": axis}, 3)
     for shape in ((4, 6), (2, 6, 5), (2, 6, 3, 4), (2, 6, 2, 3, 2)):
         y, stats = f(*shape), (f(6), f(6), f(6), positive(6))
         yield Call("BatchNormalization", (y, *stats))

@@ -28,7 +28,8 @@ def _batch_norm(a: Any, x: T, scale: T, bias: T, mean: T, var: T) -> Any:
 @row("LayerNormalization")
 def _layer_norm(a: Any, x: T, scale: T, bias: T | None = None) -> tuple[T, T, T]:
     dims = list(range(a.axis % x.dim(), x.dim()))
-    y = F.layer_norm(x, x.shape[dims[0] :], scale, bias, a.epsilon)
+    y = F.layer_norm(x, x.shape[dims[0] :], eps=a.epsilon) * scale
+    y = y if bias is None else y + bias  # both broadcast to x
     return y, x.mean(dims, True), (x.var(dims, False, keepdim=True) + a.epsilon).rsqrt()
 
 

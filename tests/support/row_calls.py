@@ -193,7 +193,9 @@ def _turns(low: DType) -> Calls:
                         f"Rotary {said} {lay.__name__} {shape} {angles}",
                         lambda a=(shape, angles, low, lay, ends, *kind): _turned(*a),
                     )
-            for shape, angles in (((8,), (6,)), ((70, 32), (70, 32)), ((3, 5, 6), (1, 5, 4))):
+            for shape, angles in (
+                ((8,), (6,)), ((70, 32), (70, 32)), ((3, 5, 6), (1, 5, 4)), ((3, 1040), (3, 2)),
+            ):  # fmt: skip
                 yield (
                     f"Rotary {said} one type {shape}",
                     lambda a=(shape, angles, low, _as_it_is, _as_it_is, *kind, low): _turned(*a),

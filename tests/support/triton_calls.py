@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from kernel_calls import rubbish
 
@@ -16,6 +21,22 @@ DTYPES = (DType.FLOAT, DType.FLOAT16)
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}  # as of test_gpu_kernels.py
 _TYPES = {torch_dtype(d): d for d in (*DTYPES, DType.INT64, DType.INT32, DType.BOOL)}
 _AROUND = 64  # numbers around each scratch that nothing may write
+
+
+@contextmanager
+def maxima_of_devices() -> Iterator[None]:
+    """Within it, the interpreter's maximum of a number and NaN is the number, as on devices; else
+    it is NaN."""
+    from triton.runtime.interpreter import (  # pyright: ignore[reportMissingImports]
+        InterpreterBuilder,
+    )
+
+    def maximum(builder: Any, a: Any, b: Any) -> Any:
+        return builder.binary_op(a, b, np.fmax)
+
+    with patch.object(InterpreterBuilder, "create_maxnumf", maximum), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of rows of NaN alone
+        yield
 
 
 def type_of(x: torch.Tensor | None) -> Type | None:

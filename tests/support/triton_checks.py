@@ -22,8 +22,9 @@ from kernel_calls import assert_equal, bound, raise_input_error, rubbish, spec_o
 from op_cases import CASES, ONWARD_CASES, Given, OpCase
 from packed_rows import PACKED, Rows
 from row_calls import RowCall, calls
-from triton_calls import DTYPES, TOLERANCE, launch, near, type_of
+from triton_calls import DTYPES, TOLERANCE, launch, maxima_of_devices, near, type_of
 from triton_conv_checks import CHECKS as CONV_CHECKS
+from triton_grid_checks import CHECKS as GRID_CHECKS
 from triton_group_norm_checks import CHECKS as GROUP_NORM_CHECKS
 from triton_loss_checks import CHECKS as LOSS_CHECKS
 from triton_row_checks import CHECKS as ROW_CHECKS
@@ -225,6 +226,108 @@ for _precision in ("tf32", "ieee"):
     CHECKS[f"precision {_precision} float"] = partial(run_with_precision, _precision)
 
 
+def run_with_blocks(capability: str | tuple[int, int], made: Attention) -> None:
+    """Attention by the blocks of another device."""
+    with patch("onward.kernels.triton.attention.capability_of", lambda device: capability):
+        made()
+
+
+for _capability in ((8, 0), "gfx942"):
+    for _call in (
+        replace(_SIZED, S=150, causal=True),
+        replace(_SIZED, Q=70, S=90, K=128, E=128, mask="few 70,90"),
+        Rows("whole", True, 0.3, K=7, E=18, H=2),
+    ):
+        for _dtype in DTYPES:
+            _made = Attention(_call, _dtype)
+            CHECKS[f"attention by blocks of {_capability} {_made}"] = partial(
+                run_with_blocks, _capability, _made
+            )
+
+
+# ---- masks whose ends lie further apart than 31 bits count
+
+
+def run_far(turned: bool) -> None:
+    """Few pages of the mask's memory are touched. turned: whether its columns lie apart."""
+    n, apart, g = 18, 1 << 27, torch.Generator().manual_seed(5)
+    room = torch.empty(n * apart, dtype=torch.bool)
+    mask = room.as_strided((n, n), (1, apart) if turned else (apart, 1))
+    mask.copy_((torch.rand(n, n, generator=g) > 0.5) | torch.eye(n, dtype=torch.bool))
+    dy, q, k, v = torch.randn(4, 1, 1, n, 16, generator=g)
+    y, rows = torch.empty_like(dy), [torch.empty(1, 1, n) for _ in range(2)]
+    grads, attrs = [torch.empty_like(x) for x in (q, k, v)], {"scale": 0.25, "is_causal": 0}
+    given: list[torch.Tensor | None] = [q, k, v, mask, None, None]
+    launch("FlashAttention", attrs, given, [y, *rows])
+    launch("FlashAttentionGrad", attrs, [dy, *given, y, *rows], grads)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        near_by = mask.clone(memory_format=torch.contiguous_format)
+        truth = torch.nn.functional.scaled_dot_product_attention(
+            leaves[0], leaves[1], leaves[2], near_by
+        )
+        wanted = torch.autograd.grad(truth, leaves, dy.double())
+    for have, want in zip((y, *grads), (truth.detach(), *wanted), strict=True):
+        near("numbers", have, want)
+
+
+for _turned in (False, True):
+    CHECKS[f"attention far {'columns' if _turned else 'rows'} float"] = partial(run_far, _turned)
+
+
+# ---- queries that are not numbers
+
+
+@dataclass(frozen=True)
+class Odd(Attention):
+    """Attention of queries of which some are NaN."""
+
+    def __str__(self) -> str:
+        return f"of NaN {super().__str__()}"
+
+    def operands(self) -> list[torch.Tensor | None]:
+        dy, q, *rest = super().operands()
+        assert q is not None
+        q[..., 1::5, :] = torch.nan
+        return [dy, q, *rest]
+
+    def __call__(self) -> None:
+        """y and dq are NaN where the body's are. Of dk and dv the body is NaN also for keys that no
+        such query sees, by 0 times NaN."""
+        dy, q, k, v, mask, seed, offset, q_at, k_at, bias = self.operands()
+        assert dy is not None and q is not None and k is not None and v is not None
+        y, rows = torch.empty_like(dy), [torch.empty(q.shape[:3]) for _ in range(2)]
+        rest, last = [q, k, v, mask, seed, offset], [q_at, k_at, bias]
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        attrs = {n: x for n, x in self.attrs.items() if n != "bias_gradient"}
+        with maxima_of_devices():
+            launch("FlashAttention", attrs, [*rest, *last], [y, *rows])
+            launch("FlashAttentionGrad", attrs, [dy, *rest, y, *rows, *last], grads)
+        (truth, *_), gradients = self.bodies()
+        for name, have, want in zip(("y", "dq"), (y, grads[0]), (truth, gradients[0]), strict=True):
+            odd = want.isnan()
+            assert odd.any() and not odd.all() and torch.equal(have.isnan(), odd), name
+            near(name, have[~odd], want[~odd])
+        for name, have, want in zip(("dk", "dv"), grads[1:], gradients[1:3], strict=True):
+            assert have.isnan().any() and (want.isnan() | ~have.isnan()).all(), name
+
+
+_ODD: list[Call | Rows] = [
+    *[replace(_SIZED, S=150, causal=causal, ratio=ratio)
+      for causal, ratio in ((False, 0.0), (True, 0.0), (True, 0.3))],
+    *[replace(_SIZED, S=150, mask=f"{kind} 150,150", causal=causal)
+      for kind, causal in (("window", True), ("above", False), ("few", False), ("few", True))],
+    *[replace(_SIZED, mask="infinite 150,170", biases=n) for n in (0, 1)],
+    replace(_SIZED, mask="few 150,170", fill=-1e9, softcap=1.5),
+    *[Rows(name, causal) for name in ("whole", "hidden within", "queries without keys")
+      for causal in (False, True)],
+]  # fmt: skip
+for _call in _ODD:
+    for _dtype in DTYPES:
+        _made = Odd(_call, _dtype)
+        CHECKS[f"attention {_made}"] = _made
+
+
 # ---- dropout to the bit
 
 
@@ -349,7 +452,28 @@ for _op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyS
                 run_loss, _op, FORMS[_form], _dtype
             )
 
-CHECKS |= ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS | UPDATE_CHECKS | CONV_CHECKS
+
+def run_odd_loss(smoothing: float, dtype: DType) -> None:
+    """A row that is NaN makes the loss NaN, and of the gradients of rows its own alone."""
+    g = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(*size, generator=g).to(torch_dtype(dtype)) for size in ((9, 16), (70, 16)))
+    x[2] = torch.nan
+    attrs = {"ignore_index": -100, "reduction": "sum", "rows": 4, "label_smoothing": smoothing}
+    inputs = [torch.tensor(1.0), x, w, None, torch.arange(9), None]
+    loss, dx, dw = torch.empty(()), torch.empty_like(x), torch.empty(w.shape)
+    with maxima_of_devices():
+        launch("LinearCrossEntropyStep", attrs, inputs, [loss, dx, dw])
+    assert loss.isnan() and dw.isnan().all()
+    assert torch.equal(dx.isnan().all(1), torch.arange(9) == 2) and dx.isnan().sum() == 16
+
+
+for _smoothing in (0.0, 0.1):
+    for _dtype in DTYPES:
+        CHECKS[f"loss NaN LinearCrossEntropyStep {_smoothing} {_dtype.name.lower()}"] = partial(
+            run_odd_loss, _smoothing, _dtype
+        )
+
+CHECKS |= GRID_CHECKS | ROW_CHECKS | GROUP_NORM_CHECKS | LOSS_CHECKS | UPDATE_CHECKS | CONV_CHECKS
 
 
 # ---- norms, gated units, rotary embeddings

@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import triton  # pyright: ignore[reportMissingImports]
 from answers import serve
@@ -29,6 +30,8 @@ from triton.runtime.jit import (  # pyright: ignore[reportMissingImports]
 )
 from triton_budgets import TABLE, TARGETS, Budgets, Figures, Table
 from triton_sizes import CALLS, RealCall
+
+from onward.kernels.triton import attention
 
 _TARGETS = {
     name: GPUTarget("cuda", int(name[3:]), 32) if name.startswith("sm_") else
@@ -49,10 +52,17 @@ _jitted: Any = JITFunction
 _jitted.run = _recorded
 
 
+def _capability(target: str) -> str | tuple[int, int]:
+    """What Onward calls a target."""
+    arch = _TARGETS[target].arch
+    return (arch // 10, arch % 10) if isinstance(arch, int) else target
+
+
 def measured(call: RealCall, dtype: str, target: str) -> dict[str, Figures]:
     """The figures of each kernel that a call launches on a target."""
     _launches.clear()
-    call.launch(dtype)
+    with patch.object(attention, "capability_of", lambda _: _capability(target)):
+        call.launch(dtype)
     assert _launches, f"{call} launches nothing"
     found: dict[str, Figures] = {}
     seen: set[str] = set()

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 from kernel_calls import rubbish
-from triton_calls import DTYPES, launch, near, type_of
+from triton_calls import DTYPES, launch, maxima_of_devices, near, type_of
 
 from onward.graph.types import DType
 from onward.kernels import TRITON, KernelArguments, KernelSpec, torch_dtype
@@ -195,6 +195,43 @@ def run_logits(form: dict[str, Any], dtype: DType) -> None:
         assert not dz[~truth.isfinite()].isfinite().any()
 
 
+def run_odd_logits(classes: int, smoothing: float, dtype: DType) -> None:
+    """Rows that are NaN or hold one, beside PyTorch's: their losses, log-probabilities and
+    gradients are NaN, and no other's."""
+    low, g = torch_dtype(dtype), torch.Generator().manual_seed(11)
+    z = torch.randn(9, classes, generator=g).to(low)
+    z[2], z[5, 3], z[6] = torch.nan, torch.nan, -torch.inf
+    z[6, 1] = torch.nan
+    labels = torch.arange(9) % classes
+    attrs = {"reduction": "none", **({"label_smoothing": smoothing} if smoothing else {})}
+    op = "CrossEntropyLoss" if smoothing else "SoftmaxCrossEntropyLoss"
+    loss, log_prob, dz = torch.empty(9, dtype=low), torch.empty_like(z), torch.empty_like(z)
+    with maxima_of_devices():
+        launch(op, attrs, [z, labels], [loss, log_prob])
+        launch(
+            "SoftmaxCrossEntropyLossGrad", attrs, [torch.ones_like(loss), log_prob, labels], [dz]
+        )
+    leaf = z.double().requires_grad_()
+    with torch.enable_grad():
+        want = torch.nn.functional.cross_entropy(
+            leaf, labels, reduction="none", label_smoothing=smoothing
+        )
+        (truth,) = torch.autograd.grad(want.sum(), leaf)
+    for name, have, exact in (
+        ("loss", loss, want.detach()), ("log_prob", log_prob, z.double().log_softmax(1)),
+        ("dz", dz, truth),
+    ):  # fmt: skip
+        odd = exact.isnan()
+        assert odd.any() and torch.equal(have.isnan(), odd), name
+        near(name, have[~odd], exact[~odd])
+
+
+for _classes in (70, 5000):
+    for _smoothing in (0.0, 0.1):
+        for _dtype in DTYPES:
+            CHECKS[f"logits NaN {_classes} {_smoothing} {_dtype.name.lower()}"] = partial(
+                run_odd_logits, _classes, _smoothing, _dtype
+            )
 for _form in LOGITS:
     for _dtype in DTYPES:
         if _form == "large logits" and _dtype == DType.FLOAT16:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ _WRITTEN = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 class RealCall:
     """One call of an op. types: of the inputs, None for an absent one. typed: names of the
     attributes that hold the call's dtype. laid: how inputs lie that are not contiguous, by their
-    place among the inputs: a key of `_LAID`."""
+    place among the inputs: a key of `_LAID`. only: the dtypes that are compiled, of those that the
+    kernel takes. tf32: whether products of fp32 are in TF32."""
 
     op: str
     label: str
@@ -34,6 +36,8 @@ class RealCall:
     attrs: dict[str, Any] = field(default_factory=dict)
     typed: tuple[str, ...] = ()
     laid: dict[int, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    tf32: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} {self.label}"
@@ -45,8 +49,8 @@ class RealCall:
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtypes that the kernel takes."""
-        return [d for d in DTYPES if self.kernel.unsupported(self.spec(d)) is None]
+        """The dtypes that are compiled."""
+        return [d for d in self.only if self.kernel.unsupported(self.spec(d)) is None]
 
     def spec(self, dtype: str) -> KernelSpec:
         graph = Graph(self.op)
@@ -84,8 +88,19 @@ class RealCall:
         outputs = [_elsewhere(t) for t in spec.outputs]
         scratch = [_meta(t) for t in kernel.scratch(spec)]
         flag = torch.zeros(2, dtype=torch.int64, device="meta")
-        with torch.no_grad():
+        with torch.no_grad(), _tf32() if self.tf32 else nullcontext():
             kernel.bind(KernelArguments(spec.attrs, inputs, outputs, scratch, flag))()
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Within it, PyTorch's products of fp32 are in TF32."""
+    products: Any = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def _sizes(type: Any) -> list[int]:
@@ -139,6 +154,7 @@ _LAID: dict[str, Callable[[list[int], torch.dtype], torch.Tensor]] = {
 
 _SEED = ("i64[2]", "i64[]")
 _DROP = {"ratio": 0.1, "site": 3, "sample_dim": 0}
+_EACH, _BF16 = ("fp32", "fp16", "bf16"), ("bf16",)
 
 
 def _norms() -> Iterator[RealCall]:
@@ -147,17 +163,19 @@ def _norms() -> Iterator[RealCall]:
         label, axis = f"8x1024x{width}", {"axis": -1}
         yield RealCall("LayerNormalization", label, (full, row, row), axis)
         yield RealCall("LayerNormalizationGrad", label, (full, full, row, stat, stat), axis)
-    for width, label, drop, seed in (
-        (1024, "8x1024x1024 dropout", _DROP, _SEED), (4096, "8x1024x4096", {}, ()),
+    for width, label, drop, seed, only in (
+        (1024, "8x1024x1024 dropout", _DROP, _SEED, _EACH),
+        (4096, "8x1024x4096", {}, (), _EACH), (5120, "8x1024x5120 dropout", _DROP, _SEED, _BF16),
     ):  # fmt: skip
         full, row, stat = f"f32[8,1024,{width}]", f"f32[{width}]", "f32[8,1024,1]"
         x = f"f[8,1024,{width}]"
         yield RealCall(
-            "AddLayerNormalization", label, (x, full, row, row, *seed), drop, ("y_type",)
-        )
+            "AddLayerNormalization", label, (x, full, row, row, *seed), drop, ("y_type",),
+            only=only,
+        )  # fmt: skip
         yield RealCall(
             "AddLayerNormalizationGrad", label, (x, full, full, row, stat, stat, *seed), drop,
-            ("x_type",),
+            ("x_type",), only=only,
         )  # fmt: skip
 
 
@@ -166,13 +184,16 @@ def _rms_norms() -> Iterator[RealCall]:
     full, row = "f[8,1024,4096]", "f[4096]"
     yield RealCall("RMSNorm", "8x1024x4096", (full, row), epsilon)
     yield RealCall("RMSNormGrad", "8x1024x4096", (full, full, row), epsilon)
-    for width, label, drop, seed in (
-        (768, "8x1024x768 dropout", _DROP, _SEED), (4096, "8x1024x4096", {}, ()),
+    for width, label, drop, seed, only in (
+        (768, "8x1024x768 dropout", _DROP, _SEED, _EACH), (4096, "8x1024x4096", {}, (), _EACH),
+        (8192, "8x1024x8192", {}, (), _BF16),
     ):  # fmt: skip
         x, full, row = f"f[8,1024,{width}]", f"f32[8,1024,{width}]", f"f32[{width}]"
         attrs = {**epsilon, **drop}
-        yield RealCall("AddRMSNorm", label, (x, full, row, *seed), attrs, ("y_type",))
-        yield RealCall("AddRMSNormGrad", label, (x, full, full, row, *seed), attrs, ("x_type",))
+        yield RealCall("AddRMSNorm", label, (x, full, row, *seed), attrs, ("y_type",), only=only)
+        yield RealCall(
+            "AddRMSNormGrad", label, (x, full, full, row, *seed), attrs, ("x_type",), only=only
+        )
 
 
 def _group_norms() -> Iterator[RealCall]:
@@ -238,11 +259,28 @@ def _attention() -> Iterator[RealCall]:
         ("1x16x8192x64 packed causal dropout", {**drop, "is_causal": 1}, (1, 16, 8192, 64),
          (None, *_SEED, "i64[8192,2]", "i64[8192,2]")),
     ):  # fmt: skip
-        x, row = f"f{_written(sizes)}", f"f32{_written(sizes[:3])}"
-        masks, last = [*rest, None, None, None][:3], rest[3:]
-        forward = {k: v for k, v in attrs.items() if k != "bias_gradient"}
-        yield RealCall("FlashAttention", label, (x, x, x, *masks, *last), forward)
-        yield RealCall("FlashAttentionGrad", label, (x, x, x, x, *masks, x, row, row, *last), attrs)
+        yield from _attending(label, attrs, sizes, sizes[3], rest)
+    for label, sizes, values, only, tf32 in (
+        ("4x16x1024x256 causal", (4, 16, 1024, 256), 256, ("fp32", "bf16"), False),
+        ("8x16x1024x192 values of 128 causal", (8, 16, 1024, 192), 128, _BF16, False),
+        ("64x16x128x16 causal", (64, 16, 128, 16), 16, _BF16, False),
+        ("8x16x1024x64 causal tf32", (8, 16, 1024, 64), 64, ("fp32",), True),
+    ):
+        yield from _attending(label, {**plain, "is_causal": 1}, sizes, values, (), only, tf32)
+
+
+def _attending(
+    label: str, attrs: dict[str, Any], sizes: tuple[int, ...], values: int,
+    rest: tuple[str | None, ...], only: tuple[str, ...] = _EACH, tf32: bool = False,
+) -> Iterator[RealCall]:  # fmt: skip
+    """Attention and its gradient. sizes: of queries; values: numbers of a value; rest: the inputs
+    from the mask on."""
+    x, v, row = f"f{_written(sizes)}", f"f{_written((*sizes[:3], values))}", _written(sizes[:3])
+    masks, last = [*rest, None, None, None][:3], rest[3:]
+    forward = {k: v for k, v in attrs.items() if k != "bias_gradient"}
+    yield RealCall("FlashAttention", label, (x, x, v, *masks, *last), forward, only=only, tf32=tf32)
+    given = (v, x, x, v, *masks, v, f"f32{row}", f"f32{row}", *last)
+    yield RealCall("FlashAttentionGrad", label, given, attrs, only=only, tf32=tf32)
 
 
 def _written(sizes: tuple[int, ...]) -> str:

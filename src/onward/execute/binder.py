@@ -102,10 +102,11 @@ class Binder:
     def bind(
         self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
     ) -> None:
-        """Binds launches to memory: all of them if an arena or an owned tensor has moved, else
-        those that depend on open sizes that have changed, unless a binding at these sizes is kept.
-        block: `u8[n]`, used in place of the arenas. Raises OnwardError for owned tensors that have
-        changed shape or dtype, or overlap."""
+        """Binds launches to memory: all of them if an arena or an owned tensor has moved or a
+        setting has changed that a recording holds, else those that depend on open sizes that have
+        changed, unless a binding at these sizes is kept. block: `u8[n]`, used in place of the
+        arenas. Raises OnwardError for owned tensors that have changed shape or dtype, or
+        overlap."""
         torch.get_num_threads()  # which gives the number to OpenMP where this thread is a new one
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
@@ -114,7 +115,7 @@ class Binder:
             self.memory.reserve(self.plan.sizes)
         used = self._used
         places = (list(map(_address, used)), list(map(_stride, used)))
-        pointers = (self.memory.version, lent, places)
+        pointers = (self.memory.version, lent, places, self.memory.runtime.settings())
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)
             self._bound_at = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,6 +27,11 @@ class Runtime:
     def current(self) -> AbstractContextManager[object]:
         """A context in which this device is the current one of the thread, as launches need it."""
         return _ANY_DEVICE
+
+    def settings(self) -> Hashable:
+        """PyTorch's settings that recordings of launches hold: where one changes, launches are to
+        be bound and recorded anew."""
+        return _settings() if self.records else None
 
     def wait(self) -> None:
         """Waits until the device has run all that is queued."""
@@ -110,6 +115,18 @@ def _recording(graph: Any, stream: Any, pool: Any = None) -> AbstractContextMana
     """A context that records into a graph what this thread launches; other threads are free to do
     as they like."""
     return torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+
+
+def _settings() -> Hashable:
+    """How products and convolutions are computed, from whichever interface it was set by."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        products.fp32_precision,
+        products.allow_fp16_reduced_precision_reduction,
+        products.allow_bf16_reduced_precision_reduction,
+        cudnn.conv.fp32_precision,
+        cudnn.deterministic,
+    )
 
 
 def _pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

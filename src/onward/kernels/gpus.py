@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onward.errors import check_names
-from onward.kernels.target import Rates, Target
+from onward.kernels.target import Rates, Target, takes_triton
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Gpu:
         # bf16 products came with Ampere (8, 0), and AMD's data centre GPUs have them
         bf16 = isinstance(self.capability, str) or self.capability >= (8, 0)
         return Target(
-            "cuda", triton=True, multiplies_bf16=bf16, multiplies_fp16=True, rates=self.rates,
-            capability=self.capability,
+            "cuda", triton=takes_triton(self.capability), multiplies_bf16=bf16,
+            multiplies_fp16=True, rates=self.rates, capability=self.capability,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 
 from onward.kernels.gpus import UNKNOWN_GPU, rates_of_gpu
 from onward.kernels.native.library import library
-from onward.kernels.target import NO_LIBRARY, Rates, Target
+from onward.kernels.target import NO_LIBRARY, Rates, Target, takes_triton
 
 _BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
 
@@ -19,10 +19,10 @@ def host(device: str | torch.device = "cpu") -> Target:
     A GPU without a number is the current one."""
     where = torch.device(device)
     found = library() if where.type == "cpu" else None
-    triton = where.type == "cuda" and find_spec("triton") is not None
     level = NO_LIBRARY if found is None else found.level
     low = _multiplies_bf16(where)
-    rates, capability = _rates(where), _capability(where)
+    rates, capability = _rates(where), capability_of(where)
+    triton = where.type == "cuda" and find_spec("triton") is not None and takes_triton(capability)
     return Target(
         where.type, level, triton, multiplies_bf16=low, multiplies_fp16=_multiplies_fp16(where),
         rates=rates, capability=capability,
@@ -54,10 +54,16 @@ def bf16_instructions() -> tuple[str, ...]:
 
 
 @functools.cache
-def _capability(device: torch.device) -> str | tuple[int, int]:
+def capability_of(device: torch.device) -> str | tuple[int, int]:
+    """`Target.capability` of a device of this machine."""
     if device.type == "cpu":
         return torch.backends.cpu.get_cpu_capability()
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else ""
+    if not torch.cuda.is_available():
+        return ""
+    if torch.version.hip is not None:  # such as "gfx942:sramecc+:xnack-"
+        architecture: str = torch.cuda.get_device_properties(device).gcnArchName
+        return architecture.partition(":")[0]
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NO_LIBRARY = "none"
+LEAST_OF_TRITON = (8, 0)  # compute capability (https://github.com/triton-lang/triton#compatibility)
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Target:
     supports the device here. dtype: of products. multiplies_bf16: whether the processor has bf16
     products (AVX512-BF16, AMX, tensor cores), so that bf16 pays off. multiplies_fp16: whether it
     has fp16 products (AVX512-FP16, AMX-FP16, tensor cores). capability: a GPU's compute
-    capability, such as (9, 0); a CPU's widest instruction set that PyTorch uses, such as "AVX2"; ""
-    where unknown.
+    capability, such as (9, 0), or of an AMD one its architecture, such as "gfx942"; a CPU's widest
+    instruction set that PyTorch uses, such as "AVX2"; "" where unknown.
     """
 
     device: str = "cpu"
@@ -56,4 +57,9 @@ class Target:
         return self.instructions != NO_LIBRARY
 
 
-__all__ = ["NO_LIBRARY", "Rates", "Target"]
+def takes_triton(capability: str | tuple[int, int]) -> bool:
+    """Whether Triton compiles for a GPU of this `Target.capability`; yes where it is unknown."""
+    return isinstance(capability, str) or capability >= LEAST_OF_TRITON
+
+
+__all__ = ["LEAST_OF_TRITON", "NO_LIBRARY", "Rates", "Target", "takes_triton"]

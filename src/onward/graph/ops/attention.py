@@ -122,11 +122,12 @@ def adds(inputs: list[Value | None]) -> bool:
 
 def live(b: Builder, s: Value, inputs: list[Value | None]) -> Value | None:
     """A mask b[B,H,Q,1] of queries that an added mask or bias leaves a key to see (others give 0,
-    as in torch); None without a mask that may be -inf throughout."""
+    as in torch); None without a mask that may be -inf throughout. A query with a score of NaN is
+    one of them."""
     if not adds(inputs) or type_of(s).shape[-1] == 0:
         return None
     peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
-    return b.Greater(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy()))
+    return b.Not(b.Equal(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy())))
 
 
 def attended(

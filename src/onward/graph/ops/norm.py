@@ -39,8 +39,17 @@ def _layer_norm_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, An
     return [dx, dscale, dbias]
 
 
+def _check_weights(call: Call, x: Type, dim: int, weights: tuple[int, ...]) -> None:
+    """Raises ValueError unless these inputs, where present, have the shape of x from `dim` on."""
+    for i in weights:
+        if call.present(i) and call.shape(i) != x.shape[dim % max(x.rank, 1) :]:
+            raise ValueError(f"{call.op_type}({x}, {call.type(i)}): shapes differ")
+
+
 def _infer_layer_norm_grad(call: Call) -> list[Type]:
-    return [call.type(1), call.type(2), call.type(2)]
+    x, scale = call.type(1), call.type(2)
+    _check_weights(call, x, call.attrs.get("axis", -1), (2,))
+    return [x, scale, scale]
 
 
 def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
@@ -76,8 +85,8 @@ def named_type(call: Call, attribute: str, r: Type) -> Type:
 
 def _infer_add_layer_norm(call: Call) -> list[Type]:
     r = of_sum(call)
-    if call.shape(2) != r.shape[-1:]:
-        raise ValueError(f"AddLayerNormalization({r}, {call.type(2)}): shapes differ")
+    call.type(2)
+    _check_weights(call, r, -1, (2, 3))
     check_coordinates(call, 6)
     statistics = r.dtype if r.dtype == DType.DOUBLE else DType.FLOAT
     stats = Type(statistics, (*r.shape[:-1], 1))
@@ -106,6 +115,7 @@ def has_dx(attrs: Mapping[str, Any]) -> bool:
 def _infer_add_layer_norm_grad(call: Call) -> list[Type]:
     check_coordinates(call, 8)
     r, scale = call.type(2), call.type(3)
+    _check_weights(call, r, -1, (3,))
     dx = [named_type(call, "x_type", r)] if has_dx(call.attrs) else []
     return [r, scale, scale, *dx]
 
@@ -118,6 +128,8 @@ _ODD = ("f32[3,37]", "f32[37]", "f32[3,1]", "f32[3,1]")
 def _layer_norm(call: Call) -> list[Type]:
     x = call.type()
     dim = call.attrs.get("axis", -1) % x.rank
+    call.type(1)
+    _check_weights(call, x, dim, (1, 2))
     dtype = x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT
     stats = Type(dtype, (*x.shape[:dim], *([1] * (x.rank - dim))))
     return [x, stats, stats]

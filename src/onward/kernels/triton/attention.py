@@ -16,7 +16,8 @@ Bytes per element of bf16, with as many keys as queries: 8 forward and 26 backwa
 products, of which the forward has two, dq three, and dk with dv four; without dropout they ran at
 212, 300 and 175 TFLOP/s. On sm_90 dk and dv spill up to 192 bytes of a thread at heads of 128: both
 sums, f32[64,128], stay in registers beside the scores. In fp32, whose products have no tensor cores
-unless TF32 is on, the forward spills up to 1088 and dk with dv up to 1752.
+unless TF32 is on, the forward spills up to 712, dq up to 616 and dk with dv up to 424. Devices that
+are not of its kind have blocks of their own (`attention_blocks.py`).
 """
 
 from __future__ import annotations
@@ -30,45 +31,18 @@ import torch
 from onward.graph.ops.random import threshold
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.aten.product import in_order
+from onward.kernels.host import capability_of
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.triton.attention_blocks import (
+    AttentionBlocks,
+    BlockSizes,
+    blocks_for,
+    smallest_blocks,
+)
 from onward.kernels.triton.supported import where
 
 WIDEST = 256  # numbers per head
 _RANGED = 1024  # coordinates that are read at once
-
-
-@dataclass(frozen=True)
-class BlockSizes:
-    """Sizes of a kernel's blocks. rows: of queries; keys: of keys."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-# By a head's padded width: blocks of the forward, of dq, and of dk and dv. The bias's gradient has
-# dq's.
-_LOW = {
-    16: (BlockSizes(64, 64, 4, 3), BlockSizes(64, 32, 4, 3), BlockSizes(64, 64, 4, 2)),
-    64: (BlockSizes(64, 64, 4, 3), BlockSizes(64, 32, 4, 3), BlockSizes(64, 64, 4, 2)),
-    128: (BlockSizes(128, 64, 8, 2), BlockSizes(64, 64, 4, 2), BlockSizes(64, 64, 4, 2)),
-    256: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 1), BlockSizes(32, 32, 4, 1)),
-}
-_FULL = {
-    16: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 2)),
-    64: (BlockSizes(64, 32, 4, 2), BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 2)),
-    128: (BlockSizes(32, 32, 4, 2), BlockSizes(32, 32, 4, 1), BlockSizes(32, 32, 4, 1)),
-    256: (BlockSizes(16, 16, 4, 1), BlockSizes(16, 16, 4, 1), BlockSizes(16, 16, 4, 1)),
-}
-
-
-def _blocks(low: bool, width: int, values: int) -> tuple[BlockSizes, BlockSizes, BlockSizes]:
-    """Returns the blocks of the forward, of dq, and of dk and dv, for q f[B,H,Q,width] and
-    v f[B,G,S,values]."""
-    padded = max(_padded(width), _padded(values))
-    table = _LOW if low else _FULL
-    return table[min(size for size in table if size >= padded)]
 
 
 def _padded(n: int) -> int:
@@ -122,19 +96,40 @@ def _ranges(spec: KernelSpec, first: int, at: int, blocks: tuple[int, int]) -> l
     return [Type(DType.INT32, (math.ceil(int(n) / size), 2)) for n, size in counts if size]  # type: ignore[arg-type]
 
 
-def _scratch(spec: KernelSpec) -> list[Type]:
-    q, _, v = spec.inputs[:3]
+def _smallest(q: Type | None, v: Type | None) -> AttentionBlocks:
+    """The blocks of the device whose blocks are smallest: a plan is made without the device."""
     assert q is not None and v is not None
-    forward, _, _ = _blocks(q.is_low, int(q.shape[3]), int(v.shape[3]))  # type: ignore[arg-type]
-    return _ranges(spec, 0, 6, (forward.rows, 0))
+    width, values = q.shape[3], v.shape[3]
+    assert isinstance(width, int) and isinstance(values, int)
+    return smallest_blocks(q.is_low, _padded(max(width, values)))
+
+
+def _scratch(spec: KernelSpec) -> list[Type]:
+    blocks = _smallest(spec.inputs[0], spec.inputs[2])
+    return _ranges(spec, 0, 6, (blocks.forward.rows, 0))
 
 
 def _scratch_grad(spec: KernelSpec) -> list[Type]:
-    q, _, v = spec.inputs[1:4]
-    assert q is not None and v is not None
-    _, of_q, of_k = _blocks(q.is_low, int(q.shape[3]), int(v.shape[3]))  # type: ignore[arg-type]
+    q = spec.inputs[1]
+    assert q is not None
+    blocks = _smallest(q, spec.inputs[3])
     delta = Type(DType.FLOAT, q.shape[:3])
-    return [delta, *_ranges(spec, 1, 10, (of_q.rows, of_k.keys))]
+    return [delta, *_ranges(spec, 1, 10, (blocks.by_query.rows, blocks.by_key.keys))]
+
+
+def _blocks(q: torch.Tensor, v: torch.Tensor) -> AttentionBlocks:
+    padded = _padded(max(q.shape[3], v.shape[3]))
+    return blocks_for(capability_of(q.device), q.dtype != torch.float32, padded)
+
+
+def _precision(q: torch.Tensor) -> str:
+    """How products are computed: "tf32" for those of fp32 where PyTorch's setting says so and the
+    device has it, else "ieee"."""
+    if q.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return "ieee"
+    capability = capability_of(q.device)
+    of_amd = isinstance(capability, str) and capability.startswith("gfx")
+    return "tf32" if not of_amd or capability == "gfx942" else "ieee"
 
 
 def _strides(x: torch.Tensor | None) -> tuple[int, ...]:
@@ -170,7 +165,6 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
     shared_bias = (0, *_strides(bias)[1:]) if bias is not None and bias.shape[0] == 1 else None
     ratio = float(args.attrs.get("ratio", 0.0))
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    exact = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
     width, values = q.shape[3], v.shape[3]
     flags = {
         "WIDTH": width, "VALUES": values, "W": _padded(width), "E": _padded(values),
@@ -179,7 +173,7 @@ def _call(args: KernelArguments, first: int, at: int) -> _Call:
         "HAS_CAP": bool(args.attrs.get("softcap", 0.0)),
         "DROPS": ratio > 0.0, "BOUND": threshold(ratio) - (1 << 31),
         "SAMPLE_DIM": int(args.attrs.get("sample_dim", -1)), "HAS_OFFSET": offset is not None,
-        "PRECISION": exact,
+        "PRECISION": _precision(q),
     }  # fmt: skip
     tensors = (spread, bias, seed, offset, q_at, k_at)
     return _Call(
@@ -204,7 +198,7 @@ def _bind(args: KernelArguments) -> Launch:
     q, k, v = args.x(0), args.x(1), args.x(2)
     y, peaks, totals = args.outputs
     call = _call(args, 0, 6)
-    blocks, _, _ = _blocks(q.dtype != torch.float32, q.shape[3], v.shape[3])
+    blocks = _blocks(q, v).forward
     mask, bias, seed, offset, q_at, k_at = call.tensors
     count = math.ceil(q.shape[2] / blocks.rows)
     ranges = args.scratch[0] if call.packed else q
@@ -237,7 +231,8 @@ def _bind_grad(args: KernelArguments) -> Launch:
     dq, dk, dv, dbias = [*args.outputs, None][:4]
     assert dq is not None and dk is not None and dv is not None
     call = _call(args, 1, 10)
-    _, of_q, of_k = _blocks(q.dtype != torch.float32, q.shape[3], v.shape[3])
+    blocks = _blocks(q, v)
+    of_q, of_k = blocks.by_query, blocks.by_key
     mask, bias, seed, offset, q_at, k_at = call.tensors
     found, by_query, by_key = [*args.scratch, q, q][:3]
     delta = found if known is None else known

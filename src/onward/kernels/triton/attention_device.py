@@ -175,6 +175,8 @@ def attention(
     blind = peak == float("-inf")
     if (PACKED or MASK == BOOLEANS) and not (HAS_FILL or HAS_BIAS):
         blind = blind | (peak == HIDDEN)
+    blind = blind & (total == total)  # a device's maximum passes over NaN; the total does not
+    if (PACKED or MASK == BOOLEANS) and not (HAS_FILL or HAS_BIAS):
         peak = tl.where(blind, HIDDEN, peak)
     total = tl.where(blind, keys.to(tl.float32), total)
     acc = tl.where(blind[:, None], 0.0, acc * (keep_scale / total)[:, None])

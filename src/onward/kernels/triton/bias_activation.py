@@ -54,7 +54,7 @@ def _bind(args: KernelArguments) -> Launch:
     x, bias, y = args.x(0), args.x(1), args.y
     rows, features = math.prod(x.shape[:-1]), x.shape[-1]
     height, width = _tile(features, _WIDEST)
-    grid = (math.ceil(rows / height), math.ceil(features / width))
+    grid = (math.ceil(rows / height) * math.ceil(features / width),)
     kind = args.attrs["activation"]
     kernel: Any = device.bias_activation
 
@@ -76,7 +76,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     blocks = math.ceil(math.ceil(rows / height) / _most_programs(rows, features))
     programs = max(1, math.ceil(rows / (height * max(1, blocks))))
     partial = args.scratch[0][:programs]  # f32[programs,D]
-    grid = (programs, math.ceil(features / width))
+    grid = (programs * math.ceil(features / width),)
     kind = args.attrs["activation"]
     gradient: Any = device.bias_activation_gradient
     join: Any = device.joined_sums

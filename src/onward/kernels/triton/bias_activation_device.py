@@ -67,8 +67,9 @@ def bias_activation(
     KIND: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Computes y = activation(x + bias) of one block of [rows, features]."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    across = tl.cdiv(features, WIDTH)
+    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]
     u = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -83,14 +84,16 @@ def bias_activation_gradient(
 ):  # fmt: skip
     """Computes dx of `blocks` blocks of rows at WIDTH features, and the sums of these rows for
     dbias, before dx is rounded: partial f32[programs, features]."""
-    feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    across = tl.cdiv(features, WIDTH)
+    program = (tl.program_id(0) // across).to(tl.int64)
+    feature = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     within = feature < features
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     shift = tl.zeros([WIDTH], tl.float32)
     if HAS_BIAS:
         shift = tl.load(bias + feature, mask=within, other=0.0).to(tl.float32)
     for block in range(blocks):
-        row = (tl.program_id(0).to(tl.int64) * blocks + block) * ROWS + tl.arange(0, ROWS)
+        row = (program * blocks + block) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         place = row[:, None] * features + feature[None, :]
         given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
@@ -98,7 +101,7 @@ def bias_activation_gradient(
         d = activated_grad(given, u + shift[None, :], KIND)
         tl.store(dx + place, d.to(dx.dtype.element_ty), mask=inside)
         total += tl.where(inside, d, 0.0)  # a NaN in the bias is not that of a row beyond the last
-    at = partial + tl.program_id(0).to(tl.int64) * features + feature
+    at = partial + program * features + feature
     tl.store(at, tl.sum(total, 0), mask=within)
 
 

@@ -147,7 +147,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
     ignore, kept, even, smooths = _numbers(args, classes)
     reduction = args.attrs.get("reduction", "mean")
     of_label = log_prob if weight is None else weight
-    grid = (math.ceil(rows / height), math.ceil(classes / columns))
+    grid = (math.ceil(rows / height) * math.ceil(classes / columns),)
     add: Any = device.label_weights
     kernel: Any = device.cross_entropy_gradient
 

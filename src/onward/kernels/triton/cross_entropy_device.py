@@ -145,8 +145,9 @@ def cross_entropy_gradient(
     """Computes one block of dz f[N,C], which may lie where log_prob does. dloss: f[], or with EACH
     f[N]; partial f32[parts]: sums of the labels' weights, for MEAN; mass f32[]: that of all class
     weights, for SMOOTHS; kept: 1 - smoothing; even: smoothing / C."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    across = tl.cdiv(classes, COLUMNS)
+    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < classes)[None, :]
     label = tl.load(labels + row, mask=row < rows, other=0).to(tl.int64)
     counts = (row < rows) & (label != ignore)

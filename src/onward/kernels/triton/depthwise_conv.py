@@ -54,7 +54,7 @@ def _bind(args: KernelArguments, turn: int) -> Launch:
     width = min(_WIDTH, max(16, 1 << (places - 1).bit_length()))
     kernel: Any = device.depthwise_conv
     return partial(
-        kernel[samples * channels, -(-places // width)], x, w, w if bias is None else bias, y,
+        kernel[(samples * channels * -(-places // width),)], x, w, w if bias is None else bias, y,
         channels, x.shape[2], places, turn * shift, STEP=turn * step, TAPS=w.shape[2],
         HAS_BIAS=bias is not None, WIDTH=width, num_warps=4,
     )  # fmt: skip

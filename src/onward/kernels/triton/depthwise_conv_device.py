@@ -24,9 +24,10 @@ def depthwise_conv(
 ):  # fmt: skip
     """Computes WIDTH places of one channel of one sample: y[p] = bias + sum_t w[t] x[p + shift +
     STEP t], with zeros outside of x. x: size numbers a row; y: places numbers a row."""
-    row = tl.program_id(0).to(tl.int64)
+    across = tl.cdiv(places, WIDTH)
+    row = (tl.program_id(0) // across).to(tl.int64)
     channel = row % channels
-    p = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    p = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([WIDTH], tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + channel).to(tl.float32)

@@ -65,7 +65,8 @@ def _bind(args: KernelArguments) -> Launch:
     outer, features = list(y.shape[:-1]), y.shape[-1]
     rows = y.numel() // features
     width = min(device.next_power_of_2(features), _TILE)
-    grid = (device.cdiv(rows, _TILE // width), device.cdiv(features, width))
+    # in one dim, of which a device takes 2**31 - 1: others end at 65535
+    grid = (device.cdiv(rows, _TILE // width) * device.cdiv(features, width),)
     flags = mask_flags(args, len(outer), offset, coordinates)
     scale = device.rounded(1.0 / (1.0 - ratio))
     # an absent tensor is replaced by one that exists and is not read

@@ -109,12 +109,13 @@ def dropout(
     """Computes y[rows, features] = x * scale where the mask keeps it, else 0. n0..n3: sizes of the
     RANK dims before the last; first_feature: the number of the first feature; the other arguments
     are those of `row_words`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    across = tl.cdiv(features, WIDTH)
+    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first, second = row_words(
         row, rows, n1, n2, n3, seed, offset, coordinates, site, RANK, COLUMNS, SAMPLE_COLUMN,
         SAMPLE_DIM, HAS_OFFSET,
     )  # fmt: skip
-    feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    feature = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     counted = (first_feature + feature)[None, :]
     dropped = drops(first[:, None], second[:, None], counted, BOUND)
     inside = (row < rows)[:, None] & (feature < features)[None, :]

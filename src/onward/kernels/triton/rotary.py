@@ -15,6 +15,7 @@ from onward.kernels.triton.supported import other_types, where
 
 _WIDEST = 4096  # numbers of a head
 _TILE = 1024  # pairs that a program turns
+_OTHERS = 8  # numbers that are copied for each of these pairs, at most
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
@@ -45,7 +46,8 @@ def _bind(args: KernelArguments) -> Launch:
     tensors = (x, cos, sin, y)
     layout = row_layout(tensors, width)
     pairs = _padded(turns // 2)
-    height = max(1, _TILE // pairs)
+    others = _padded(width - turns)
+    height = max(1, _TILE // max(pairs, others // _OTHERS))
     kernel: Any = device.rotary
     grid = (math.ceil(layout.rows / height),)
 
@@ -53,7 +55,7 @@ def _bind(args: KernelArguments) -> Launch:
         if layout.rows:
             kernel[grid](
                 *tensors, *layout.numbers, TURNS=turns, REST=width - turns, PAIRS=pairs,
-                OTHERS=_padded(width - turns), ROWS=height,
+                OTHERS=others, ROWS=height,
                 INTERLEAVED=bool(args.attrs.get("interleaved")),
                 TRANSPOSED=bool(args.attrs.get("transposed")), num_warps=4, **layout.flags,
             )  # fmt: skip

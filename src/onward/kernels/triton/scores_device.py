@@ -61,16 +61,16 @@ def filtered(
     """
     inside = (qi < queries) & (ki < keys)
     if HAS_BIAS:
-        row = (q_place if PACKED else qi) * bias_row
-        col = (k_place if PACKED else ki) * bias_col
+        row = (q_place if PACKED else qi).to(tl.int64) * bias_row
+        col = (k_place if PACKED else ki).to(tl.int64) * bias_col
         seen = inside & (k_sequence == q_sequence) if PACKED else inside
         s += tl.load(bias + row + col, mask=seen, other=0.0).to(tl.float32)
     allowed = (qi >= 0) & (ki >= 0)
+    place = qi.to(tl.int64) * mask_row + ki.to(tl.int64) * mask_col
     if MASK == BOOLEANS:
-        bits = tl.load(mask + qi * mask_row + ki * mask_col, mask=inside, other=1)
-        allowed = bits != 0
+        allowed = tl.load(mask + place, mask=inside, other=1) != 0
     if MASK == ADDED:
-        s += tl.load(mask + qi * mask_row + ki * mask_col, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(mask + place, mask=inside, other=0.0).to(tl.float32)
     if PACKED:
         allowed = q_sequence == k_sequence
         if CAUSAL:
@@ -104,7 +104,7 @@ def rows(
     EDGE: tl.constexpr,
 ):  # fmt: skip
     """Loads rows of x; 0 beyond the last of COLS columns and, with EDGE, beyond the last row."""
-    at = x + row.to(tl.int64) * row_stride + col * col_stride
+    at = x + row.to(tl.int64) * row_stride + col.to(tl.int64) * col_stride
     if EDGE:
         return tl.load(at, mask=(row < n) & (col < COLS), other=0.0)
     elif COLS < PADDED:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onward.graph.types import LOW, DType, Type
-from onward.kernels.target import Target
+from onward.kernels.target import LEAST_OF_TRITON, Target, takes_triton
 
 
 def where(target: Target) -> str | None:
     """`Kernel.where` of every Triton kernel."""
     if target.device != "cuda":
         return f"not on {target.device}"
+    if not takes_triton(target.capability):
+        least = ".".join(map(str, LEAST_OF_TRITON))
+        return f"Triton supports GPUs of compute capability {least} and later"
     return None if target.triton else "Triton is not installed"
 
 

@@ -11,7 +11,7 @@ from onward.graph.importer.decomposition import (
     decomposition,
     require_steps,
 )
-from onward.graph.types import DType, product
+from onward.graph.types import DType, Shape, product
 
 
 def _normal(c: NodeCall, x: Value, groups: int) -> Value:
@@ -64,7 +64,36 @@ def _rms_norm(c: NodeCall) -> Results:
 
 @decomposition("LayerNormalization")
 def _layer_norm(c: NodeCall) -> Results:
-    return list(c.plain_node())[: c.outputs]
+    """LayerNormalization, whose scale and bias may have any shape that broadcasts to x's; as an op
+    it has one number for each place of a row."""
+    b, inner = c.b, c.shape()[c.axis(-1) :]
+    given = [i for i in (1, 2) if c.present(i)]
+    spread = [_of_places(c, i, inner) for i in given]
+    if all(weight is not None for weight in spread):
+        return list(c.plain_node(c.x(), *spread))[: c.outputs]
+    y, *rest = c.plain_node(c.x(), b.full(1, c.type().with_shape(inner)))
+    y = b.Mul(y, c.x(1))
+    y = b.Add(y, c.x(2)) if c.present(2) else y
+    if type_of(y) != c.type():
+        weights = " and ".join(str(c.type(i)) for i in given)
+        raise ValueError(f"its scale and bias, {weights}, do not broadcast to its input {c.type()}")
+    return [y, *rest][: c.outputs]
+
+
+def _of_places(c: NodeCall, i: int, inner: Shape) -> Value | None:
+    """Input i as one number for each place of a row with the dims `inner`; None where that may take
+    more than to repeat it."""
+    shape = c.shape(i)
+    if shape == inner:
+        return c.x(i)
+    while len(shape) > len(inner) and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) > len(inner):
+        return None
+    ends = inner[len(inner) - len(shape) :]
+    if any(n not in (1, size) for n, size in zip(shape, ends, strict=True)):
+        return None
+    return c.b.expand(c.b.reshape(c.x(i), shape), inner)
 
 
 @decomposition("BatchNormalization")
