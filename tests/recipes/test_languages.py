@@ -29,6 +29,7 @@ def model_folder(folder: Path, name: str, **options: Any) -> str:
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
         decoder_ffn_dim=16, max_position_embeddings=16, pad_token_id=1, eos_token_id=2,
+        encoder_layerdrop=0.0, decoder_layerdrop=0.0,
     )  # fmt: skip
     from transformers import AutoModelForSeq2SeqLM
 

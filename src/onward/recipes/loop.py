@@ -270,8 +270,10 @@ def train(
         start_weights_sha256=history.start_weights_sha256,
         scores=scores,
     )
-    if save_model and isinstance(trainer, Trainer) and ranks.ranks == 1:
-        write_step_facts(trainer, folder)
+    if save_model and isinstance(trainer, Trainer):
+        if ranks.ranks == 1:
+            write_step_facts(trainer, folder)
+        trainer.gather()  # the evaluation has taken the weights apart again
     return result
 
 
