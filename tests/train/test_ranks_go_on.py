@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import going_on_program
+import ranks_go_on_program
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ TOGETHER = ", so that the ranks cannot go on together; fix: "
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank has said; they have gone on after each refusal, or the program has failed."""
-    return going_on_program.run(tmp_path_factory.mktemp("going on"))
+    return ranks_go_on_program.run(tmp_path_factory.mktemp("going on"))
 
 
 SAID = {
