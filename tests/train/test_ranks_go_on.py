@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ranks_go_on_program
 import pytest
+import ranks_go_on_program
 
 pytestmark = pytest.mark.slow
 
