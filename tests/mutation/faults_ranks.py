@@ -272,8 +272,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: rows that stand in are samples", "train/trainer.py",
-        "lr, size = self._lr(), 0 if is_empty else batch.batch_size",
-        "lr, size = self._lr(), batch.batch_size", EMPTY,
+        "size = 0 if is_empty else batch.batch_size", "size = batch.batch_size", EMPTY,
     ),
     Fault(
         "ranks: a contrastive loss over shares is that of the batch",
