@@ -1,5 +1,6 @@
-"""Writes `tests/durations.json`: the mean seconds of a case of each test whose cases take a tenth
-of a second or more. They are read from the report of a run, which pytest writes in JUnit's format.
+"""Writes `tests/durations.json`: the mean seconds of a case of each test whose cases take a
+hundredth of a second or more. They are read from the report of a run, which pytest writes in
+JUnit's format.
 
 A file's own entry is the seconds of what its tests share, a fixture of the module. It is written by
 hand, since the report adds it to the test that comes first.
@@ -13,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 FILE = Path(__file__).resolve().parents[1] / "durations.json"
-LEAST = 0.1  # seconds
+LEAST = 0.01  # seconds
 
 
 def seconds_of_cases(report: Path) -> dict[str, float]:
