@@ -268,6 +268,14 @@ ONE_ROW: dict[str, Any] = {
     "wrapped": lambda out, y: F.cross_entropy(out, y).unsqueeze(0).mean(),
     "wrapped twice": lambda out, y: F.cross_entropy(out, y).reshape(1, 1).mean(),
     "stacked": lambda out, y: torch.stack([F.cross_entropy(out, y)]).mean(),
+    "by one dim, then the other": lambda out, y: out.square().mean(1).mean(0),
+    "of a norm": lambda out, y: out.norm(dim=1).mean(),
+    "of a largest": lambda out, y: out.amax(dim=1).mean(),
+    "of a row each": lambda out, y: out.square().reshape(len(out), -1).mean(1).mean(),
+    "transposed": lambda out, y: out.square().T.mean(0).mean(),
+    "logsumexp": lambda out, y: out.logsumexp(1).mean(),
+    "smooth": lambda out, y: F.smooth_l1_loss(out.mean(1), y / 100.0),
+    "no dim": lambda out, y: F.cross_entropy(out, y).mean(),
     "sum of one": lambda out, y: (out[:, 0].square() * (y > 0)).sum() / (y > 0).sum(),
 }
 

@@ -41,9 +41,10 @@ _PLACED = ("Gather", "Slice", "Expand", "Concat", "Cast", "Where", "Range", "Sha
 @dataclass(frozen=True)
 class _Mean:
     """The node that computes the mean. bounded: the divisor as the loss has it, f[]; None where the
-    op has it inside."""
+    op has it inside. sum: the node that adds up, itself where the op has the divisor inside."""
 
     node: Node
+    sum: Node
     bounded: Value | None = None
 
 
@@ -105,19 +106,11 @@ def averaged(graph: Graph) -> list[Value]:
     found = _find(graph, samples_of(graph))
     if isinstance(found, str):
         return []
-    value = found.node.inputs[0]
-    node = found.node
-    while found.bounded is not None and value is not None:
-        producer = value.producer()
-        if producer is None or producer.op_type in ("ReduceSum", *_CROSS_ENTROPIES):
-            node = producer or node
-            break
-        value = _link(producer)
-    if node.op_type == "ReduceSum":
-        return [_deepest(node)]
+    node = found.sum
     if node.op_type in _CROSS_ENTROPIES:
         return [x for x in node.inputs if x is not None]
-    return [] if node.inputs[0] is None else [node.inputs[0]]
+    values = [_deepest(node) if node.op_type == "ReduceSum" else node.inputs[0]]
+    return [x for x in values if x is not None]
 
 
 def unbounded(divisor: Value) -> Value:
@@ -221,22 +214,23 @@ def _mean(node: Node, samples: str | None, is_one_row: bool) -> _Mean | str | No
     if node.op_type in _CROSS_ENTROPIES:
         if attributes.get("reduction", "mean") != "mean":
             return "it is a sum, not a mean, of the cross entropies"
-        return _Mean(node)
+        return _Mean(node, node)
     if node.op_type == "ReduceMean" and (not _single(shape) or (is_one_row and _of_rows(node))):
         dims = _dims(node)
         if not all(size == 1 or i in dims for i, size in enumerate(shape)):
             return "its mean leaves several elements"
-        return _Mean(node) if _linear(shape, samples) else "its mean is not over the samples"
+        return _Mean(node, node) if _linear(shape, samples) else "its mean is not over the samples"
     if node.op_type == "ReduceSum" and not _single(shape):
         return "it is a sum, not a mean"
     if node.op_type == "Div" and _constant(node.inputs[1]) is None:
         divisor = node.inputs[1]
         if divisor is None or not _single(type_of(divisor).shape):
             return None
-        if not _is_sum(x, samples, is_one_row):
+        adding = _sum_of(x, samples, is_one_row)
+        if adding is None:
             return "what it divides is no sum over the samples"
         reason = _uncounted(divisor, samples)
-        return reason if reason is not None else _Mean(node, divisor)
+        return reason if reason is not None else _Mean(node, adding, divisor)
     return None
 
 
@@ -254,21 +248,22 @@ def _of_rows(node: Node) -> bool:
     return True
 
 
-def _is_sum(value: Value, samples: str | None, is_one_row: bool) -> bool:
-    """Whether a value is a sum over the samples, times constants."""
+def _sum_of(value: Value, samples: str | None, is_one_row: bool) -> Node | None:
+    """The node that adds up over the samples, whose multiple by constants a value is; None where it
+    is none."""
     node = value.producer()
     while node is not None:
         x = node.inputs[0]
         if node.op_type in _CROSS_ENTROPIES:
-            return attributes_of(node).get("reduction", "mean") == "sum"
+            return node if attributes_of(node).get("reduction", "mean") == "sum" else None
         is_sum = node.op_type == "ReduceSum" and x is not None
         if is_sum and (not _single(type_of(x).shape) or (is_one_row and _of_rows(node))):
-            return _linear(type_of(_deepest(node)).shape, samples)
+            return node if _linear(type_of(_deepest(node)).shape, samples) else None
         following = _link(node)
         if following is None:
-            return False
+            return None
         node = following.producer()
-    return False
+    return None
 
 
 def _uncounted(divisor: Value, samples: str | None) -> str | None:
@@ -289,7 +284,7 @@ def _uncounted(divisor: Value, samples: str | None) -> str | None:
         return None
     if not _linear(type_of(counted).shape, samples):
         return "its divisor is not a sum over the samples"
-    strange = next((found for found in _ancestors(counted) if not _fits(found)), None)
+    strange = next((found for found in ancestors([counted]) if not _fits(found)), None)
     if strange is None:
         return None
     return f"its divisor depends on {_named(strange)}"
@@ -307,9 +302,9 @@ def _named(found: Node | Value) -> str:
     return f"the input {found.name}" if isinstance(found, Value) else f"a {found.op_type}"
 
 
-def _ancestors(value: Value) -> Iterable[Node | Value]:
-    """The nodes that a value depends on, and the inputs of the graph."""
-    stack, seen = [value], {value}
+def ancestors(values: Iterable[Value]) -> Iterable[Node | Value]:
+    """The nodes that values depend on, and the inputs of the graph."""
+    stack, seen = list(values), set(values)
     while stack:
         value = stack.pop()
         node = value.producer()
@@ -392,5 +387,6 @@ def _label_count(b: Builder, node: Node) -> Value:
 
 
 __all__ = [
-    "averaged", "bounded", "divisor_of_all", "obstacle", "samples_of", "summed", "unbounded",
+    "ancestors", "averaged", "bounded", "divisor_of_all", "obstacle", "samples_of", "summed",
+    "unbounded",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.differentiate.loss_sum import averaged, samples_of
+from onward.differentiate.loss_sum import ancestors, averaged, samples_of
 from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import Dim, product
@@ -52,23 +52,13 @@ def _counted(graph: Graph, values: Sequence[Value]) -> list[str]:
 
 def _mixing(values: Sequence[Value], symbol: str) -> Node | None:
     """A node that the values depend on and that reads several elements along this size at once."""
-    open_values, seen = list(values), set(values)
     for value in values:
         for use in value.uses():
             is_head = use.node.op_type == "LinearCrossEntropy" and use.idx == 1
             if is_head and _power(product(type_of(value).shape), symbol):
                 return use.node  # a class for each
-    while open_values:
-        node = open_values.pop().producer()
-        if node is None:
-            continue
-        if _mixes(node, symbol):
-            return node
-        for x in node.inputs:
-            if x is not None and x not in seen:
-                seen.add(x)
-                open_values.append(x)
-    return None
+    nodes = (found for found in ancestors(values) if isinstance(found, Node))
+    return next((node for node in nodes if _mixes(node, symbol)), None)
 
 
 def _mixes(node: Node, symbol: str) -> bool:

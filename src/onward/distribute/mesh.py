@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -153,6 +154,17 @@ class Mesh:
     def fail(self) -> None:
         """Tells the other ranks, at the meeting that they come to next, that this one has
         failed."""
+
+    @contextmanager
+    def telling(self) -> Generator[None]:
+        """A context that tells the other ranks where this one fails."""
+        try:
+            yield
+        except RanksApartError:
+            raise
+        except Exception:
+            self.fail()
+            raise
 
     def leave(self, error: BaseException) -> None:
         """Tells the other ranks that this one has left a step that they make together, by this

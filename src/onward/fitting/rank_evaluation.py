@@ -4,8 +4,8 @@ numbers that all of them get."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DistributedSampler
 
-from onward.distribute import DATA_AXES, MeetingKind, RanksApartError, ranks_of
+from onward.distribute import DATA_AXES, MeetingKind, ranks_of
 from onward.errors import OnwardError
 from onward.prepare.batch import Batch
 from onward.train import Trainer
@@ -57,26 +57,14 @@ class RankEvaluation:
         self._digest = hashlib.blake2b()
         self._counted = [0]  # ranks whose batches count
 
-    @contextmanager
-    def telling(self) -> Generator[None]:
-        """A context that tells the other ranks where this one fails."""
-        try:
-            yield
-        except RanksApartError:
-            raise
-        except Exception:
-            self._mesh.fail()
-            raise
-
-    def looking(self) -> Any:
+    def looking(self) -> AbstractContextManager[None]:
         """A context for the batches of this rank."""
-        return nullcontext() if self.has_parts else self.telling()
+        return nullcontext() if self.has_parts else self._mesh.telling()
 
     def seen(self, batch: Batch) -> None:
         """Notes a batch, by which the ranks tell whether theirs are the same."""
         if self._mesh.batches > 1:
-            for tensor in batch.tensors:
-                self._digest.update(digest(tensor).encode())
+            self._digest.update(digest(*batch.tensors).encode())
 
     def last_samples(self, batches: Iterable[Any]) -> tuple[int, int]:
         """The number of the batch with a sample that torch's DistributedSampler has repeated, so
@@ -151,7 +139,7 @@ class RankEvaluation:
     def of_first(self, make: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         """Numbers that rank 0 makes, by name, on all ranks."""
         own: Mapping[str, float] = {}
-        with self.telling():
+        with self._mesh.telling():
             if self._mesh.rank == 0:
                 own = make()
         said = {name: float(number).hex() for name, number in own.items()}

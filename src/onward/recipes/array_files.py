@@ -28,6 +28,7 @@ class ArrayFile:
         self.path, self.names = path, tuple(names)
         self.is_table = table is not None
         self._table, self._where = table, where
+        self._read: Arrays = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -38,7 +39,9 @@ class ArrayFile:
     def arrays(self, names: Sequence[str]) -> Arrays:
         """The arrays of these names. Raises InputError, with the place, where one has rows of
         several shapes, and where they have other numbers of rows."""
-        found = self._of_npz(names) if self._table is None else self._of_table(self._table, names)
+        new = [name for name in names if name not in self._read]
+        self._read |= self._of_npz(new) if self._table is None else self._of_table(self._table, new)
+        found = {name: self._read[name] for name in names}
         rows = {name: len(array) for name, array in found.items() if array.ndim}
         single = [name for name, array in found.items() if not array.ndim]
         if single or len(set(rows.values())) != 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from importlib.metadata import version
@@ -219,16 +219,9 @@ class Ranks:
             self.mesh.begin_again()
         self._compared, self._lost = None, stays
 
-    @contextmanager
-    def preparing(self) -> Generator[None]:
+    def preparing(self) -> AbstractContextManager[None]:
         """A context that tells the other ranks where this one fails to prepare its batch."""
-        try:
-            yield
-        except RanksApartError:
-            raise
-        except Exception:
-            self.mesh.fail()
-            raise
+        return self.mesh.telling()
 
     def share(
         self,
@@ -267,12 +260,15 @@ class Ranks:
             alike = self._alike(position, executable, inputs)
             self._require_alike(self.mesh.gathered(MeetingKind.WINDOW_END, alike))
 
-    def meet_to_evaluate(self, executable: Executable, inputs: Mapping[str, Any]) -> None:
-        """Waits until all ranks evaluate a batch. inputs: of it. Raises OnwardError where the
+    def meet_to_evaluate(
+        self, executable: Executable, inputs: Mapping[str, Any], seed: torch.Tensor
+    ) -> torch.Tensor:
+        """Waits until all ranks evaluate a batch. inputs: of it. seed: i64[2], what this rank would
+        draw from. Returns the seed of rank 0, from which all draw. Raises OnwardError where the
         exchanges of a rank are others, and where ranks along `tp` have other batches."""
-        own = [self.mesh.share, self._batch_digest(inputs)]
-        rows = self.mesh.gathered(MeetingKind.EVALUATION, [*own, *self._exchanges(executable)])
-        for rank, (_, _, other, among) in enumerate(rows):
+        own = [self.mesh.share, self._batch_digest(inputs), *self._exchanges(executable)]
+        rows = self.mesh.gathered(MeetingKind.EVALUATION, [*own, *seed.tolist()])
+        for rank, (_, _, other, among, *_) in enumerate(rows):
             first = self._first_of_stage[rank]
             if other != rows[0][2] or among != rows[first][3]:
                 raise OnwardError(
@@ -280,6 +276,7 @@ class Ranks:
                     f"{first}; fix: batches of one kind on every rank"
                 )
         self._require_one_batch([row[:2] for row in rows])
+        return torch.tensor(rows[0][4:], dtype=torch.int64)
 
     def cuts_of_first(self, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """How rank 0 has chosen to cut parameters: by path, the dim and its groups, or the stages.
@@ -287,15 +284,6 @@ class Ranks:
         said = {name: " ".join(map(str, numbers)) for name, numbers in cuts.items()}
         told = self.mesh.gathered_facts(said)[0]
         return {name: tuple(map(int, text.split())) for name, text in told.items()}
-
-    def meet_to_profile(self) -> None:
-        """Waits until all ranks time their step, which takes all of them."""
-        self.mesh.gathered(MeetingKind.PROFILE)
-
-    def meet_for_origin(self) -> None:
-        """Waits until all ranks run their step once more, to look where infinite and NaN numbers
-        come from."""
-        self.mesh.gathered(MeetingKind.ORIGIN)
 
     def seed(self, seed: torch.Tensor) -> torch.Tensor:
         """The seed i64[2] of a window, which is that of rank 0, whatever seeds the others drew."""
@@ -337,6 +325,15 @@ class Ranks:
             if not isinstance(error, RanksApartError):
                 self.mesh.leave(error)
             raise
+
+    @contextmanager
+    def repeating(self, meeting: MeetingKind) -> Generator[None]:
+        """A context in which all ranks run their last step once more. meeting: what for. Raises
+        OnwardError where this rank is no longer with the others."""
+        self.require_together()
+        self.mesh.gathered(meeting)
+        with self.running():
+            yield
 
     def _batch_digest(self, inputs: Mapping[str, Any]) -> int:
         """The number that tells batches apart, where several ranks have to take the same one."""
@@ -479,10 +476,10 @@ def _short(text: str | None) -> str:
     return said if len(said) <= 80 else f"{said[:76]} ..."
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """A digest of a tensor's type, shape and elements, whatever its layout in memory."""
+def digest(*tensors: torch.Tensor) -> str:
+    """A digest of the types, shapes and elements of tensors, whatever their layout in memory."""
     found = blake2b(digest_size=8)
-    for chunk in tensor_chunks({"tensor": tensor.detach()}):
+    for chunk in tensor_chunks({str(i): x.detach() for i, x in enumerate(tensors)}):
         found.update(chunk)
     return found.hexdigest()
 

@@ -334,12 +334,10 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             is_cut, executable = self._weights.is_cut, prepared.executable
             if is_cut:  # where memory is short, no other rank waits yet
                 executable.bind(prepared.dims)
-        if is_cut:
-            self._ranks.meet_to_evaluate(executable, prepared.inputs)
-        self._remember(batch)
         seed = self._window.evaluation_seed(self.updates)
-        if self._weights.is_cut:  # ranks with parts of one weight draw alike
-            seed = self._ranks.seed(seed)
+        if is_cut:
+            seed = self._ranks.meet_to_evaluate(executable, prepared.inputs, seed)
+        self._remember(batch)
         drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
         with self._ranks.running(writes_nothing=executable) if is_cut else nullcontext():
             executable.run({**prepared.inputs, **drawn}, prepared.dims)

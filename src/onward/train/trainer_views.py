@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onward.capture import LossFunction
+from onward.distribute import MeetingKind
 from onward.errors import OnwardError
 from onward.explanation import NOTHING_MORE, ExplanationRequest, StepExplanation, explained
 from onward.explanation.nonfinite import NonfiniteOrigin
@@ -209,9 +210,7 @@ class TrainerViews:
         run it holds a copy of what the step writes. All ranks of a mesh call it."""
         self._check_idle()
         last = self._last_run()
-        self._ranks.require_together()
-        self._ranks.meet_to_profile()
-        with self._ranks.running():
+        with self._ranks.repeating(MeetingKind.PROFILE):
             return last.profile()
 
     @exclusive
@@ -222,9 +221,7 @@ class TrainerViews:
         the first step."""
         self._check_idle()
         last = self._last_run()
-        self._ranks.require_together()
-        self._ranks.meet_for_origin()
-        with self._ranks.running():
+        with self._ranks.repeating(MeetingKind.ORIGIN):
             return last.nonfinite_origin()
 
     @exclusive
