@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
+from tiny_families import CASES
 from torch import nn
 
 from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup, settled
+from onward.differentiate.mixed_samples import mixed_samples
 from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
 from onward.graph.graph import Graph
@@ -120,12 +119,15 @@ def test_ranks_with_a_share_take_what_does_not(name: str) -> None:
     assert settled(recipe(), forward, splits_samples=True).average == "labels"
 
 
-def test_models_that_attend_do_not_mix(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_positions_that_come_first_do_not_mix() -> None:
     x, y = torch.randn(5, 3, 8), torch.randint(8, (5, 3))
     assert settled(recipe(), forward_of(Part(sequence_first), x=x, y=y), True).average == "labels"
-    batch: Any = tiny.batch(3, 9, padding="right")
-    for make in (tiny.gpt2, tiny.bert):
-        captured = Compiler(host()).capture(CaptureRequest(make(0.0, layers=1), (), batch))
-        forward = Compiler(host()).forward(captured)
-        assert settled(recipe(), forward, True).average == "labels"
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", CASES)
+def test_models_of_transformers_do_not_mix(name: str) -> None:
+    make, data = CASES[name]
+    compiler = Compiler(host())
+    forward = compiler.forward(compiler.capture(CaptureRequest(make(), (), data())))
+    assert mixed_samples(forward) is None
