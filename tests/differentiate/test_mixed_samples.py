@@ -51,6 +51,9 @@ MIXED: dict[str, Forward] = {
     "as many labels": lambda m, x, y: F.cross_entropy(m.layer(x) @ x.T, torch.arange(x.shape[0])),
     "both ways": lambda m, x, y: F.cross_entropy((x @ m.layer(x).T), torch.arange(len(x))),
     "batch norm": lambda m, x, y: F.cross_entropy(m.norm(m.layer(x)), y),
+    "batch norm of rows": lambda m, x, y: F.cross_entropy(
+        F.batch_norm(m.layer(x).view(-1, 2, 4), None, None, training=True).flatten(1), y
+    ),
     "centred": lambda m, x, y: F.cross_entropy(m.layer(x) - m.layer(x).mean(0), y),
     "softmax of samples": lambda m, x, y: F.cross_entropy(m.layer(x).softmax(0), y),
     "largest": lambda m, x, y: F.mse_loss(m.layer(x) / m.layer(x).amax(0).abs(), x),
@@ -59,6 +62,9 @@ MIXED: dict[str, Forward] = {
     ),
     "covariance": lambda m, x, y: F.mse_loss(m.layer(x) @ (m.layer(x).T @ m.layer(x)), x),
     "scaled": lambda m, x, y: F.cross_entropy(m.layer(x) / m.layer(x).norm(), y),
+}
+ALONE: dict[str, Forward] = {  # more samples make a loss of pairs, which is refused as such
+    "pairs one by one": lambda m, x, y: -torch.einsum("bd,cd->bc", m.layer(x), x).sigmoid().mean(),
 }
 APART: dict[str, Forward] = {
     "cross entropy": lambda m, x, y: F.cross_entropy(m.layer(x), y),
@@ -113,6 +119,25 @@ def test_ranks_with_a_share_refuse_what_mixes(name: str) -> None:
     assert settled(recipe(), forward).average == "labels"  # each rank has the whole batch
 
 
+@pytest.mark.parametrize("name", [*MIXED, *ALONE])
+def test_ranks_with_one_sample_each_refuse_what_mixes(name: str) -> None:
+    one = {key: value[:1] for key, value in data().items()}
+    try:
+        forward = forward_of(Part((MIXED | ALONE)[name]), **one)
+    except (OnwardError, ValueError):  # PyTorch's refusal of batch norm over one value
+        assert name == "batch norm"
+        return
+    with pytest.raises(OnwardError, match="would compute another loss than one process"):
+        settled(recipe(), forward, splits_samples=True)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_ranks_with_one_sample_each_take_what_does_not(name: str) -> None:
+    one = {key: value[:1] for key, value in data().items()}
+    forward = forward_of(Part(APART[name]), **one)
+    assert settled(recipe(), forward, splits_samples=True).average == "labels"
+
+
 @pytest.mark.parametrize("name", APART)
 def test_ranks_with_a_share_take_what_does_not(name: str) -> None:
     forward = forward_of(Part(APART[name]), **data())
@@ -125,9 +150,11 @@ def test_positions_that_come_first_do_not_mix() -> None:
 
 
 @pytest.mark.sample(3)
+@pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_models_of_transformers_do_not_mix(name: str) -> None:
+def test_models_of_transformers_do_not_mix(name: str, samples: int) -> None:
     make, data = CASES[name]
+    given = {key: value[:samples] for key, value in data().items()}
     compiler = Compiler(host())
-    forward = compiler.forward(compiler.capture(CaptureRequest(make(), (), data())))
+    forward = compiler.forward(compiler.capture(CaptureRequest(make(), (), given)))
     assert mixed_samples(forward) is None

@@ -27,7 +27,7 @@ from onward.recipes.tasks.task import (
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
 
 MULTIPLE = 8  # to which lengths of batches are rounded up, so that there are few
 
@@ -102,6 +102,25 @@ def tell_cut(
         cut = sum(len(one) > most for one in whole)
         if cut:
             told = f"note: {cut} of {len(texts)} {what} are cut at {most} tokens"
+            print(told, file=sys.stderr)
+
+
+class CutTexts:
+    """Counts the texts that a tokenizer of the tokenizers library cut at the most tokens."""
+
+    def __init__(self) -> None:
+        self._texts, self._cut = 0, 0
+
+    def add(self, inputs: BatchEncoding) -> None:
+        """Counts the texts of one call of the tokenizer, which is told of what it cut off."""
+        made = inputs.encodings or []  # none of a tokenizer written in Python
+        self._texts += len(made)
+        self._cut += sum(bool(one.overflowing) for one in made)
+
+    def tell(self, most: int, what: str) -> None:
+        """Says on stderr how many there were, if any. what: the texts are, in the plural."""
+        if self._cut:
+            told = f"note: {self._cut} of {self._texts} {what} are cut at {most} tokens"
             print(told, file=sys.stderr)
 
 
@@ -280,6 +299,7 @@ def label_order(name: str) -> tuple[int, int, str]:
 
 __all__ = [
     "MULTIPLE",
+    "CutTexts",
     "accuracy",
     "check_padding",
     "data_of",

@@ -11,6 +11,7 @@ from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
     MULTIPLE,
+    CutTexts,
     accuracy,
     check_padding,
     label_pairs,
@@ -53,6 +54,7 @@ class MultipleChoice(Task):
         encoded: list[list[Row]] = []
         width: int | None = None
         fact = ""
+        cut = CutTexts()
         for table in sources:
             asked = table.column(
                 config.text_column, ("question", "context", "sent1"), "text_column"
@@ -77,11 +79,13 @@ class MultipleChoice(Task):
                 found = tokenizer(
                     [text] * width, choices, truncation=True, max_length=size, verbose=False
                 )
+                cut.add(found)
                 row: Row = {f"{n}.{c}": found[n][c] for n in found for c in range(width)}
                 rows.append({**row, "labels": _choice(table, i, label, width)})
             encoded.append(rows)
             choice = "sent2 with an ending" if begins else "a text"
             fact = fact or f"reads {asked} and {label}; each of {width} choices is {choice}"
+        cut.tell(size, "questions with a choice")
         train, held = split(sources, encoded, config)
         label, _ = most_frequent([row["labels"] for row in train])
         true = [row["labels"] for row in held]

@@ -13,6 +13,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
+    CutTexts,
     accuracy,
     check_padding,
     data_of,
@@ -65,6 +66,7 @@ class TextClassification(Task):
         first, second = text_columns(sources[0], config.text_column, label)
         found: list[list[Row]] = []
         values: list[list[Any]] = []
+        cut = CutTexts()
         for table in sources:
             for name, option in ((first, "text"), (second, "text"), (label, "label")):
                 if name is not None:
@@ -76,6 +78,7 @@ class TextClassification(Task):
                 max_length=size,
                 verbose=False,
             )
+            cut.add(encoded)
             kinds = (str, int, float, bool)
             values.append(
                 [
@@ -84,6 +87,7 @@ class TextClassification(Task):
                 ]
             )
             found.append([{n: encoded[n][i] for n in encoded} for i in range(len(table.rows))])
+        cut.tell(size, "texts")
         numbers = _numbers(values, sources)
         fact = "regression: a label is a number"
         if numbers is not None:

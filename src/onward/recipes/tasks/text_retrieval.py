@@ -15,7 +15,14 @@ from onward.recipes.library_examples import functions_with_purpose, library_tabl
 from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row, Samples
 from onward.recipes.tables import Table
-from onward.recipes.tasks.labelled import MULTIPLE, longest, padding_token, read_tables, split
+from onward.recipes.tasks.labelled import (
+    MULTIPLE,
+    CutTexts,
+    longest,
+    padding_token,
+    read_tables,
+    split,
+)
 from onward.recipes.tasks.task import Baseline, Batch, Collate, Passage, Task, TaskData, as_tensors
 from onward.recipes.tower_settings import (
     DOCUMENT,
@@ -81,12 +88,14 @@ class TextRetrieval(Task):
         tokenizer.padding_side = "right"  # a vector is made of a text's first state, or its last
         encoded: list[list[Row]] = []
         kinds: list[bool] = []  # whether the pairs of a table have labels
+        cut = CutTexts()
         for table in sources:
             columns = columns_of(table, config)
             label, rows = columns.label, list[Row]({} for _ in table.rows)
             for side, name in columns.texts.items():
                 texts = table.texts(name)
                 made = tokenizer(texts, truncation=True, max_length=size, verbose=False)
+                cut.add(made)
                 for i, row in enumerate(rows):
                     if not made["input_ids"][i]:
                         raise InputError(
@@ -99,6 +108,7 @@ class TextRetrieval(Task):
                 told = table.rows[i].get(TEACHER, true)
                 row |= {"labels": float(told), "_true": float(told if true is None else true)}
             encoded.append(rows)
+        cut.tell(size, "texts")
         labelled = kinds[0]
         if labelled != kinds[-1]:
             with_labels, without = (sources[kinds.index(kind)].source for kind in (True, False))

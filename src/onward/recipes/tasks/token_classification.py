@@ -18,6 +18,7 @@ from onward.recipes.options import FinetuneConfig, InputError
 from onward.recipes.samples import Row
 from onward.recipes.tables import Table
 from onward.recipes.tasks.labelled import (
+    CutTexts,
     accuracy,
     check_padding,
     data_of,
@@ -92,6 +93,7 @@ class TokenClassification(Task):
         set_labels(model_config, names)
         place = {name: i for i, name in enumerate(names)}
         encoded: list[list[Row]] = []
+        cut = CutTexts()
         for part in found:
             inputs = tokenizer(
                 [row[2] for row in part],
@@ -100,11 +102,13 @@ class TokenClassification(Task):
                 max_length=size,
                 verbose=False,
             )
+            cut.add(inputs)
             rows: list[Row] = []
             for i, (table, index, _, told) in enumerate(part):
                 labels = _of_tokens(inputs.word_ids(i), told, place, table, index)
                 rows.append({**{n: inputs[n][i] for n in inputs}, "labels": labels})
             encoded.append(rows)
+        cut.tell(size, "texts")
         train, held = split(sources, encoded, config)
         told, true = (
             [v for row in part for v in row["labels"] if v >= 0] for part in (train, held)
