@@ -5,7 +5,7 @@
 The methods of `Compiler` run the stages; each takes a value and returns one:
     captured   = compiler.capture(request)                 Captured
     forward    = compiler.forward(captured)                Graph
-    packed     = compiler.pack(forward, outputs)           PackedForward; None: every row is read
+    packed     = compiler.pack(forward, outputs)           PackedForward; None: nothing is packed
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
@@ -170,7 +170,7 @@ class Compiler:
         return self.cache.get_or_make("pack", forward, (outputs, watch), make)
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
-        """Forward and gradients, rewritten; the graph that other engines are compared on."""
+        """Returns forward and gradients without an update, for comparisons with other engines."""
         return self._rewrite(self._differentiate(forward, wrt, zeros), rewrite.STEP, "gradients")
 
     def halves(self, forward: Graph, ends: Sequence[str], wrt: Sequence[str]) -> Graph:
@@ -228,9 +228,12 @@ class Compiler:
         cuts: Mapping[str, tuple[int, int]],
         stages: PipelineCut | None = None,
     ) -> Graph:
-        """Builds the evaluation of one rank, which holds parts of parameters. held: those of
-        which it has a share as one row; cuts: those of which it has a part along a dim; in both: a
-        share of such a part. stages: the pipeline stages that have each parameter."""
+        """Builds the evaluation graph of one rank, which holds parts of the parameters only.
+
+        held: parameters that ZeRO stage 3 shards; the rank has a flat piece of each. cuts:
+        parameters that are split along a dim over `tp`. A parameter in both is a flat piece of its
+        `tp` part. stages: the pipeline stages that hold each parameter.
+        """
         if stages is not None:
             start = self._padded(forward, cuts)
             return pipeline.evaluation_rank(start, self.mesh, stages, cuts, held)
@@ -244,8 +247,8 @@ class Compiler:
         return graph
 
     def update(self, parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
-        """Builds the update by the sums of a window's gradients as a graph of its own, for a window
-        that ends early. parameters: those of the recipe, as graph inputs."""
+        """Builds the update alone, from the accumulated gradients, for a window that ends early.
+        parameters: the types of the recipe's parameters, by graph input."""
         rows = tensor.rows_padded(parameters, recipe.cuts, self.mesh.size(tensor.AXIS))
         wide = {n: parameters[n].with_shape((k, *parameters[n].shape[1:])) for n, k in rows.items()}
         parameters = {**parameters, **wide}
@@ -285,8 +288,8 @@ class Compiler:
     ) -> Executable:
         """Binds a plan to memory. owned: tensors that the user or the session owns, by graph input.
         parts: the model parts that the plan's regions run in PyTorch. A plan with open sizes is
-        bound by its first run: it has room for sizes that the model may not accept, such as
-        positions beyond the end of a table."""
+        only reserved here, and bound in its first run with the sizes of that batch: its largest
+        sizes may be ones that the model rejects, such as too many positions."""
         with self.journal.timed("bind"):
             executable = Executable(plan, memory, owned, parts, self.mesh)
             if plan.open:

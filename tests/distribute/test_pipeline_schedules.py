@@ -124,7 +124,9 @@ def test_the_picture_in_the_docs() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(OnwardError, match="the pipeline schedule 'ZeroBubble'; fix: one of GPipe"):
+    with pytest.raises(
+        OnwardError, match="pipeline_schedule='ZeroBubble' is unknown; fix: one of GPipe"
+    ):
         schedule("ZeroBubble", 2, 4)
     with pytest.raises(
         OnwardError, match="GPipe has one stage a rank, not 2; fix: Interleaved1F1B"

@@ -74,7 +74,7 @@ def test_metrics_of_torchmetrics_join_the_samples_of_ranks(found: list[dict[str,
 
 def test_what_ranks_do_not_have_alike_is_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
-        assert each["local"].startswith("the metric 'n' has seen those of one rank, and 2 of 2")
+        assert each["local"].startswith("the metric 'n' has no distributed sync, and 2 of 2")
         assert each["unlike"].startswith("rank 1 evaluates by the metrics ['compute_metrics'], and")
         assert each["lengths"].startswith(
             "the number of batches in an epoch on rank 1 (3) is not that of rank 0 (4), so that"

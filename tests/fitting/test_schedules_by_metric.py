@@ -167,13 +167,13 @@ class Passing:
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no evaluation": (
         schedule, {"eval_strategy": "no"},
-        "ReduceLROnPlateau goes by a metric of evaluations, and there are none; fix: eval_strategy",
+        "ReduceLROnPlateau.step takes a metric, and eval_strategy is 'no'; fix: eval_strategy",
     ),
     "by name": (
         lambda o: None, {"eval_strategy": "no", "lr_scheduler_type": "reduce_lr_on_plateau"},
-        "ReduceLROnPlateau goes by a metric of evaluations, and there are none; fix: eval_strategy",
+        "ReduceLROnPlateau.step takes a metric, and eval_strategy is 'no'; fix: eval_strategy",
     ),
-    "another argument": (lambda o: ByEpoch(), {}, "ByEpoch.step needs epoch, and .* fix: a"),
+    "another argument": (lambda o: ByEpoch(), {}, "ByEpoch.step requires epoch, which .* fix: a"),
 }  # fmt: skip
 
 

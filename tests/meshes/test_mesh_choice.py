@@ -127,7 +127,7 @@ def test_a_table_of_many_meshes_shows_the_fastest_and_the_built_ones() -> None:
     lines = str(found).splitlines()
     shown = [line for line in lines if line.startswith(("~", "*", "  ")) and "cp=64" in line]
     assert len(found.table) == 31 and len(shown) == SHOWN and built == [USUAL]
-    assert "  ... and 14 more from counts" in lines
+    assert "  ... and 14 more estimates" in lines
     assert sum(line.startswith("*") for line in lines) == 1, "the chosen one, though the slowest"
 
 

@@ -69,11 +69,14 @@ def test_a_stage_by_name(cluster: str, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--ranks", "2"], "no mesh is asked for, in --ranks; fix: add --mesh"),
-        (["--mesh", "auto"], "auto of how many processes, in --mesh; fix: add --ranks"),
+        (["--ranks", "2"], "--ranks needs --mesh, in --ranks; fix: add --mesh"),
+        (
+            ["--mesh", "auto"],
+            "--mesh auto needs a number of processes, in --mesh; fix: add --ranks",
+        ),
         (["--mesh", "tp=0"], "mesh is 'tp=0'; fix: ranks by axis"),
-        (["--mesh", "tp=2", "--profile"], "nothing runs for a mesh, in --profile"),
-        (["--mesh", "tp=2", "--memory", "2GB"], "a mesh has none, in --memory"),
+        (["--mesh", "tp=2", "--profile"], "--mesh runs no step, in --profile"),
+        (["--mesh", "tp=2", "--memory", "2GB"], "--memory does not go with --mesh, in --memory"),
         (["--mesh", "tp=2", "--loop", "module"], "the step of a loop of your own has no mesh"),
         (["--mesh", "tp=2", "--cluster", "none.yaml"], "none.yaml cannot be read"),
         (["--mesh", "dp_replicate=2", "--zero", "1"], "of which there is one"),

@@ -89,9 +89,10 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     Fault(
         "walk: a stopped gradient passes", "differentiate/reverse.py",
         "        if node.op_type in NO_GRADIENT:\n            continue\n"
-        "        if any(x in reached for x in _ways(node)):",
+        "        if any(x in reached for x in _differentiable_inputs(node)):",
         '        if node.op_type in NO_GRADIENT and node.op_type != "StopGradient":\n'
-        "            continue\n        if any(x in reached for x in _ways(node)):", RULES,
+        "            continue\n"
+        "        if any(x in reached for x in _differentiable_inputs(node)):", RULES,
     ),
     # rows
     Fault(

@@ -133,7 +133,8 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a rank looks for what is not finite in its own parts", "distribute/zero.py",
-        "replaced(graph, identity, b.Equal(found, 0))", "replaced(graph, identity, finite)", ZERO,
+        "replace_record(graph, identity, b.Equal(found, 0))",
+        "replace_record(graph, identity, finite)", ZERO,
     ),
     Fault(
         "ranks: each part draws the random bits of the first", "distribute/zero.py",
@@ -296,7 +297,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: gradients are exchanged where they are read", "distribute/data_parallel.py",
-        "        finished_first(graph, gradients)\n", "", (*BOTH, *TENSOR),
+        "        hoist_gradients(graph, gradients)\n", "", (*BOTH, *TENSOR),
     ),
     Fault(
         "ranks: rows of a part begin with the first rank's", "distribute/zero.py",
@@ -399,7 +400,7 @@ RANKS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks: a mesh may fill all of the memory", "meshes/choice.py",
-        "_LEAVES = 0.9", "_LEAVES = 1.0", CHOSEN,
+        "_USABLE = 0.9", "_USABLE = 1.0", CHOSEN,
     ),
     Fault(
         "ranks: any mesh that is faster wins over the usual one", "meshes/choice.py",

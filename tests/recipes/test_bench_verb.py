@@ -166,7 +166,10 @@ def test_batches_of_a_model_by_name_differ_and_its_dropout_can_be_left_out() -> 
         (["gpt2-tiny", "--engines", "eagr"], "engines has 'eagr', in --engines; fix: did you mean"),
         (["gpt2-tiny", "--precision", "fp8"], "precision has 'fp8', in --precision; fix: "),
         (["gpt2-tiny", "--steps", "0"], "steps is 0, in --steps; fix: give 1 or more"),
-        (["m.py:make", "--batch_size", "3"], "the function decides it, in --batch_size"),
+        (
+            ["m.py:make", "--batch_size", "3"],
+            "batch_size has no effect: the function returns the batch, in --batch_size",
+        ),
         (["train.py"], "a script, as MODEL_OR_SCRIPT; fix: name a function"),
         (["gpt2-tiny", "--engine", "eager"], "did you mean --engines?"),
     ],

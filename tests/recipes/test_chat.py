@@ -162,7 +162,10 @@ def test_what_a_terminal_would_obey_is_spelled_out(small_run: Path) -> None:
     [
         (["gpt2-tny", "--prompt", "a"], "no model 'gpt2-tny', as RUN_OR_MODEL; fix: did you mean"),
         (["./gone", "--prompt", "a"], "no such model folder './gone', as RUN_OR_MODEL"),
-        (["{model}", "--prompt", "a", "--compare"], "is of no run, as RUN_OR_MODEL"),
+        (
+            ["{model}", "--prompt", "a", "--compare"],
+            "is not from a run of onward finetune, as RUN_OR_MODEL",
+        ),
         (["{model}", "--temperature", "-1"], "temperature is -1.0, in --temperature"),
         (["{model}", "--promt", "a"], "fix: did you mean --prompt?"),
     ],

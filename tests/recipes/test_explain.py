@@ -316,11 +316,15 @@ REFUSED: dict[str, Refused] = {
     "a function that fails": (["made.py:fails"], "ValueError: no data, in made.py, line 19"),
     "a function of nothing": (["made.py:nothing"], "nothing returns a NoneType"),
     "a function of no model": (["made.py:no_model"], "no_model returns a int as the model"),
-    "a batch of a function's": (["made.py:both", "--batch_size", "2"], "the function decides it"),
-    "a loop of a function's": (
-        ["made.py:trainer", "--loop", "module"], "what the function gives decides it, in --loop",
+    "a batch of a function's": (
+        ["made.py:both", "--batch_size", "2"], "the function decides batch_size",
     ),
-    "a loop of a script's": (["train.py", "--loop", "module"], "the script decides it, in --loop"),
+    "a loop of a function's": (
+        ["made.py:trainer", "--loop", "module"], "what the function gives decides loop, in --loop",
+    ),
+    "a loop of a script's": (
+        ["train.py", "--loop", "module"], "the script decides loop, in --loop",
+    ),
     "no ranks": (["model", "--mesh", "auto", "--ranks", "0"], "ranks is 0, in --ranks"),
     "a strange stage": (["model", "--mesh", "tp=2", "--zero", "4"], "zero is 4, in --zero"),
     "a script without steps": (["train.py", "--", "none"], "made no training step"),

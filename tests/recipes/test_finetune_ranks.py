@@ -86,7 +86,7 @@ def test_two_processes_are_one_with_twice_the_batch(
 
     for name, told in (
         ("other batch", "--per_device_train_batch_size make 8 sequences an update there, 12 here"),
-        ("texts", "rank 1 has read another text or tokenizer than rank 0"),
+        ("texts", "rank 1 has a different text or tokenizer than rank 0"),
         ("compare", "eager PyTorch trains in one process, and 2 are started, in --compare"),
         ("unknown", "unknown option --meshes"),
     ):

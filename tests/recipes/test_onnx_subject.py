@@ -82,11 +82,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a loop": (["explain", "model.onnx", *LOSS, "--loop", "module"], "no loop of your own"),
     "a length beside a file": (
         ["explain", "model.onnx", *LOSS, "--data", "rows.npz", "--sequence_length", "9"],
-        "the file decides it",
+        "the file decides sequence_length",
     ),
     "a mesh": (["explain", "model.onnx", *LOSS, "--mesh", "tp=2"], "leave --mesh out"),
     "arguments": (["explain", "model.onnx", *LOSS, "--", "x"], "arguments after --"),
-    "a loss of another model": (["explain", "gpt2-tiny", *LOSS], "it is for an ONNX model"),
+    "a loss of another model": (["explain", "gpt2-tiny", *LOSS], "--loss is only for ONNX models"),
 }  # fmt: skip
 
 

@@ -76,7 +76,10 @@ def test_a_list_of_runs_over_a_base(tmp_path: Path) -> None:
         ("grid:\n  sede: [1]", "unknown option --sede, in {file}, line 2; fix: did you mean seed?"),
         ("runs:\n- seed: 1\n- seed: 1", "two runs have the same options, in {file}, line 3"),
         ("runs:\n- seed: 1\n- seed: -1", "seed is -1, in {file}, line 3; fix: give a value from"),
-        ("base:\n  output_dir: a\ngrid: {seed: [1]}", "output_dir is the sweep's own, in {file}"),
+        (
+            "base:\n  output_dir: a\ngrid: {seed: [1]}",
+            "the sweep sets output_dir itself, in {file}",
+        ),
         ("base: {bf16: true}\ngrid:\n  fp16: [false, true]", "in {file}, line 1 and in {file}"),
         ("grid:\n  max_steps: [1, many]", "max_steps is 'many', in {file}, line 2"),
         ("grid:\n  seed: [1]\n  seed: [2]", "option seed twice, in {file}, line 3"),

@@ -112,21 +112,21 @@ BAD: dict[str, tuple[str, str, str]] = {
     "a column twice": ("t.csv", "text,text\na,b\n", "column 'text' stands twice, in {}, line 1"),
     "an open quote": ("t.csv", 'text,label\na,b\n"c,d\n', "unexpected end of data, in {}, line 3"),
     "no JSON": (
-        "t.jsonl", '{"text": "a"}\n\n{"text": \n', "no JSON: Expecting value, in {}, line 3",
+        "t.jsonl", '{"text": "a"}\n\n{"text": \n', "invalid JSON: Expecting value, in {}, line 3",
     ),
-    "a list": ("t.jsonl", '{"text": "a"}\n[1]\n', "no object with names, in {}, line 2"),
+    "a list": ("t.jsonl", '{"text": "a"}\n[1]\n', "not a JSON object, in {}, line 2"),
     "a column less": (
         "t.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n',
         "column 'label' is missing, in {}, line 2",
     ),
     "half a pair": (
-        "t.jsonl", '{"a": "x"}\n{"a": "\\ud800"}\n', "half of a surrogate pair, in {}, line 2",
+        "t.jsonl", '{"a": "x"}\n{"a": "\\ud800"}\n', "an unpaired surrogate, in {}, line 2",
     ),
     "half a pair in a list": (
-        "t.json", '[{"a": ["\\udc00"]}]', "half of a surrogate pair, in {}, element 1",
+        "t.json", '[{"a": ["\\udc00"]}]', "an unpaired surrogate, in {}, element 1",
     ),
-    "a number in a list": ("t.json", '[{"a": 1}, 2]', "no object with names, in {}, element 2"),
-    "deep JSON": ("t.jsonl", "[" * 100_000 + "\n", "no JSON: "),
+    "a number in a list": ("t.json", '[{"a": 1}, 2]', "not a JSON object, in {}, element 2"),
+    "deep JSON": ("t.jsonl", "[" * 100_000 + "\n", "invalid JSON: "),
     "nothing": ("t.csv", "text,label\n", "has no row"),
     "another suffix": ("t.xlsx", "x", "has a format that is not known"),
     "no parquet": ("t.parquet", "x", "is no parquet file"),

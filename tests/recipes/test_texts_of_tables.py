@@ -87,7 +87,7 @@ def test_a_text_has_no_columns(tmp_path: Path) -> None:
         ('{"text": null}', "column 'text' has nothing"),
         ('{"text": ["a"]}', "column 'text' has"),
         ('{"body": "a"}', "column 'text' is missing"),
-        ('{"text": "a"', "no JSON"),
+        ('{"text": "a"', "invalid JSON"),
     ],
 )
 def test_bad_rows_are_named(row: str, said: str | None, tmp_path: Path) -> None:

@@ -209,7 +209,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no archive": ({"data": "model.onnx"}, "has a format that is not known"),
     "a spoiled archive": ({"data": "spoiled.npz"}, "is no .npz of plain arrays"),
     "pickled": ({"data": "pickled.npz"}, "is no .npz of plain arrays"),
-    "other rows": ({"data": "uneven.npz"}, "arrays have other numbers of rows (ids 3, labels 2)"),
+    "other rows": (
+        {"data": "uneven.npz"},
+        "arrays differ in their numbers of rows (ids 3, labels 2)",
+    ),
     "ragged": ({"data": "ragged.jsonl"}, "column 'ids' is no array of numbers"),
     "no labels": ({"data": "short.npz"}, "there is no array 'labels' (but ids)"),
     "no labels held out": ({"eval_data": "short.npz"}, "there is no array 'labels' (but ids)"),

@@ -40,8 +40,9 @@ _PLACED = ("Gather", "Slice", "Expand", "Concat", "Cast", "Where", "Range", "Sha
 
 @dataclass(frozen=True)
 class _Mean:
-    """The node that computes the mean. bounded: the divisor as the loss has it, f[]; None where the
-    op has it inside. sum: the node that adds up, itself where the op has the divisor inside."""
+    """The mean that a loss ends in. node: computes the mean. sum: the node that adds up; the same
+    one where one op does both (a cross entropy, ReduceMean). bounded: the divisor f[] with its
+    lower bound, where the loss divides explicitly; else None."""
 
     node: Node
     sum: Node
@@ -60,7 +61,10 @@ def summed(graph: Graph) -> Graph:
     graph = graph.clone()
     found = _find(graph, None)
     if isinstance(found, str):
-        raise OnwardError(f"the loss cannot be averaged over a window's labels: {found}")
+        raise OnwardError(
+            f"the loss cannot be averaged over a window's labels: {found}; fix: write it as "
+            "(losses * mask).sum() / mask.sum()"
+        )
     node = found.node
     b = Builder.at(graph, node)
     if found.bounded is not None:
@@ -174,11 +178,11 @@ def _find(graph: Graph, samples: str | None) -> _Mean | str:
     while True:
         node = value.producer()
         if node is None:
-            return "it is an input"
+            return "the loss is an input of the graph"
         if not first and (len(list(value.uses())) != 1 or value in outputs):
             return f"the result of its {node.op_type} is read twice"
         if first and list(value.uses()):
-            return "it is read by other ops"
+            return "other ops read the loss"
         first = False
         found = _mean(node, samples, is_one_row)
         if found is not None:
@@ -190,7 +194,7 @@ def _find(graph: Graph, samples: str | None) -> _Mean | str:
 
 
 def _link(node: Node) -> Value | None:
-    """The input whose multiple by a constant a node's one element is; None for other nodes."""
+    """The input x of a node that computes c * x, for a constant c and one element x; else None."""
     x = node.inputs[0]
     if x is None or not _single(type_of(x).shape) or not _single(type_of(node.outputs[0]).shape):
         return None
@@ -218,7 +222,7 @@ def _mean(node: Node, samples: str | None, is_one_row: bool) -> _Mean | str | No
     if node.op_type == "ReduceMean" and (not _single(shape) or (is_one_row and _of_rows(node))):
         dims = _dims(node)
         if not all(size == 1 or i in dims for i, size in enumerate(shape)):
-            return "its mean leaves several elements"
+            return "its mean keeps more than one element"
         return _Mean(node, node) if _linear(shape, samples) else "its mean is not over the samples"
     if node.op_type == "ReduceSum" and not _single(shape):
         return "it is a sum, not a mean"
@@ -249,8 +253,8 @@ def _of_rows(node: Node) -> bool:
 
 
 def _sum_of(value: Value, samples: str | None, is_one_row: bool) -> Node | None:
-    """The node that adds up over the samples, whose multiple by constants a value is; None where it
-    is none."""
+    """The node that adds up over the samples, where the value is a constant multiple of its result;
+    None for other values."""
     node = value.producer()
     while node is not None:
         x = node.inputs[0]
@@ -274,7 +278,7 @@ def _uncounted(divisor: Value, samples: str | None) -> str | None:
         return None if _linear(content, samples) else "its divisor is not a number of samples"
     node = value.producer()
     if node is None and array_of(value) is not None and value is not divisor:
-        return None if type_of(value).dtype is DType.INT64 else "its divisor is a number"
+        return None if type_of(value).dtype is DType.INT64 else "it is divided by a constant"
     if node is None:
         return f"it is divided by the input {value.name}"
     if node.op_type != "ReduceSum" or not _single(type_of(node.outputs[0]).shape):

@@ -29,10 +29,12 @@ _SOFTMAXES = ("SoftmaxCrossEntropyLoss", "CrossEntropyLoss", "Softmax", "LogSoft
 
 
 def mixed_samples(graph: Graph) -> str | None:
-    """The op of a forward graph by which the loss of one sample depends on others, in words; None
-    where there is none. In a graph for a fixed number of samples, batch norm and labels that number
-    the samples are seen, as in a contrastive loss; in one for a single sample, what would read
-    others beside it."""
+    """Names the op by which the loss of one sample depends on other samples; None without one.
+
+    In a graph for any number of samples, all such ops are found. In one for a fixed number, only
+    BatchNorm and labels that number the samples are, as in contrastive losses; in one for a single
+    sample, also ops that would read other samples if there were any.
+    """
     samples, values = samples_of(graph), averaged(graph)
     if samples.isdigit():
         return _numbered(values, int(samples)) or _batch_norm(values) or _alone(values, samples)

@@ -38,7 +38,10 @@ def vjp(
     for name in outputs:
         end = graph.outputs[name]
         if not type_of(end).is_floating:
-            raise ValueError(f"output '{name}' is {type_of(end)}, which has no gradient")
+            raise ValueError(
+                f"output '{name}' is {type_of(end)}, which has no gradient; fix: an output of "
+                "floating-point numbers"
+            )
         given = graph.input(f"cotangent.{name}", type_of(end), Role.COTANGENT)
         cotangents[name] = given.name or ""
         held = gradients.get(end)  # one value may be an output under two names
@@ -47,7 +50,9 @@ def vjp(
         _require_rules(graph, needed, end)
     for node in reversed(list(graph)):
         dys = [gradients.pop(y, None) for y in node.outputs]
-        if all(dy is None for dy in dys) or not any(x in needed for x in _ways(node)):
+        if all(dy is None for dy in dys) or not any(
+            x in needed for x in _differentiable_inputs(node)
+        ):
             continue
         if node.op_type in NO_GRADIENT:
             continue  # the walk ends at an input that is an output itself
@@ -108,7 +113,7 @@ def _settle_own_gradients(graph: Graph) -> None:
             graph.remove([node])
 
 
-def _ways(node: Node) -> Sequence[Value | None]:
+def _differentiable_inputs(node: Node) -> Sequence[Value | None]:
     """The inputs of a node that a gradient may flow to."""
     own = node.op_type == "WithGradient"
     return node.inputs[-attributes(node)["sources"] :] if own else node.inputs
@@ -143,7 +148,7 @@ def _reached_from(graph: Graph, inputs: Sequence[Value]) -> set[Value]:
     for node in graph:
         if node.op_type in NO_GRADIENT:
             continue
-        if any(x in reached for x in _ways(node)):
+        if any(x in reached for x in _differentiable_inputs(node)):
             reached.update(y for y in node.outputs if type_of(y).is_floating)
     return reached
 
@@ -155,7 +160,10 @@ def _require_rules(graph: Graph, needed: set[Value], end: Value) -> None:
             missing.setdefault(node.op_type, set()).add(where(node) or "(top)")
     if missing:
         lines = [f"{op} at {', '.join(sorted(at))}" for op, at in sorted(missing.items())]
-        raise ValueError(f"these ops have no gradient rule: {'; '.join(lines)}")
+        raise ValueError(
+            f"these ops have no gradient rule: {'; '.join(lines)}; fix: add one by "
+            "onward.extend.gradient, or compute them under torch.no_grad()"
+        )
 
 
 def _ancestors(value: Value) -> list[Node]:
@@ -169,7 +177,7 @@ def _ancestors(value: Value) -> list[Node]:
         if node.op_type in NO_GRADIENT:
             continue  # no gradient passes, so nodes behind it need no rule
         seen[node] = None
-        stack.extend(x.producer() for x in _ways(node) if x is not None)
+        stack.extend(x.producer() for x in _differentiable_inputs(node) if x is not None)
     return list(seen)
 
 

@@ -61,8 +61,8 @@ def distribute(
     require_shareable(graph, mesh)
     if mesh.size(pipeline.AXIS) > 1:
         raise OnwardError(
-            f"a step on {mesh} is cut into stages before it is differentiated, and nothing says "
-            "which; fix: train a step first, which chooses them"
+            f"the stages of a pipeline are not chosen yet for {mesh}; fix: call train_step once, "
+            "which chooses them"
         )
     order = order_of_norms(graph) if shards or held else []
     if mesh.size(tensor.AXIS) > 1:
@@ -103,7 +103,7 @@ def shares_steps(mesh: Mesh) -> bool:
 def cut_along(
     graph: Graph, mesh: Mesh, cuts: Mapping[str, tuple[int, int]], sequence: bool = False
 ) -> Graph:
-    """Returns the graph of this rank along `tp`. cuts: of parameters, as of `distribute`, and so
+    """Returns the graph of this rank along `tp`. cuts: of parameters, as in `distribute`, and so
     sequence."""
     inputs = {value.name for value in graph.inputs}
     here = {name: tensor.Sharding(*cut) for name, cut in cuts.items() if name in inputs}
@@ -124,8 +124,8 @@ def _unshared(graph: Graph) -> str | None:
     if signature.written:
         names = ", ".join(user_name(name) for name in list(signature.written)[:3])
         return (
-            f"its forward writes {names} from the samples of one rank (batch norm does); fix: a "
-            "norm that does not look across samples"
+            f"its forward updates the buffers {names} from the samples of one rank, as BatchNorm "
+            "does; fix: LayerNorm or GroupNorm, or BatchNorm layers in eval mode"
         )
     region = next((node for node in graph if node.op_type == "Region"), None)
     if region is not None:

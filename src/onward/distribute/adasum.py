@@ -32,9 +32,9 @@ from onward.distribute.data_parallel import (
     builder,
     exchanged_at_once,
     first_reader,
-    moved_up,
-    replaced,
-    taken,
+    hoist_window_sums,
+    pop_record,
+    replace_record,
 )
 from onward.distribute.mesh import Mesh
 from onward.errors import OnwardError
@@ -62,8 +62,8 @@ def adasum(graph: Graph, mesh: Mesh, average: str = "labels", most_bytes: int = 
         )
     graph = graph.clone()
     signature = graph.signature
-    gradients = {n: taken(graph, out) for n, out in signature.local_gradients.items()}
-    sums = {n: taken(graph, out) for n, out in signature.local_sums.items()}
+    gradients = {n: pop_record(graph, out) for n, out in signature.local_gradients.items()}
+    sums = {n: pop_record(graph, out) for n, out in signature.local_sums.items()}
     graph.signature = replace(signature, local_gradients={}, local_sums={})
     axes = [axis for axis in DATA_AXES if mesh.size(axis) > 1]
     replica = [axis for axis in axes if axis != AXIS]
@@ -75,10 +75,10 @@ def adasum(graph: Graph, mesh: Mesh, average: str = "labels", most_bytes: int = 
         what = "labels of a replica"
         exchanged_at_once(exchange, graph, sums["replica_labels"], replica, what, "sum")
     for name in OF_GRADIENTS & set(sums):  # every rank has all gradients
-        replaced(graph, sums[name], sums[name].inputs[0])
+        replace_record(graph, sums[name], sums[name].inputs[0])
     if gradients:
         scales = _scales(exchange, graph, mesh, sums.get("scale"))
-        moved_up(graph, gradients)
+        hoist_window_sums(graph, gradients)
         buckets = buckets_of(graph, gradients, most_bytes, {})
         _combined(exchange, graph, mesh, buckets, replica, by, scales)
     if "loss" in sums:
@@ -273,7 +273,7 @@ def _unpacked(graph: Graph, b: Builder, each: _Rows, ranks: int) -> None:
         row = b.reshape(part, (ranks * columns,))
         if ranks * columns > kind.numel:
             row = b.Slice(row, b.ints([0]), b.ints([kind.numel]))
-        replaced(graph, identity, b.reshape(row, kind.shape))
+        replace_record(graph, identity, b.reshape(row, kind.shape))
         start += columns
 
 

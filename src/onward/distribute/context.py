@@ -58,8 +58,8 @@ def context_parallel(
     solution.gathers_again = True
     if not any(way.shares_work for way in solution.ways.values()):
         raise OnwardError(
-            f"a step on {mesh} cannot be distributed along cp: none of its calls works on a part "
-            "of the positions; fix: another axis"
+            f"a step on {mesh} cannot be distributed along cp: no op of it can run on a part of "
+            "each sequence; fix: another axis of the mesh"
         )
     own = Graph(made.graph.name)
     place = RankPlace(AXIS, ranks, mesh.coordinate(AXIS), Collectives(own, mesh), {})
@@ -70,7 +70,7 @@ def context_parallel(
 
 class ContextSharding(StepSharding):
     """The choice of ways where ranks have parts of the positions. lengths: of the sequences.
-    summed, method: as of `context_parallel`."""
+    summed, method: as in `context_parallel`."""
 
     def __init__(
         self,

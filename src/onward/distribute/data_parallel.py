@@ -62,18 +62,20 @@ def data_parallel(
     most_bytes: int = BUCKET,
     shards: Mapping[str, Shard] | None = None,
 ) -> Graph:
-    """Returns a copy of a step's graph for one rank of a mesh, which computes the update of all
-    ranks' batches. average: "labels", of all ranks, by which the update divides sums of gradients;
-    or "micro_batches", of which each rank has one. most_bytes: of a bucket of gradients, which has
-    one gradient at least. shards: by parameter, the part of its gradient that this rank gets, as
-    one row; all of it for other parameters. With any, what is computed from gradients is left for
-    `zero` to exchange."""
+    """Returns a copy of a step's graph for one rank, whose update is that of all ranks' batches.
+
+    average: "labels": gradients are summed over ranks, and the update divides by the labels of all;
+    "micro_batches": they are averaged over ranks. most_bytes: size of a bucket of gradients, which
+    has one gradient at least. shards: by parameter, the flat piece of its summed gradient that this
+    rank gets; all of it for other parameters. With any, norms and the finite flag are left for
+    `zero` to exchange.
+    """
     assert average in ("labels", "micro_batches"), f"{average} is not settled"
     graph = graph.clone()
     signature = graph.signature
-    gradients = {n: taken(graph, out) for n, out in signature.local_gradients.items()}
+    gradients = {n: pop_record(graph, out) for n, out in signature.local_gradients.items()}
     left = {n: out for n, out in signature.local_sums.items() if shards and n in OF_GRADIENTS}
-    sums = {n: taken(graph, out) for n, out in signature.local_sums.items() if n not in left}
+    sums = {n: pop_record(graph, out) for n, out in signature.local_sums.items() if n not in left}
     graph.signature = replace(signature, local_gradients={}, local_sums=left)
     axes = [axis for axis in SUMMED_AXES if mesh.size(axis) > 1]
     exchange = Collectives(graph, mesh)
@@ -81,10 +83,10 @@ def data_parallel(
     if "labels" in sums:
         exchanged_at_once(exchange, graph, sums["labels"], axes, "labels, for the loss", "sum")
     for name in OF_GRADIENTS & set(sums):  # every rank has all gradients
-        replaced(graph, sums[name], sums[name].inputs[0])
+        replace_record(graph, sums[name], sums[name].inputs[0])
     if gradients:
-        moved_up(graph, gradients)
-        finished_first(graph, gradients)
+        hoist_window_sums(graph, gradients)
+        hoist_gradients(graph, gradients)
         buckets = buckets_of(graph, gradients, most_bytes, shards or {})
         if "loss" in sums:
             _before_updates(graph, sums["loss"], buckets)
@@ -94,7 +96,7 @@ def data_parallel(
     return graph
 
 
-def taken(graph: Graph, output: str) -> Node:
+def pop_record(graph: Graph, output: str) -> Node:
     """Takes the record of a sum, an Identity, out of the graph's outputs; a result that is the same
     value stays."""
     node = graph.outputs.pop(output).producer()
@@ -107,7 +109,7 @@ def builder(graph: Graph, before: Node | None) -> Builder:
     return Builder(graph, before, "optimizer", backward=True)
 
 
-def replaced(graph: Graph, identity: Node, value: Value | None) -> None:
+def replace_record(graph: Graph, identity: Node, value: Value | None) -> None:
     """Puts a value in the place of the record of a sum."""
     assert value is not None
     graph.replace(identity.outputs[0], value)
@@ -123,7 +125,7 @@ def exchanged_at_once(
     for axis in axes:
         attrs = {"reduction": _along(axis, by)}
         [value] = exchange.run(b, "AllReduceStart", [value], axis, what, **attrs)
-    replaced(graph, identity, value)
+    replace_record(graph, identity, value)
 
 
 def _along(axis: str, by: str) -> str:
@@ -132,7 +134,7 @@ def _along(axis: str, by: str) -> str:
     return by if axis in DATA_AXES else "sum"
 
 
-def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
+def hoist_window_sums(graph: Graph, gradients: dict[str, Node]) -> None:
     """Moves the sums of a window, which were written behind the whole backward, to where the
     gradient is final, so that its exchange runs beside the rest of the backward."""
     for identity in gradients.values():
@@ -148,7 +150,7 @@ def moved_up(graph: Graph, gradients: dict[str, Node]) -> None:
             graph.ir.insert_after(others[0], moved)
 
 
-def finished_first(graph: Graph, gradients: dict[str, Node]) -> None:
+def hoist_gradients(graph: Graph, gradients: dict[str, Node]) -> None:
     """Moves what makes gradients ahead of the first reader of any: exchanges along `tp` end where
     their result is read, which may be behind the sum of another gradient over a window."""
     nodes = list(graph)
@@ -257,7 +259,7 @@ def _exchanged_in_buckets(
         arrived |= {i: one.wait(b) for i, one in again.items()}
     for i, bucket in enumerate(buckets):
         for identity, value in zip(bucket.identities, arrived[i], strict=True):
-            replaced(graph, identity, value)
+            replace_record(graph, identity, value)
 
 
 def first_reader(graph: Graph, buckets: Sequence[Bucket]) -> int:
@@ -298,6 +300,15 @@ def _own(b: Builder, parts: Sequence[Value], shard: Shard) -> tuple[Value, ...]:
 
 
 __all__ = [
-    "BUCKET", "OF_GRADIENTS", "Bucket", "buckets_of", "builder", "data_parallel",
-    "exchanged_at_once", "first_reader", "moved_up", "replaced", "taken",
+    "BUCKET",
+    "OF_GRADIENTS",
+    "Bucket",
+    "buckets_of",
+    "builder",
+    "data_parallel",
+    "exchanged_at_once",
+    "first_reader",
+    "hoist_window_sums",
+    "pop_record",
+    "replace_record",
 ]  # fmt: skip

@@ -63,8 +63,8 @@ def _lengths(graph: Graph, axis: str) -> list[str | int]:
             found[size] = None
     if not found:
         raise OnwardError(
-            f"a mesh with {axis} splits sequences, and no input of the batch has a second dim of "
-            f"positions; fix: another axis{_OTHERWISE[axis]}"
+            f"mesh axis {axis} splits sequences along dim 1, and no input of the batch has a dim 1 "
+            f"of positions; fix: another axis{_OTHERWISE[axis]}"
         )
     return list(found)
 

@@ -55,12 +55,20 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if len(set(self.axes)) < len(self.axes) or not set(self.axes) <= set(AXES):
-            raise OnwardError(f"the axes {self.axes} of a mesh; fix: each once, of {AXES}")
+            raise OnwardError(
+                f"the mesh axes {self.axes} are invalid; fix: each axis once, of {', '.join(AXES)}"
+            )
         if not len(self.axes) == len(self.sizes) == len(self.coordinates):
-            raise OnwardError(f"a mesh of {self}; fix: a size and a coordinate for each axis")
+            raise OnwardError(
+                f"a mesh of {len(self.axes)} axes has {len(self.sizes)} sizes and "
+                f"{len(self.coordinates)} coordinates; fix: one of each for every axis"
+            )
         places = zip(self.coordinates, self.sizes, strict=True)
         if any(not 0 <= at < size for at, size in places):
-            raise OnwardError(f"the coordinates {self.coordinates} of a mesh {self}; fix: below it")
+            raise OnwardError(
+                f"the coordinates {self.coordinates} are outside of the mesh {self}; fix: 0 to "
+                "size - 1 along each axis"
+            )
 
     @property
     def ranks(self) -> int:
@@ -152,12 +160,11 @@ class Mesh:
         return whole
 
     def fail(self) -> None:
-        """Tells the other ranks, at the meeting that they come to next, that this one has
-        failed."""
+        """Reports a failure of this rank to the others, at the next exchange that they come to."""
 
     @contextmanager
     def telling(self) -> Generator[None]:
-        """A context that tells the other ranks where this one fails."""
+        """Returns a context that reports an exception of this rank to the others."""
         try:
             yield
         except RanksApartError:
@@ -172,12 +179,11 @@ class Mesh:
 
     @property
     def has_given_up(self) -> bool:
-        """Says whether a wait of this rank for another one was in vain since it has begun, or
-        begun again."""
+        """Whether a wait of this rank for another was in vain, since its start or `begin_again`."""
         return False
 
     def begin_again(self) -> None:
-        """Has ranks that left a step go on together, since all have loaded a state."""
+        """Forgets failures of all ranks, which have loaded one state and go on together."""
 
     def note_updates(self, updates: int) -> None:
         """Notes the updates done, for messages about ranks that do not come."""

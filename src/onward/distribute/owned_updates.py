@@ -32,8 +32,8 @@ def owned_update(
     """Writes the update of a parameter by its owner, and begins to send what it makes; returns a
     function that ends it.
 
-    node: the update, whose gradient is this rank's part of the sum. is_held: whether this rank has
-    its part of the parameter alone.
+    node: the update, whose gradient is this rank's part of the sum. is_held: whether this rank
+    stores only its part of the parameter (ZeRO stage 3).
     """
     b = Builder(graph, node, "optimizer", backward=True)
     kind = type_of(node.outputs[0])

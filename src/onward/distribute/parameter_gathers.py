@@ -32,8 +32,8 @@ KEPT = 2 * IN_FLIGHT
 
 @dataclass
 class GatheredSpan:
-    """The readers between one gathering of a parameter and the end of its memory. first: the number
-    of the first of them in the graph. start: of the node before which its exchange starts."""
+    """The nodes that read one gathered copy of a parameter. first: index of the first of them in
+    the graph. start: index of the node before which the all-gather starts."""
 
     name: str
     first: int
@@ -132,8 +132,8 @@ class _Sources:
 
 
 def _spans(sources: _Sources, nodes: Sequence[Node], kept: int) -> list[GatheredSpan]:
-    """The spans of all parameters, in the order of their first nodes. Where more than `kept` bytes
-    are gathered, the parameter goes that is read again latest (Belady's rule)."""
+    """The spans of all parameters, in the order of their first nodes. While more than `kept`
+    bytes are gathered, the one whose next reader is farthest away is freed (Belady's rule)."""
     uses: dict[str, list[int]] = {}
     for i, node in enumerate(nodes):
         for name in sources.read(node):

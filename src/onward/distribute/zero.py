@@ -27,7 +27,7 @@ from onward.distribute.collectives import (
     ExchangesInFlight,
     StartedCollective,
 )
-from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
+from onward.distribute.data_parallel import builder, data_parallel, pop_record, replace_record
 from onward.distribute.mesh import Mesh
 from onward.distribute.owned_updates import Finish, owned_update
 from onward.distribute.parameter_gathers import gathered_ahead
@@ -54,7 +54,7 @@ def zero(
 ) -> Graph:
     """Returns a copy of a step's graph for one rank, which updates its parts of these parameters.
 
-    shards: by parameter. average: as of `data_parallel`, which exchanges what is not cut. summed:
+    shards: by parameter. average: as in `data_parallel`, which exchanges what is not cut. summed:
     parameters whose accumulators hold a part. held: parameters, trained or not, of which this rank
     has its part alone. order: of the parameters whose norms the step computes, where exchanges
     along another axis hide it in the graph; None: as `order_of_norms` finds it. Raises OnwardError
@@ -66,7 +66,7 @@ def zero(
     graph = data_parallel(graph, mesh, average, shards=shards)
     exchange = Collectives(graph, mesh)
     axis = next(iter([*shards.values(), *held.values()])).axis
-    sums = {n: taken(graph, out) for n, out in graph.signature.local_sums.items()}
+    sums = {n: pop_record(graph, out) for n, out in graph.signature.local_sums.items()}
     graph.signature = replace(graph.signature, local_sums={})
     updates = _updates(graph, shards)
     owned = {name: node for name, node in updates.items() if shards[name].owner is not None}
@@ -194,7 +194,7 @@ def _exchange_norms(
     wide = b.cast(norms, DType.DOUBLE)
     squares = b.Where(b.const(np.array(is_mine)), b.Mul(wide, wide), 0.0)
     [total] = exchange.run(b, "AllReduceStart", [squares], axis, "norms", reduction="sum")
-    replaced(graph, identity, b.cast(b.Sqrt(total), type_of(norms).dtype))
+    replace_record(graph, identity, b.cast(b.Sqrt(total), type_of(norms).dtype))
 
 
 def _exchange_finite(exchange: Collectives, graph: Graph, identity: Node, axis: str) -> None:
@@ -204,7 +204,7 @@ def _exchange_finite(exchange: Collectives, graph: Graph, identity: Node, axis: 
     broken = b.cast(b.Not(finite), DType.INT32)
     record = "gradients that are not finite"
     [found] = exchange.run(b, "AllReduceStart", [broken], axis, record, reduction="max")
-    replaced(graph, identity, b.Equal(found, 0))
+    replace_record(graph, identity, b.Equal(found, 0))
 
 
 def _behind(graph: Graph, node: Node) -> Builder:

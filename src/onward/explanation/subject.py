@@ -140,7 +140,7 @@ class Remade:
 
     def plan_at(self, batch_size: int, request: OutputRequest | None = None) -> Plan:
         """The plan of a step on so many samples like the batch's. request: what the step computes;
-        None: what the subject asks for. Arguments and errors as of `memory_at`."""
+        None: what the subject asks for. Arguments and errors as in `memory_at`."""
         prepared, quiet = self.prepared, self._graphs.compiler.quiet()
         asked = self.subject.request if request is None else request
         dims = {n: size for n, size in prepared.dims.items() if n not in prepared.counts}

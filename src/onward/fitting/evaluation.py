@@ -17,7 +17,7 @@ from onward.prepare.batch import Batch, bind_batch
 from onward.train import Trainer
 
 PADDING = -100  # in predictions and labels of batches that have other lengths
-_SECONDS = " seconds"  # among numbers by name, of which none begins so
+_SECONDS = " seconds"  # the run time among the metrics, whose names begin with no space
 
 
 class Predictions(NamedTuple):
@@ -46,8 +46,9 @@ class Metric(Protocol):
 class Evaluation:
     """The result of an evaluation.
 
-    loss: the mean over all samples of the loss of their batch. losses: the same of each loss of
-    `WeightedLosses`. metrics: by name. samples, batches: their numbers. seconds: of the whole.
+    loss: the mean over all samples of the loss of their batch. losses: such a mean of each named
+    loss where loss_fn is a `WeightedLosses`; else empty. metrics: by name. samples, batches: how
+    many. seconds: that the evaluation took.
     """
 
     loss: float
@@ -84,8 +85,8 @@ def evaluate(
     compute_metrics: a function of `Predictions`, of all batches at once, which returns numbers by
     name; the outputs of all batches are kept in memory for it. metrics: objects that take each
     batch as `update(predictions, labels)`, and that are reset first. fetch: outputs that metrics
-    get; by default all but the loss and the model's `keys_to_ignore_at_inference`. after_batch: is
-    called behind each batch.
+    get; by default all but the loss and the model's `keys_to_ignore_at_inference`. after_batch:
+    called after each batch.
 
     All ranks of a mesh call it, each with its own batches, such as those of a DistributedSampler,
     and get one result: loss and samples are those of all ranks, and compute_metrics is called on
@@ -103,7 +104,7 @@ def evaluate(
     collected, own = list[_Outputs](), LossSums()
     wants = compute_metrics is not None or bool(streamed)
     names: tuple[str, ...] | None = None
-    with ranks.looking():
+    with ranks.reporting_failures():
         last, repeated = ranks.last_samples(batches)
         for number, given in enumerate(batches, 1):
             batch = bind_batch((given,), {}, trainer.loss_fn is not None)

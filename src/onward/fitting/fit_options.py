@@ -133,7 +133,7 @@ class FitOptions:
     greater_is_better: bool | None = option(
         None,
         _direction,
-        "says whether a larger metric is better; None: unless its name ends in loss",
+        "says whether a larger metric is better; None: yes, unless its name ends in loss",
         "True",
     )
 
@@ -168,8 +168,8 @@ class FitOptions:
                 )
         if self.warmup_steps and self.lr_scheduler_type is None:
             raise OnwardError(
-                "warmup_steps is of a schedule that lr_scheduler_type names; fix: "
-                'lr_scheduler_type="linear", or a scheduler with a warmup of its own'
+                f"warmup_steps={self.warmup_steps} has no effect without lr_scheduler_type; fix: "
+                'add lr_scheduler_type="linear", or pass fit a scheduler that warms up by itself'
             )
 
     @classmethod

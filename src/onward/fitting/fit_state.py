@@ -61,7 +61,7 @@ class FitState:
         """Tells the callbacks of an event. They may set what `control` asks for."""
         self.control = getattr(self.handler, name)(self._options, self.now, self.control, **given)
 
-    def asked_nothing(self) -> None:
+    def clear_requests(self) -> None:
         """Takes back what callbacks have asked for, once it is done."""
         asked = self.control
         asked.should_log = asked.should_evaluate = asked.should_save = False
@@ -116,7 +116,7 @@ class FitState:
             )
         return metrics[key]
 
-    def saving(self, path: Path) -> None:
+    def note_best_checkpoint(self, path: Path) -> None:
         """Notes the checkpoint that is about to be written, where its model is the best."""
         if self.now.best_global_step == self.now.global_step:
             self.now.best_model_checkpoint = str(path)

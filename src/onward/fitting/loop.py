@@ -68,7 +68,7 @@ def fit(
     window of an epoch may be shorter (`Trainer.update`). lr_scheduler: stepped after each update;
     one that goes by a metric, as ReduceLROnPlateau does, after each evaluation with the metric of
     `metric_for_best_model`. compute_metrics, metrics: of `evaluate`. callbacks: of transformers;
-    `args` are the options. `on_pre_optimizer_step` does not come, since the step is one graph.
+    `args` are the options. `on_pre_optimizer_step` is never called, since the step is one graph.
     reporter: gets every log.
 
     All ranks of a mesh call it, with one set of options and loaders of equally many batches, each
@@ -113,7 +113,8 @@ class _Loop:
             )
         if scheduler is not None and options.lr_scheduler_type is not None:
             raise OnwardError(
-                "a scheduler and lr_scheduler_type are two schedules; fix: leave one of them out"
+                f"both lr_scheduler and lr_scheduler_type={options.lr_scheduler_type!r} are given; "
+                "fix: leave one of them out"
             )
         self.ranks = RankLoop(trainer)
         self.window = trainer.options.gradient_accumulation_steps
@@ -122,8 +123,8 @@ class _Loop:
         self.by_metric = self.scheduler is not None and goes_by_metric(self.scheduler)
         if self.by_metric and options.eval_strategy == "no":
             raise OnwardError(
-                f"{type(self.scheduler).__name__} goes by a metric of evaluations, and there are "
-                'none; fix: eval_strategy="epoch" and an eval_dataloader'
+                f"{type(self.scheduler).__name__}.step takes a metric, and eval_strategy is 'no'; "
+                'fix: eval_strategy="epoch" and an eval_dataloader'
             )
         self.ranks.require_alike(self._facts())
         self.state = FitState(options, self.max_steps, callbacks, trainer, self.scheduler)
@@ -218,8 +219,9 @@ class _Loop:
             return
         if not hasattr(self.train_dataloader, "state_dict"):
             raise OnwardError(
-                f"{type(self.train_dataloader).__name__} has no position to go back to, so that "
-                "a resumed run would see other batches; fix: onward.data.ResumableDataLoader"
+                f"cannot resume: train_dataloader ({type(self.train_dataloader).__name__}) has no "
+                "state_dict, so that its position is unknown and a resumed run would see other "
+                "batches; fix: onward.data.ResumableDataLoader"
             )
         folder = self.options.output_dir if asked is True else asked
         self.trainer.resume(str(folder))
@@ -238,7 +240,7 @@ class _Loop:
             set_epoch(state.epochs)
         for batch in self.train_dataloader:
             seen += 1
-            self.ranks.look(batch)
+            self.ranks.warn_if_batches_repeat(batch)
             if trainer.micro_steps == 0:
                 state.event("on_step_begin")
             result = trainer.train_step(batch)
@@ -297,7 +299,7 @@ class _Loop:
                 state.control.should_save = True
         if state.control.should_save and options.output_dir is not None:
             self._save(options.output_dir)
-        state.asked_nothing()
+        state.clear_requests()
         self.ranks.agree(state.control)  # an event may have asked for the end
 
     def _log(self) -> None:
@@ -335,7 +337,7 @@ class _Loop:
 
     def _save(self, folder: str) -> None:
         path = Path(folder) / self.trainer.checkpoint_name
-        self.state.saving(path)
+        self.state.note_best_checkpoint(path)
         best = self.state.now.best_model_checkpoint
         self.trainer.save(
             folder,

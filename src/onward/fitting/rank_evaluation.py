@@ -24,14 +24,15 @@ Part = TypeVar("Part")
 
 @dataclass
 class LossSums:
-    """Sums over samples of what batches have as a mean, by loss. samples, batches: so far."""
+    """Adds up mean losses of batches, weighted by their samples, so that `means` are those over all
+    samples. samples, batches: how many have been added. sums: by name of the loss."""
 
     samples: int = 0
     batches: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, losses: Mapping[str, torch.Tensor], samples: int) -> None:
-        """Adds a batch of so many samples."""
+        """Adds the mean losses of a batch of this many samples."""
         for name, loss in losses.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(loss) * samples
         self.samples += samples
@@ -52,13 +53,14 @@ class RankEvaluation:
     def __init__(self, trainer: Trainer) -> None:
         self._mesh, zero = trainer.snapshot().mesh, trainer.options.zero
         cut = any(self._mesh.size(axis) > 1 for axis in ("tp", "pp"))
-        # each batch is a meeting then, which tells of failures itself
+        # with parts, the ranks exchange numbers before each batch, and report failures by that
         self.has_parts = zero == 3 or cut
         self._digest = hashlib.blake2b()
         self._counted = [0]  # ranks whose batches count
 
-    def looking(self) -> AbstractContextManager[None]:
-        """A context for the batches of this rank."""
+    def reporting_failures(self) -> AbstractContextManager[None]:
+        """Returns a context for the evaluation loop: an exception in it is reported to the other
+        ranks, which would otherwise wait for this one."""
         return nullcontext() if self.has_parts else self._mesh.telling()
 
     def seen(self, batch: Batch) -> None:
@@ -110,8 +112,8 @@ class RankEvaluation:
         return found
 
     def collected(self, parts: Sequence[Part]) -> list[Part]:
-        """What all ranks have of their batches, one for each, as accelerate gathers it: the first
-        batches of all ranks, then the second ones. Rank 0 alone gets it."""
+        """Gathers one entry per batch from all ranks on rank 0, in accelerate's order: the first
+        batch of every rank, then the second of every rank. Other ranks get an empty list."""
         if self._mesh.ranks == 1:
             return list(parts)
         own = list(parts) if self._mesh.rank in self._counted else []
@@ -125,11 +127,11 @@ class RankEvaluation:
         for name, metric in metrics.items() if joins else ():
             has_own = getattr(metric, "sync_on_compute", False)
             if not has_own or len(self._counted) < self._mesh.ranks:
-                what = "joins those of all processes" if has_own else "has seen those of one rank"
+                what = "syncs over all processes" if has_own else "has no distributed sync"
                 raise OnwardError(
                     f"the metric {name!r} {what}, and {len(self._counted)} of {self._mesh.ranks} "
-                    "ranks have batches of their own; fix: compute_metrics, or on ranks that share "
-                    "batches alone a metric of torchmetrics"
+                    "ranks have evaluation batches of their own; fix: pass compute_metrics, or a "
+                    "torchmetrics metric on a mesh of data axes only (dp_replicate, dp_shard)"
                 )
         with ExitStack() as stack:
             for metric in () if joins or self._mesh.ranks == 1 else metrics.values():
@@ -137,7 +139,7 @@ class RankEvaluation:
             return {name: metric.compute() for name, metric in metrics.items()}
 
     def of_first(self, make: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        """Numbers that rank 0 makes, by name, on all ranks."""
+        """Calls `make` on rank 0 and returns its numbers, by name, on every rank."""
         own: Mapping[str, float] = {}
         with self._mesh.telling():
             if self._mesh.rank == 0:

@@ -33,7 +33,7 @@ class RankLoop:
         return self._trainer.snapshot().mesh
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
-        """Raises OnwardError where another rank has other facts. The keys say what they are of."""
+        """Raises OnwardError unless all ranks pass equal facts, which the message names by key."""
         mesh = self.mesh
         if mesh.ranks == 1:
             return
@@ -49,8 +49,7 @@ class RankLoop:
                     )
 
     def agree(self, control: Any) -> None:
-        """Has this rank do what callbacks of any rank have asked for. control: transformers'
-        TrainerControl."""
+        """Sets in `control`, transformers' TrainerControl, what a callback of any rank asks for."""
         mesh = self.mesh
         if mesh.ranks == 1:
             return
@@ -58,7 +57,7 @@ class RankLoop:
         for name, asked in zip(_ASKED, zip(*rows, strict=True), strict=True):
             setattr(control, name, any(asked))
 
-    def look(self, given: Any) -> None:
+    def warn_if_batches_repeat(self, given: Any) -> None:
         """Warns where ranks that share the batches have the same first one, as where each reads the
         whole dataset in one order. given: as `train_step` takes it."""
         mesh, seen = self.mesh, self._has_looked

@@ -1,7 +1,8 @@
 """Learning-rate schedules by the names that transformers gives them.
 
-transformers' own are used but for the three most usual ones, whose module brings in its Trainer:
-seconds before a first update. Those are a line each, and equal to its own at every update.
+`constant`, `constant_with_warmup` and `linear` are written here, with the values that transformers'
+have: importing its schedules also imports its Trainer, which takes seconds. Other names, and
+`linear` without a number of updates, go to `transformers.get_scheduler`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from onward.errors import MissingExtraError, OnwardError
 
 
 def named_schedule(name: str, optimizer: Optimizer, warmup: int, updates: int | None) -> Any:
-    """The schedule of this name for so many updates, over the first of which the learning rate
-    rises from 0. Raises MissingExtraError where transformers has it and is not installed."""
+    """Makes the schedule of this name. warmup: updates over which the learning rate rises from 0.
+    updates: in all. Raises MissingExtraError where transformers is needed and not installed."""
     own = {"constant": _constant, "constant_with_warmup": _constant, "linear": _linear}.get(name)
     if own is not None and (updates is not None or name != "linear"):
         rises = 0 if name == "constant" else warmup
@@ -41,8 +42,8 @@ def goes_by_metric(scheduler: Any) -> bool:
     needed = [x.name for x in asked if x.default is x.empty and x.kind in named]
     if needed and needed not in (["metrics"], ["metric"]):
         raise OnwardError(
-            f"{type(scheduler).__name__}.step needs {', '.join(needed)}, and onward.fit has no "
-            "such thing; fix: a scheduler of torch, whose step() takes nothing or a metric"
+            f"lr_scheduler {type(scheduler).__name__}.step needs {', '.join(needed)}, which "
+            "onward.fit cannot pass; fix: a scheduler whose step() takes nothing, or one metric"
         )
     return bool(needed)
 

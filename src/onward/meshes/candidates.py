@@ -63,23 +63,27 @@ def candidate(sizes: Mapping[str, int], zero: int = 0, sequence: bool = False) -
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """What the options of a Trainer and its step allow of a mesh. stages: of ZeRO beside 0.
-    one_batch: the ranks that are given one batch, so that they can share weights and sequences.
-    fixed: the stage that the options name, which all candidates then have. elementwise: whether
-    each element is updated by itself, so that state is cut beside weights. sequence: whether
-    positions are shared wherever weights are. pipelines: whether ranks may share the layers."""
+    """The meshes that the options of a Trainer and its step allow.
 
-    stages: tuple[int, ...]
+    zero_stages: stages of ZeRO besides 0. one_batch: the ranks that are given one batch, so that
+    they can share weights and sequences (tp, cp, pp). fixed: the stage of ZeRO that the options
+    name, which all candidates then have; 0: none. adasum: whether AdaSum combines replicas.
+    elementwise: whether the optimizer updates each element by itself, so that state is cut with
+    its weight. sequence: whether tp always comes with sequence_parallel. pipelines: whether ranks
+    may share the layers.
+    """
+
+    zero_stages: tuple[int, ...]
     one_batch: int
     fixed: int = 0
-    power_of_two: bool = False
+    adasum: bool = False
     elementwise: bool = True
     sequence: bool = False
     pipelines: bool = True
 
 
 def limits_of(options: TrainerOptions, recipe: Recipe, one_batch: int) -> MeshLimits:
-    """The limits of a Trainer with these options, whose step has this recipe. one_batch: as of
+    """The limits of a Trainer with these options, whose step has this recipe. one_batch: as in
     `MeshLimits`."""
     elementwise = all(group.optimizer.elementwise for group in recipe.groups)
 
@@ -152,7 +156,7 @@ def _of_data(ranks: int, limits: MeshLimits) -> Iterator[tuple[dict[str, int], i
     """The ways in which groups of ranks can share a batch, with the stage of ZeRO."""
     if not limits.fixed:
         yield {"dp_replicate": ranks}, 0
-    for stage in (limits.fixed,) if limits.fixed else limits.stages:
+    for stage in (limits.fixed,) if limits.fixed else limits.zero_stages:
         for size in reversed(divisors(ranks)):
             if size > 1:
                 yield {"dp_replicate": ranks // size, "dp_shard": size}, stage
@@ -165,7 +169,7 @@ def _splits(inner: Mapping[str, int], limits: MeshLimits) -> tuple[bool, ...]:
     return (True,) if limits.sequence else (False, True)
 
 
-# in the order in which one is taken before another that is as fast
+# in order of preference among equally fast meshes
 WAYS: tuple[Callable[[int, MeshLimits], Iterator[MeshCandidate]], ...] = (
     _replicas,
     _shards,
@@ -178,7 +182,7 @@ def candidates(ranks: int, limits: MeshLimits) -> list[MeshCandidate]:
     """Every mesh of so many ranks that the limits allow, each once. The first is what "auto" stands
     for where nothing else is better."""
     first = candidate(auto_sizes(ranks, limits.fixed), limits.fixed)
-    if limits.power_of_two:  # replicas combined by AdaSum: one replica a rank
+    if limits.adasum:  # one replica a rank
         return [first]
     found = dict.fromkeys([first])
     for way in WAYS:

@@ -14,7 +14,7 @@ from onward.meshes.prediction import MEMORY_KINDS, StepPrediction
 MARGIN = 0.05  # by which another mesh has to be faster than the usual one
 BUILT = 3  # candidates beside the usual one whose graphs are built
 SHOWN = 16  # candidates in a table, and all that were built
-_LEAVES = 0.9  # of a rank's memory; the rest is the runtime's
+_USABLE = 0.9  # share of a rank's memory that a step may fill; the runtime needs the rest
 _MORE = 4  # candidates that are built where none of the first fits
 _SLACK = 1.2  # by which counts may be wrong about memory
 
@@ -63,7 +63,7 @@ class MeshChoice:
 
 def fits(nbytes: float, memory: float) -> bool:
     """Whether a rank's bytes fit into its memory, a tenth of which is left to the runtime."""
-    return nbytes <= _LEAVES * memory
+    return nbytes <= _USABLE * memory
 
 
 def chosen(
@@ -171,8 +171,8 @@ def refused(candidate: MeshCandidate, why: str) -> StepPrediction:
 def table_lines(
     table: Iterable[StepPrediction], memory: float, taken: MeshCandidate | None = None
 ) -> list[str]:
-    """A line for each candidate under a heading: `*` the chosen one; `~` predicted from counts, of
-    which the fastest are shown."""
+    """Formats the candidates, one line each: `*` the chosen one, `~` one that is only estimated by
+    formulae (of which the fastest are shown); `!` marks more memory than a rank has."""
     head = ("ms", "exposed", *MEMORY_KINDS, "all, MiB")
     lines = ["  " + " ".join(f"{word:>11}" for word in head) + "  mesh"]
     left = 0
@@ -190,8 +190,8 @@ def table_lines(
         cells.append(f"{one.nbytes / 2**20:,.0f}" + ("" if fits(one.nbytes, memory) else "!"))
         lines.append(f"{mark} " + " ".join(f"{c:>11}" for c in cells) + f"  {one.candidate}")
     if left:
-        lines.append(f"  ... and {left} more from counts")
-    lines.append("  (exposed: by exchanges; ~ from counts, without a graph; ! does not fit)")
+        lines.append(f"  ... and {left} more estimates")
+    lines.append("  (exposed: waits for exchanges; ~ estimated, without a graph; ! does not fit)")
     return lines
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onward.distribute.collectives import IN_FLIGHT
 from onward.meshes.candidates import MeshCandidate
 from onward.meshes.prediction import StepPrediction
-from onward.meshes.replayed import STAGES, group_along
+from onward.meshes.replayed import PIPELINE_AXIS, group_along
 from onward.shards import PipelineCut
 from onward.simulate import Cluster
 from onward.simulate.collectives import (
@@ -23,15 +23,20 @@ from onward.simulate.collectives import (
     collective_seconds,
 )
 
-HIDDEN = 0.7  # of the backward's seconds, beside which exchanges run
+OVERLAP = 0.7  # share of the backward's seconds that can hide exchanges
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What the step of one rank computes and holds, whole. rows: samples of its micro-batch.
-    micro_batches: of an update. seconds: of forward and backward of one, of its backward, of the
-    update. trained, weights, sums, moments, activations, other: bytes. products: bytes of the
-    results of the forward's products of weights. hidden: of one of these in the middle."""
+    """The cost of a whole step on one rank, before it is divided among ranks.
+
+    rows: samples of a micro-batch. micro_batches: per update. computing, backward, update: seconds
+    of forward and backward of a micro-batch, of its backward, and of the update. Bytes: trained:
+    of trained parameters. weights: of all weights and buffers. sums: of gradients that a window
+    adds up. gradients: of all others. moments: of optimizer state. activations, other: as in
+    `MEMORY_KINDS`. products: of the results of all products of weights in the forward. activation:
+    of the median one of these.
+    """
 
     rows: int
     micro_batches: int
@@ -46,14 +51,14 @@ class StepCounts:
     activations: float
     other: float
     products: float
-    hidden: float = 0.0
+    activation: float = 0.0
 
     def at(self, rows: int) -> StepCounts:
         """The counts of a micro-batch of other samples."""
         share = rows / self.rows
         changed = {
             name: getattr(self, name) * share
-            for name in ("computing", "backward", "activations", "products", "hidden")
+            for name in ("computing", "backward", "activations", "products", "activation")
         }
         return StepCounts(**{**vars(self), **changed, "rows": rows})
 
@@ -87,9 +92,9 @@ def predicted(
     for axis, mode in _MODES.items():
         if candidate.size(axis) > 1:
             shared = mode(shared, counts, candidate, cluster)
-    if candidate.size(STAGES) > 1:
+    if candidate.size(PIPELINE_AXIS) > 1:
         shared = _staged(shared, counts, candidate, cluster, pipeline)
-    exposed = max(0.0, shared.beside - HIDDEN * shared.backward)
+    exposed = max(0.0, shared.beside - OVERLAP * shared.backward)
     computing = shared.computing + shared.update
     held = {name: round(nbytes) for name, nbytes in shared.memory.items()}
     seconds = computing + exposed + shared.waited
@@ -101,7 +106,8 @@ def predicted(
 def _replicated(
     shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
 ) -> _Shared:
-    """Gradients are summed beside the backward; of shards, each rank's part."""
+    """Adds data parallelism: an all-reduce of the gradients while the backward runs; with ZeRO only
+    of this rank's part."""
     shards, tensor = candidate.size("dp_shard"), candidate.size("tp")
     nbytes = counts.trained / (shards if candidate.zero else 1) / tensor
     group = group_along(candidate, "dp_replicate", cluster)
@@ -114,7 +120,8 @@ def _replicated(
 def _sharded(
     shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
 ) -> _Shared:
-    """Parts of gradients, of the update and of what the stage cuts."""
+    """Adds ZeRO over `dp_shard`: its reduce-scatter and all-gather, and the memory that its stage
+    saves."""
     ranks, stage = candidate.size("dp_shard"), candidate.zero
     group = group_along(candidate, "dp_shard", cluster)
 
@@ -145,8 +152,8 @@ def _sharded(
 def _tensor(
     shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
 ) -> _Shared:
-    """Megatron-LM's layers: one sum for each two products, in forward and in backward; a row of
-    products of widths 3h, h, 4h, h has two of width h."""
+    """Adds tensor parallelism as in Megatron-LM: one sum for each two products, in
+    forward and in backward; a row of products of widths 3h, h, 4h, h has two of width h."""
     ranks = candidate.size("tp")
     group = group_along(candidate, "tp", cluster)
     summed = 2 * counts.products * 2 / 9
@@ -166,8 +173,8 @@ def _tensor(
 def _context(
     shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster
 ) -> _Shared:
-    """Parts of each sequence: keys and values of all parts are gathered, for the backward once
-    more, and their gradients are summed; of products of widths 3h, h, 4h, h they are 2h."""
+    """Adds context parallelism: keys and values are gathered for the forward and for the backward,
+    and their gradients summed. They are 2h of the 9h that a layer's products are wide."""
     ranks = candidate.size("cp")
     group = group_along(candidate, "cp", cluster)
 
@@ -189,13 +196,13 @@ def _staged(
     shared: _Shared, counts: StepCounts, candidate: MeshCandidate, cluster: Cluster,
     cut: PipelineCut,
 ) -> _Shared:  # fmt: skip
-    """A part of the layers, and micro-batches one behind the other (GPipe, arXiv 1811.06965): P - 1
-    of them pass until the last rank has work; of interleaved stages, a part of one."""
-    ranks, micro = candidate.size(STAGES), cut.micro_batches
-    group = group_along(candidate, STAGES, cluster)
+    """Adds a pipeline (GPipe, arXiv 1811.06965): a P-th of the layers, and a bubble of P - 1
+    micro-batches, divided by the stages of a rank."""
+    ranks, micro = candidate.size(PIPELINE_AXIS), cut.micro_batches
+    group = group_along(candidate, PIPELINE_AXIS, cluster)
     pieces = cut.stages_per_rank * (3 if cut.schedule == "InterleavedZeroBubble" else 1)
     idle = (ranks - 1) / (pieces * micro)
-    share = counts.hidden / micro / candidate.size("tp") / candidate.size("cp")
+    share = counts.activation / micro / candidate.size("tp") / candidate.size("cp")
     sent = collective_seconds(SEND, share, group, cluster) * 2 * (ranks - 1 + micro)
     alive = 1.0 if cut.schedule == "GPipe" else min(1.0, ranks / micro)
     held = {n: x / ranks for n, x in shared.memory.items() if n != "other"}
@@ -219,4 +226,4 @@ _MODES: Mapping[str, Callable[[_Shared, StepCounts, MeshCandidate, Cluster], _Sh
     "dp_replicate": _replicated,
 }
 
-__all__ = ["HIDDEN", "StepCounts", "predicted"]
+__all__ = ["OVERLAP", "StepCounts", "predicted"]

@@ -1,7 +1,8 @@
 """The devices and links that a mesh is predicted for: this machine, or a described cluster.
 
 The rates of this machine are those that its kernels are chosen by, shared by the ranks that run on
-it; its links are Gloo's over the loopback device, which copies by the processors that also compute.
+it. CPUs are linked by Gloo over the loopback device, which copies by the processors that also
+compute; GPUs by a usual NVLink and network adapter.
 """
 
 from __future__ import annotations
@@ -40,11 +41,17 @@ def this_machine(
         attention=low / sharing, fp32=fp32 / sharing,
     )  # fmt: skip
     inside, outside = (_NVLINK, _ADAPTER) if gpu else (LOOPBACK, NETWORK)
-    alone = 1.0 / max(1, local_ranks // 2) if not gpu else 1.0  # pairs of ranks copy side by side
-    inside = replace(inside, bandwidth=inside.bandwidth * alone)
-    share = Efficiency(0.76, 0.8, 0.65, 0.9) if gpu else Efficiency(1.0, 1.0, 1.0, 1.0)
+    pairs = 1 if gpu else max(1, local_ranks // 2)  # of ranks, that copy at one time
+    inside = replace(inside, bandwidth=inside.bandwidth / pairs)
+    efficiency = Efficiency(0.76, 0.8, 0.65, 0.9) if gpu else Efficiency(1.0, 1.0, 1.0, 1.0)
     return Cluster(
-        "this machine", device, inside, outside, max(1, local_ranks), efficiency=share, scatters=gpu
+        "this machine",
+        device,
+        inside,
+        outside,
+        max(1, local_ranks),
+        efficiency=efficiency,
+        scatters=gpu,
     )
 
 

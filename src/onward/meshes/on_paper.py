@@ -64,10 +64,12 @@ def _uncut(recipe: Recipe) -> Recipe:
 def rank_steps(
     subject: Subject, candidate: MeshCandidate, rows: int, pipeline: PipelineCut
 ) -> list[RankStep]:
-    """Makes the steps of the ranks of a candidate that differ: one for each place along `pp`, and
-    otherwise of rank 0 alone. subject: the step of one rank alone. rows: samples of a rank's batch,
-    for which the cuts along `tp` and the stages are chosen. pipeline: how ranks along `pp` share a
-    step, without its holders. Raises OnwardError for a step that ranks cannot share so."""
+    """Makes a step for each rank along `pp`, whose graph all other ranks of its stage run too.
+
+    subject: the step of a single rank. rows: samples of a rank's batch, for which the cuts along
+    `tp` and the stages of the pipeline are chosen. pipeline: schedule and micro-batches; holders
+    are chosen here. Raises OnwardError for a step that ranks cannot share so.
+    """
     alone = alone_in_memory(subject.captured.owned)
     recipe = replace(_uncut(recipe_of(subject)), sequence=candidate.sequence)
     shares: dict[str, float] = {}

@@ -80,7 +80,7 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
             return first
         found = predicted(question, candidate)
         if candidate.size("tp") > 1 and found.memory["weights"] >= first.memory["weights"] > 0:
-            raise OnwardError("no weight is worth cutting for this batch; fix: none is needed")
+            raise OnwardError("tp cuts no weight of this model that is worth it at this batch")
         return found
 
     quick = [first]
@@ -91,15 +91,16 @@ def chosen_mesh(question: MeshQuestion, ranks: int, limits: MeshLimits) -> MeshC
             )
             for one in (usual, *others)
         ]
-        # what the formulae leave out of the usual one's time and memory is left out of all
-        quick = [one.like(quick[0], first) for one in quick]
+        # times, not bytes, are scaled by the error of the formulae on the usual mesh
+        quick = [one.calibrated(quick[0], first) for one in quick]
     return chosen(quick, build, question.cluster.device.memory, question.cluster.name)
 
 
 @dataclass(frozen=True)
 class _RankPlans:
-    """What a rank runs in an update. rows: samples of a micro-batch. plan, held: of the last one,
-    with the update. runs: that one, and those before it, replayed with those of other ranks."""
+    """The plans that a rank runs in an update. rows: samples of a micro-batch. plan: of the last
+    micro-batch and the update; held: its memory. runs: all micro-batches, replayed with those of
+    other ranks."""
 
     made: RankStep
     rows: int
@@ -109,13 +110,13 @@ class _RankPlans:
 
 
 def _rank_plans(question: MeshQuestion, candidate: MeshCandidate) -> list[_RankPlans]:
-    """What the ranks of a mesh run that differ: one for each place along `pp`."""
+    """Returns the plans of each rank along `pp`; all other ranks run one of them too."""
     rows, subject = question.rows_on(candidate), question.subject
     have = subject.batch.batch_size
     if rows != have and not subject.captured.leading(subject.batch.tensors):
         raise OnwardError(
-            f"the captured graph is for {have} samples, and a rank of {candidate} would have "
-            f"{rows}; fix: an example batch of 2 samples or more"
+            f"the graph was captured for exactly {have} samples, and a rank of {candidate} would "
+            f"have {rows}; fix: an example batch of 2 samples or more, whose number stays symbolic"
         )
     steps = rank_steps(subject, candidate, rows, question.pipeline_on(candidate))
     remade = [made.remade for made in steps]
@@ -179,7 +180,7 @@ def _counts(question: MeshQuestion, rank: _RankPlans) -> StepCounts:
         weights=named["weights"], sums=sums, gradients=max(0, named["gradients"] - sums),
         moments=named["optimizer"] * (ranks if stage else 1), activations=activations,
         other=held.total - sum(named[kind] for kind in kept), products=sum(products),
-        hidden=median(products) if products else 0,
+        activation=median(products) if products else 0,
     )  # fmt: skip
 
 

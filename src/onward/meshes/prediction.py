@@ -75,9 +75,9 @@ class StepPrediction:
             found[one.axis] += one.sent
         return dict(found)
 
-    def like(self, counted: StepPrediction, built: StepPrediction) -> StepPrediction:
-        """The prediction from counts, with its seconds as many times those of its formulae as those
-        of a built mesh are of that one's counts."""
+    def calibrated(self, counted: StepPrediction, built: StepPrediction) -> StepPrediction:
+        """Returns this estimate with its times scaled by the error of the formulae on a mesh that
+        is predicted both ways, from counts and from its graph. Memory is not scaled."""
         factor = built.seconds / counted.seconds
         return replace(self, seconds=self.seconds * factor, computing=self.computing * factor)
 

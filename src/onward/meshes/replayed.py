@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from onward.distribute.pipeline import AXIS as STAGES
+from onward.distribute.pipeline import AXIS as PIPELINE_AXIS
 from onward.graph.ops import OPS
 from onward.graph.ops.collective import RECEIVE, SEND, STARTS, WAIT
 from onward.graph.types import value
@@ -38,7 +38,7 @@ _KINDS: Mapping[str, str] = {
 }
 # by op and axis: the number of exchanges, bytes of whole tensors, bytes sent, seconds
 Exchanges: TypeAlias = "dict[tuple[str, str], tuple[int, int, int, float]]"
-_Meeting: TypeAlias = "tuple[object, ...]"  # what ranks along pp have in common: an exchange
+_Meeting: TypeAlias = "tuple[object, ...]"  # the key that ranks along pp share of one exchange
 
 
 def work_of_launch(launch: PlannedLaunch) -> Work:
@@ -87,7 +87,7 @@ def replayed(
 ) -> list[ReplayedPlan]:
     """Replays the plans of ranks that work together on a cluster: those along `pp`, in order, or
     one where there is no such axis. Raises OnwardError for products that its devices lack."""
-    script = _Script(candidate, cluster)
+    script = _ReplaySchedule(candidate, cluster)
     runs = [script.add(rank, plan) for rank, plan in enumerate(plans)]
     items = script.items()
     ends = replay(items)
@@ -99,9 +99,12 @@ def replayed(
 
 @dataclass
 class _Draft:
-    """An item, before what it waits for is known. after: places of items. meetings: of other ranks,
-    whose items are to be found. joins: whether it begins when all who have its meeting are there,
-    each behind its own items."""
+    """An item whose dependencies on other ranks are not resolved yet.
+
+    after: places of the items of its rank that it waits for. meetings: keys of the exchanges of
+    other ranks that it waits for. joins: the key of the collective that it is part of, which begins
+    when all members are ready; None for other items.
+    """
 
     item: Item
     after: tuple[int, ...]
@@ -109,7 +112,7 @@ class _Draft:
     joins: _Meeting | None = None
 
 
-class _Script:
+class _ReplaySchedule:
     """The items of all ranks."""
 
     def __init__(self, candidate: MeshCandidate, cluster: Cluster) -> None:
@@ -119,7 +122,7 @@ class _Script:
 
     def add(self, rank: int, plan: Plan) -> ReplayedPlan:
         """Adds what a rank runs."""
-        made, line = ReplayedPlan(), _Line(self._drafts, rank)
+        made, line = ReplayedPlan(), _RankTimeline(self._drafts, rank)
         started: dict[int, int | _Meeting] = {}
         for launch in plan.launches:
             number = int(launch.attrs.get("sequence", -1))
@@ -139,7 +142,9 @@ class _Script:
         line.flush()
         return made
 
-    def _start(self, launch: PlannedLaunch, rank: int, line: _Line, made: ReplayedPlan) -> int:
+    def _start(
+        self, launch: PlannedLaunch, rank: int, line: _RankTimeline, made: ReplayedPlan
+    ) -> int:
         """Adds an exchange; returns its place."""
         axis, number = str(launch.attrs["axis"]), int(launch.attrs["sequence"])
         group, kind = group_along(self._candidate, axis, self._cluster), _KINDS[launch.op]
@@ -152,7 +157,7 @@ class _Script:
         made.exchanges[key] = n + 1, whole + nbytes, out + round(sent), spent + seconds
         link = self._cluster.in_node if group.nodes == 1 else self._cluster.across
         joins: _Meeting | None = None
-        if axis == STAGES and launch.op != SEND:
+        if axis == PIPELINE_AXIS and launch.op != SEND:
             pair = {rank, int(launch.attrs["partner"])} if "partner" in launch.attrs else ()
             joins = (number, *sorted(pair))
         stream = f"to {launch.attrs['to']}" if launch.op == SEND else EXCHANGE
@@ -177,7 +182,7 @@ class _Script:
         ]
 
 
-class _Line:
+class _RankTimeline:
     """What a rank runs, one after another. seconds: of kernels since the last item."""
 
     def __init__(self, drafts: list[_Draft], rank: int) -> None:
@@ -213,6 +218,6 @@ class _Line:
 
 
 __all__ = [
-    "STAGES", "Exchanges", "ReplayedPlan", "exchanged_bytes", "group_along", "replayed",
+    "PIPELINE_AXIS", "Exchanges", "ReplayedPlan", "exchanged_bytes", "group_along", "replayed",
     "work_of_launch",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ def sequence_text(plan: Plan, axes: Collection[str] | None = None) -> str:
 
 def sequence_hash(plan: Plan, axes: Collection[str] | None = None) -> str:
     """SHA-256 of the sequence of a plan's collectives, in hex. Ranks whose plans have different
-    hashes would wait for one another for ever. axes: as of `sequence_text`."""
+    hashes would wait for one another for ever. axes: as in `sequence_text`."""
     return hashlib.sha256(sequence_text(plan, axes).encode()).hexdigest()
 
 

@@ -47,7 +47,7 @@ class ArrayFile:
         if single or len(set(rows.values())) != 1:
             said = ", ".join(f"{name} {n}" for name, n in rows.items()) or "none"
             raise InputError(
-                f"arrays have other numbers of rows ({said})"
+                f"arrays differ in their numbers of rows ({said})"
                 if not single
                 else f"{single[0]} is one number",
                 f"in {str(self.path)!r}",

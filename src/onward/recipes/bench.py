@@ -33,7 +33,7 @@ class EngineProcessError(Exception):
 
 
 class EngineProcess:
-    """The near side of the pipe to an engine's process."""
+    """The parent's end of the pipe to an engine's process."""
 
     def __init__(self, name: str) -> None:
         engine = BENCH_ENGINES[name]
@@ -76,7 +76,7 @@ class EngineProcess:
 
 def bench(target: str, config: BenchConfig) -> int:
     """Measures, prints a table and writes it where asked. Returns 1 where an engine has failed or
-    its losses are others. Raises InputError for invalid input."""
+    its losses differ from the others'. Raises InputError for invalid input."""
     check_bench(target, config)
     cases = [measured(target, config, precision) for precision in config.precisions]
     found = _finite({"target": target, "machine": _machine(), "cases": cases})

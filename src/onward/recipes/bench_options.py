@@ -104,10 +104,14 @@ def check_bench(target: str, config: BenchConfig) -> None:
         raise InputError("too short a sequence", "in --sequence_length", "give at least 2 tokens")
     for name in ("batch_size", "sequence_length"):
         if ":" in target and getattr(config, name) is not None:
-            raise InputError("the function decides it", f"in --{name}", "leave it out")
+            raise InputError(
+                f"{name} has no effect: the function returns the batch",
+                f"in --{name}",
+                "leave it out",
+            )
     if target.endswith(".py"):
         raise InputError(
-            "a script", "as MODEL_OR_SCRIPT",
+            "bench does not run scripts", "as MODEL_OR_SCRIPT",
             "name a function that returns a model and a batch: module.py:function",
         )  # fmt: skip
     if config.output_dir is not None:

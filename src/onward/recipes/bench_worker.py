@@ -199,7 +199,7 @@ def begin_peak() -> bool:
     return True
 
 
-# ---- the far side of the pipe
+# ---- the engine's end of the pipe
 
 
 class BenchWorker:

@@ -46,7 +46,7 @@ class BestWeights:
         found = {"eval_loss": loss, **{f"eval_{name}": value for name, value in scores.items()}}
         if self.metric not in found:
             raise InputError(
-                f"the evaluation has no {self.metric}",
+                f"the evaluation computes no {self.metric}",
                 "in --metric_for_best_model",
                 f"name one of {', '.join(found)}",
             )

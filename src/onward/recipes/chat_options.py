@@ -18,8 +18,8 @@ class ChatConfig:
         "text to answer, may be given several times; without it the lines of the standard input"
     )
     max_new_tokens: int = option(64, "tokens of an answer at most")
-    temperature: float = option(0.0, "of the draw of each token; 0: the likeliest is taken")
-    seed: int = option(42, "of the draws, for each answer anew")
+    temperature: float = option(0.0, "temperature of sampling; 0: the likeliest token is taken")
+    seed: int = option(42, "seed of sampling, for each answer anew")
     compare: bool = option(
         False, "show beside each answer that of the weights which the run started from"
     )

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the job's texts; of images, their processor."""
+        """The job's tokenizer; for tasks with images the image processor, which takes its place."""
         return self.job.tokenizer
 
 

@@ -63,11 +63,11 @@ def mesh_choice(target: str, config: ExplainConfig, arguments: Sequence[str] = (
     place = None if config.cluster is None else cluster_of(config.cluster)
     if is_script(target):
         raise InputError(
-            "a script", f"{_WHERE} with --mesh",
+            "--mesh does not go with a script", _WHERE,
             "name a function that returns a model and a batch: module.py:function",
         )  # fmt: skip
     if target.endswith(".onnx"):
-        raise InputError("an ONNX model", f"{_WHERE} with --mesh", "leave --mesh out")
+        raise InputError("--mesh does not go with an ONNX model", _WHERE, "leave --mesh out")
     model, args, kwargs = _model_and_batch(target, config, arguments)
     if isinstance(model, onward.Trainer):
         refuse_options(config, (*OF_A_LOOP, "zero"), "the Trainer")
@@ -153,7 +153,9 @@ def _refuse_options_of_a_file(config: ExplainConfig) -> None:
     for name in OF_A_FILE:
         if getattr(config, name) is not None:
             raise InputError(
-                "it is for an ONNX model", f"in --{name}", f"leave it out, or name a .onnx {_WHERE}"
+                f"--{name} is only for ONNX models",
+                f"in --{name}",
+                f"leave it out, or name a .onnx {_WHERE}",
             )
 
 

@@ -117,19 +117,21 @@ def _check_mesh(config: ExplainConfig) -> None:
     if config.mesh is None:
         for name in OF_A_MESH:
             if getattr(config, name) is not None:
-                raise InputError("no mesh is asked for", f"in --{name}", "add --mesh")
+                raise InputError(f"--{name} needs --mesh", f"in --{name}", "add --mesh")
         return
     for name in NOT_OF_A_MESH:
         if getattr(config, name) is not None:
-            raise InputError("a mesh has none", f"in --{name}", "leave it or --mesh out")
+            raise InputError(
+                f"--{name} does not go with --mesh", f"in --{name}", "leave one of them out"
+            )
     if config.profile:
-        raise InputError("nothing runs for a mesh", "in --profile", "leave it or --mesh out")
+        raise InputError("--mesh runs no step", "in --profile", "leave one of them out")
     if config.loop == "module":
         raise InputError(
             "the step of a loop of your own has no mesh", "in --loop", "--loop trainer"
         )
     if config.mesh.strip() == AUTO and config.ranks is None:
-        raise InputError("auto of how many processes", "in --mesh", "add --ranks")
+        raise InputError("--mesh auto needs a number of processes", "in --mesh", "add --ranks")
 
 
 def check_new_file(path: Path, name: str) -> None:
@@ -146,4 +148,4 @@ def refuse_options(config: ExplainConfig, names: tuple[str, ...], who: str) -> N
     """Raises InputError for options without effect, since `who` decides them."""
     for name in names:
         if getattr(config, name) is not None:
-            raise InputError(f"{who} decides it", f"in --{name}", "leave it out")
+            raise InputError(f"{who} decides {name}", f"in --{name}", "leave it out")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def forecast(job: Job) -> StepExplanation:
     """Explains the step of a job's first micro-batch, of which nothing runs. The model is built;
-    the weights of a model from scratch stay as they were allocated, so that one fits that is
-    larger than the memory. Raises OnwardError for a step that cannot be explained."""
+    weights of a model from scratch are allocated and never written, so that one larger than the
+    memory can be explained too. Raises OnwardError for a step that cannot be explained."""
     from onward.recipes.devices import free_memory, training_device
     from onward.recipes.job_start import at_its_start
     from onward.recipes.start_model import build_model, from_scratch

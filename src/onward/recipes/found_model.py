@@ -49,7 +49,9 @@ class FoundModel:
         """The options of the model's run. Raises InputError where it is of none."""
         if self.record is None:
             raise InputError(
-                f"{self.weights!r} is of no run", self.where, "name the folder of a run"
+                f"{self.weights!r} is not from a run of onward finetune",
+                self.where,
+                "name the folder of a run",
             )
         return options_of(self.record)
 

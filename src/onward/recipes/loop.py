@@ -96,7 +96,7 @@ class Job:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of texts; of images, their processor."""
+        """The tokenizer; for tasks with images the image processor, which takes its place."""
         return tokenizer_of(self.processor)
 
     @property

@@ -145,12 +145,12 @@ class FinetuneConfig:
     )
     per_device_train_batch_size: int = option(
         8,
-        "sequences per micro-batch of each process; those along tp, cp and pp have the same ones",
+        "sequences per micro-batch of each process; processes along tp, cp and pp share them",
     )
     per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
     dataloader_num_workers: int = option(0, "processes that prepare samples; 0: the run's own")
     eval_strategy: Literal["no", "steps", "epoch"] = option(
-        "no", "when the model is evaluated besides at the end"
+        "no", "when the model is evaluated, in addition to the end"
     )
     eval_steps: int | None = option(
         None, "updates between evaluations with --eval_strategy steps; null: logging_steps"
@@ -281,7 +281,8 @@ class FinetuneConfig:
         False, "load weights from .bin files too, which are pickles, with weights_only"
     )
     ignore_mismatched_sizes: bool = option(
-        False, "start a head at random whose weights have other shapes than the labels ask for"
+        False,
+        "start a head at random where its weights do not have the shapes that the labels need",
     )
     dry_run: bool = option(
         False, "print options, counts of tokens and steps, and the memory of a step; train nothing"
@@ -325,7 +326,7 @@ class PretrainConfig(FinetuneConfig):
     learning_rate: float | None = option(None, "null: 6e-3 in phase 1, 4e-3 in phase 2")
     warmup_ratio: float | None = option(None, "null: 0.2843 in phase 1, 0.128 in phase 2")
     max_steps: int | None = option(None, "updates; null: 7038 in phase 1, 1563 in phase 2")
-    adam_epsilon: float = option(1e-6, "LAMB's term beside the root of a gradient's square")
+    adam_epsilon: float = option(1e-6, "LAMB's epsilon")
     dataloader_num_workers: int = option(2, "processes that prepare samples; 0: the run's own")
 
 

@@ -81,8 +81,8 @@ _MODEL_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-# Options that change neither the numbers of a run nor what it writes at the end. Text files and
-# tokens count by their content, epochs by the updates that they make.
+# Options that may differ when a run is resumed: they change neither its numbers nor what it writes
+# at the end. Texts and tokens are compared by content, epochs by the updates that they make.
 FREE_OPTIONS = frozenset(
     {
         "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "save_strategy",
@@ -94,7 +94,7 @@ FREE_OPTIONS = frozenset(
         "ignore_mismatched_sizes",
     }
 )  # fmt: skip
-# Options that share the rows of an update out, whose number alone tells runs apart.
+# Options that may differ as long as an update has the same number of samples.
 _SHARING = ("per_device_train_batch_size", "gradient_accumulation_steps", "mesh")
 _CONTENTS = (
     ("blocks_sha256", "another tokenizer in --model_name_or_path or --tokenizer_name"),

@@ -70,9 +70,9 @@ class RunRanks:
         return [rows[start : start + size] for start in starts]
 
     def evaluates(self, count: int) -> Iterator[tuple[int, bool]]:
-        """The places, below `count`, of the batches that this rank evaluates, and whether its
-        number for the place is the one that counts. Where ranks hold parts of the weights, all of
-        them evaluate equally often, and those with one share the same batches."""
+        """The index, below `count`, of each batch that this rank evaluates, and whether its number
+        for that batch counts. Ranks that hold parts of the weights all evaluate equally often, and
+        those with one share of the data the same batches, of which one rank's number counts."""
         if not self.has_parts:
             yield from ((place, True) for place in range(self.rank, count, self.ranks))
             return
@@ -135,13 +135,13 @@ class RunRanks:
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
         """Raises InputError on a rank that has other facts than rank 0, and SystemExit on the
-        others. The keys say what they are of."""
+        others. The message names a fact by its key."""
         first = self.from_first(lambda: dict(facts))
         other = next((name for name, value in first.items() if facts[name] != value), None)
         is_any = self.largest(other is not None)
         if other is not None:
             raise InputError(
-                f"rank {self.rank} has read another {other} than rank 0",
+                f"rank {self.rank} has a different {other} than rank 0",
                 "in the process of that rank",
                 "give every process the same command line and files",
             )

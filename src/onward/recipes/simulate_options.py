@@ -73,7 +73,9 @@ def check_simulate(config: SimulateConfig) -> None:
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
     own = [n for n in ("hidden", "layers", "heads", "vocab") if getattr(config, n) is not None]
     if config.model is not None and own:
-        raise InputError(f"--model and --{own[0]}", "on the command line", "give one of them")
+        raise InputError(
+            f"both --model and --{own[0]} are given", "on the command line", "leave one of them out"
+        )
     if config.model is None:
         lacking = [n for n in ("hidden", "layers", "heads") if getattr(config, n) is None]
         if lacking:

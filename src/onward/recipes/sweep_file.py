@@ -104,7 +104,7 @@ def _options(node: yaml.Node, path: str) -> list[Given]:
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
-        raise InputError("no options are here", place_of(node, path), _FORM)
+        raise InputError("no mapping of options to values", place_of(node, path), _FORM)
     found = list(given_in(node, path))
     _refuse_decided(found)
     return found
@@ -113,7 +113,7 @@ def _options(node: yaml.Node, path: str) -> list[Given]:
 def _refuse_decided(given: Sequence[Given]) -> None:
     for number, each in enumerate(given):
         if _own(each.spelled) in _DECIDED:
-            what = f"{each.spelled} is the sweep's own"
+            what = f"the sweep sets {each.spelled} itself"
             raise InputError(what, each.where, "leave it out")
         if any(_own(each.spelled) == _own(other.spelled) for other in given[:number]):
             raise InputError(f"option {each.spelled} twice", each.where, "give it once")

@@ -59,7 +59,7 @@ SWITCHES: dict[str, Switch] = {
     # accepted: they ask for what is done anyway, or what does not matter here
     "do_train": _flag("finetune always trains", off="onward verify compares without training"),
     "do_eval": _flag("finetune always evaluates at the end"),
-    "overwrite_cache": _flag("tokens are not cached"),
+    "overwrite_cache": _flag("tokens that are cached are found by the text itself"),
     "ort_trainer": _flag("Onward computes the step by default", off="--engine torch"),
     "should_continue": _flag(
         "a run goes on from the newest checkpoint in --output_dir", off="--overwrite_output_dir"

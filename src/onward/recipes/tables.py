@@ -165,12 +165,12 @@ def _of_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             line = getattr(error, "lineno", 1)
-            raise _wrong_row(path, line, f"no JSON: {getattr(error, 'msg', error)}") from error
+            raise _wrong_row(path, line, f"invalid JSON: {getattr(error, 'msg', error)}") from error
         for number, row in enumerate(found, 1):
             if not isinstance(row, dict):
-                raise _wrong_row(path, number, "no object with names", "element")
+                raise _wrong_row(path, number, "not a JSON object", "element")
             if not _is_text(row):
-                raise _wrong_row(path, number, "half of a surrogate pair", "element")
+                raise _wrong_row(path, number, "an unpaired surrogate", "element")
         return found, []
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -181,11 +181,13 @@ def _of_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _wrong_row(path, number, f"no JSON: {getattr(error, 'msg', error)}") from error
+            raise _wrong_row(
+                path, number, f"invalid JSON: {getattr(error, 'msg', error)}"
+            ) from error
         if not isinstance(row, dict):
-            raise _wrong_row(path, number, "no object with names")
+            raise _wrong_row(path, number, "not a JSON object")
         if "\\u" in line and not _is_text(row):
-            raise _wrong_row(path, number, "half of a surrogate pair")
+            raise _wrong_row(path, number, "an unpaired surrogate")
         names = set(row) if names is None else names
         missing = sorted(names - set(row))
         if missing:
@@ -205,7 +207,7 @@ def _is_text(row: Mapping[str, Any]) -> bool:
 
 
 def _wrong_row(path: Path, line: int, what: str, unit: str = "line") -> InputError:
-    return InputError(what, f"in {path}, {unit} {line}", "mend that line, or leave it out")
+    return InputError(what, f"in {path}, {unit} {line}", "correct that line, or leave it out")
 
 
 def _of_parquet(data: bytes, path: Path, where: str) -> list[dict[str, Any]]:
@@ -263,7 +265,7 @@ def _of_dataset(path: Path, where: str) -> Table:
                         f"column {name!r} has {one_line(repr(row[name]), 40)}, which is none of "
                         f"its {len(names.names)} classes",
                         f"in {path}, row {number}",
-                        "mend that row, or leave it out",
+                        "correct that row, or leave it out",
                     ) from error
     digest = hashlib.sha256(json.dumps(rows, default=str, sort_keys=True).encode())
     return Table(str(path), tuple(rows), digest.hexdigest(), (), "row")

@@ -14,7 +14,7 @@ from onward.reporting.record import End, ReportRecord, ReportWriter
 
 log = logging.getLogger("onward.reporting")
 
-CAPACITY = 10_000  # records that wait; about 10 MB, and two hours of a record per second
+CAPACITY = 10_000  # records that wait: about 10 MB, or 2.8 hours at one record per second
 # Seconds before the next try, by the number of failures in a row; the last one stays.
 PAUSES = (0.0, 0.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TRIES = 3  # of one record at a service that opens: after that the record itself is at fault
@@ -99,7 +99,8 @@ class ReportDelivery:
             self._changed.notify_all()
 
     def finish(self, end: End) -> None:
-        """Says that no more records come; those that wait are tried once more, without pauses."""
+        """Says that no more records come. Those that wait are sent without pauses, until all are
+        delivered or `LAST_TRIES` tries in a row have failed."""
         if os.getpid() != self._pid:
             return
         with self._changed:

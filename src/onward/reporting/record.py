@@ -1,4 +1,4 @@
-"""What is sent of a run, and what a service's adapter has to do with it."""
+"""The records that are sent to a service, and the interface of its adapter (`ReportWriter`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ End = Literal["finished", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class ReportRecord:
-    """Metrics by name, of one update of a run. time: when they were logged, seconds of the epoch
-    of Unix, so that a late delivery shows when they were true."""
+    """The metrics of one update of a run, by name. time: when they were logged, in seconds of the
+    Unix epoch, so that a late delivery shows when they were true."""
 
     step: int
     metrics: Mapping[str, float]
@@ -22,12 +22,12 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class ReportSetup:
-    """What an adapter is told of its run when it is made.
+    """The facts about a run that an adapter gets when it is made.
 
     name: shown by the service; None leaves it to the service. logging_dir: folder of TensorBoard's
-    files. config: hyperparameters by flat name. kept: the service's own name of the run, where an
-    earlier process began it; None for a new one. keep: stores that name for later processes. tell:
-    shows the user a line.
+    files. config: hyperparameters by flat name. kept: the id that the service gave the run in an
+    earlier process; None for a new run. keep: stores the id for later processes. tell: shows the
+    user a line.
     """
 
     name: str | None
@@ -67,8 +67,8 @@ def in_groups(name: str) -> str:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, with dots between the names; what is no text, number or None is
-    its text, since services refuse the whole for one object."""
+    """Flattens nested settings, with dots between the names. Values other than text, numbers and
+    None become text, since services refuse a whole configuration for one object."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):

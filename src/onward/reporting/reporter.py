@@ -24,7 +24,7 @@ from onward.reporting.record import End, ReportRecord, ReportSetup, ReportWriter
 from onward.reporting.services import ALL, SERVICES, reported_to
 
 CLOSE_SECONDS = 10.0
-KEPT = "reports.json"  # in the run's folder: its names at the services
+KEPT = "reports.json"  # in the run's folder: the run's id at each service
 EVENTS = "tensorboard"  # in the run's folder: TensorBoard's files
 CLOSED = "the Reporter is closed"
 
@@ -45,7 +45,7 @@ class Reporter:
     report_to: names of services (`tensorboard`, `mlflow`, `wandb`), `all` for those that are
     installed, or `none`. run_name: shown by the services; by default the folder's name. folder: of
     the run: TensorBoard's files go into `tensorboard` in it, and `reports.json` keeps the run's
-    names at the others, so that a later Reporter with the same folder goes on with the same runs.
+    ids at the others, so that a later Reporter with the same folder goes on with the same runs.
     logging_dir: another folder for TensorBoard's files; without it and `folder`,
     TENSORBOARD_LOGGING_DIR or `runs/<time>_<host>`. config: hyperparameters, nested or flat. tell:
     shows a warning; by default the logger `onward.reporting`.
@@ -73,7 +73,7 @@ class Reporter:
                 self._tell("nothing is reported: no service's package is installed")
             return
         place = None if folder is None else Path(folder).absolute()
-        kept = _KeptNames(None if place is None else place / KEPT, self._tell)
+        kept = _RunIds(None if place is None else place / KEPT, self._tell)
         variables = environment_variables()
         writers: list[ReportWriter] = []
         for name in names:
@@ -81,7 +81,7 @@ class Reporter:
                 name=run_name or (None if place is None else place.name),
                 logging_dir=_events(logging_dir, place, variables),
                 config=flat(config or {}),
-                kept=kept.names.get(name),
+                kept=kept.ids.get(name),
                 keep=kept.keeper(name),
                 tell=self._tell,
                 variables=variables,
@@ -165,8 +165,8 @@ def _writer(name: str, setup: ReportSetup) -> ReportWriter:
     except Exception as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise OnwardError(
-            f"reports to {name} cannot be set up ({words}); fix: mend that, or leave {name} out of "
-            "report_to"
+            f"reports to {name} cannot be set up ({words}); fix: correct the cause in parentheses, "
+            f"or remove {name} from report_to"
         ) from error
 
 
@@ -182,32 +182,32 @@ def _events(given: str | Path | None, folder: Path | None, variables: Mapping[st
     return Path("runs", f"{now}_{platform.node()}").absolute()
 
 
-class _KeptNames:
-    """The names of a run at the services, in a file that outlives the process; without a file they
-    are kept nowhere. names: by service, those that the file had."""
+class _RunIds:
+    """The ids of a run at the services, in a file that outlives the process; without a path they
+    are not stored. ids: by service, as read from the file."""
 
     def __init__(self, path: Path | None, tell: Callable[[str], None]) -> None:
         self._path, self._tell = path, tell
         self._lock = threading.Lock()
-        self.names: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
                 found = json.loads(path.read_bytes())
                 if isinstance(found, dict):
-                    self.names = {k: v for k, v in found.items() if isinstance(v, str)}
+                    self.ids = {k: v for k, v in found.items() if isinstance(v, str)}
 
     def keeper(self, service: str) -> Callable[[str], None]:
-        """The function that stores the name of the run at one service."""
+        """The function that stores the id of the run at one service."""
 
         def keep(name: str) -> None:
             with self._lock:
-                self.names[service] = name
+                self.ids[service] = name
                 if self._path is None:
                     return
                 try:
                     self._path.parent.mkdir(parents=True, exist_ok=True)
                     beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-                    text = json.dumps(self.names, indent=2) + "\n"
+                    text = json.dumps(self.ids, indent=2) + "\n"
                     beside.write_text(text, encoding="utf-8")
                     beside.replace(self._path)
                 except OSError as error:

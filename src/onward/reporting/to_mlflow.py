@@ -34,8 +34,8 @@ class MLflowWriter:
             else setup.kept or setup.variables.get("MLFLOW_RUN_ID")
         )
         self._address = self._mlflow.get_tracking_uri()
-        # Python's generator may be the training loop's too: no other thread may draw from it, as
-        # the pauses between tries do, and the names that a store makes up
+        # mlflow draws the pauses between tries and the names of runs from Python's global random
+        # generator. This thread must not: the training loop may draw its numbers there too.
         self._name = setup.name or datetime.now().strftime("run-%Y%m%d-%H%M%S")
         jitter = getattr(self._mlflow.environment_variables, JITTER, None)
         if jitter is not None and not jitter.is_set():
@@ -66,7 +66,7 @@ class MLflowWriter:
         self._send_params(params)
 
     def write(self, record: ReportRecord) -> None:
-        """Sends the metrics of one update, but those of steps that the run has already."""
+        """Sends the metrics of one update, except those that the run has for this step or later."""
         metric, when = self._mlflow.entities.Metric, int(record.time * 1000)
         found = [
             metric(key, value, when, record.step)

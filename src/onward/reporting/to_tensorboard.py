@@ -13,8 +13,8 @@ from onward.reporting.record import End, ReportRecord, ReportSetup, in_groups
 class TensorBoardWriter:
     """Writes a run into one folder, a file for each process that takes part.
 
-    A folder is one run: what an earlier process has written there of the same or later updates, as
-    one does that is killed behind its last checkpoint, is hidden (`purge_step`).
+    A folder is one run. A process that was killed after its last checkpoint has written updates
+    that this one repeats; `purge_step` hides those.
     """
 
     def __init__(self, setup: ReportSetup) -> None:

@@ -110,7 +110,7 @@ class HeldOptimizer(ABC, Generic[Sums]):
     def left_gradients(
         self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]
     ) -> list[str]:
-        """The graph inputs whose gradients a step graph leaves; arguments as of `groups`."""
+        """The graph inputs whose gradients a step graph leaves; arguments as in `groups`."""
         return []
 
     @abstractmethod

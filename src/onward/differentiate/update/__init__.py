@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from onward.differentiate.loss_sum import obstacle
 from onward.differentiate.mixed_samples import mixed_samples
-from onward.differentiate.update.accumulate import accumulate, taken_up
+from onward.differentiate.update.accumulate import accumulate, accumulators_as_gradients
 from onward.differentiate.update.apply import apply
 from onward.differentiate.update.average_labels import average_labels
 from onward.differentiate.update.clip import clip, clip_value
@@ -36,15 +36,15 @@ from onward.graph.types import DType, Type
 log = logging.getLogger("onward")
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
-    local_gradients_of_each_batch,  # before accumulate, which sums this rank's parts of all ranks'
+    local_gradients_of_each_batch,  # before accumulate, which then adds up parts of ranks' sums
     accumulate,  # later passes see the gradient of the whole window
-    local_gradients,  # after accumulate, whose sums are of one rank; later passes read all ranks'
+    local_gradients,  # after accumulate, which adds up one rank's; later passes read all ranks'
     scale_loss,  # before clip, which needs the norm of unscaled gradients
     # before clip too; after scale_loss, which multiplies whatever reads a cotangent
     average_labels,
     clip,  # clips the gradient of the whole window
     skip_nonfinite,  # after clip: a finite norm shows that all gradients are finite
-    clip_value,  # after skip_nonfinite, from which it would hide infinite gradients
+    clip_value,  # after skip_nonfinite, since it makes infinite gradients finite
     move_loss_scale,  # needs to know whether gradients are finite
     leave,  # reads the factor that the passes before have computed
     apply,  # reads what all others have left
@@ -73,7 +73,7 @@ def update_alone(parameters: Mapping[str, Type], recipe: Recipe) -> Graph:
     for name, kind in parameters.items():
         graph.input(name, kind, Role.PARAM)
     gradients = Gradients(graph, Builder(graph, module="optimizer", backward=True), {})
-    taken_up(gradients, recipe)
+    accumulators_as_gradients(gradients, recipe)
     scale = graph.input("window_scale", Type(DType.DOUBLE, ()), Role.HYPER)
     graph.signature = graph.signature.but(window_scale=scale.name)
     if recipe.by_replica:  # the factor differs from replica to replica
@@ -97,9 +97,9 @@ def settled(recipe: Recipe, forward: Graph, splits_samples: bool = False) -> Rec
     if reason is None and splits_samples and (mixing := mixed_samples(forward)):
         raise OnwardError(
             f"ranks that share a batch would compute another loss than one process: {mixing}, and "
-            "a rank has those of its share; fix: a loss and norms that do not look across samples, "
-            "or the mean of the losses of all ranks, each over its own samples as in DDP, by "
-            'gradient_accumulation_average="micro_batches"'
+            "a rank has only those of its share; fix: a loss and norms that treat samples "
+            "independently, or the mean of the losses of all ranks, each over its own samples as "
+            'in DDP, by gradient_accumulation_average="micro_batches"'
         )
     if reason is None:
         return replace(recipe, average="labels")

@@ -29,7 +29,7 @@ def accumulate(gradients: Gradients, recipe: Recipe) -> None:
     graph.signature = graph.signature.but(accumulators=sources, accumulated=totals)
 
 
-def taken_up(gradients: Gradients, recipe: Recipe) -> None:
+def accumulators_as_gradients(gradients: Gradients, recipe: Recipe) -> None:
     """Takes the accumulators of the recipe's parameters as the gradients, where no micro-batch
     comes before the update."""
     graph, sources = gradients.graph, dict[str, str]()
@@ -49,4 +49,4 @@ def _accumulator(gradients: Gradients, recipe: Recipe, name: str, own: Type) -> 
     return held, gradients.builder.cast(held, own.dtype)
 
 
-__all__ = ["accumulate", "taken_up"]
+__all__ = ["accumulate", "accumulators_as_gradients"]

@@ -36,47 +36,52 @@ class UpdateGroup:
 class Recipe:
     """How a step gets from its loss to the next weights.
 
-    groups: what is updated, and how; the loss depends on each of their parameters. left_gradients:
-    parameters whose gradients the step leaves to an optimizer outside of the graph. max_grad_norm:
-    the 2-norm that all gradients as one vector are clipped to; None: no clipping. accumulate:
-    whether several micro-batches make one update. accumulator: the type in which sums of f32
-    gradients are kept between them; None: f32. skip_nonfinite: whether an update is skipped if a
-    gradient is infinite or NaN. loss_scale: the loss's factor in backward, a number or the rule by
-    which it moves, which needs `skip_nonfinite`; None: 1. average: the window's loss is the mean
-    over its "labels" or of its "micro_batches"; "auto": over labels where the loss is such a mean.
-    max_grad_value: the bound of each element of a gradient, up and down; None: no clipping. joint:
-    whether several ranks share each batch, so that the step records what is summed over the samples
-    of one rank (`Signature.local_gradients`). shards: by parameter, the part that this rank
-    updates, where ranks update a part each. summed_parts: parameters of whose gradients each rank
-    sums a part over a window, so that ranks exchange those of every micro-batch. held: by
-    parameter, trained or not, the part that this rank has in the place of the whole. cuts: by
-    parameter, the dim along which ranks have a part each, and the number of groups of it. adasum:
-    whether the ranks of a replica of the data take the mean over its own labels, since replicas are
-    combined adaptively. pipeline: how ranks share the layers; None where they do not. sequence:
-    whether ranks with parts of weights also have parts of the positions between them. offloaded:
-    whether the optimizer's state lies outside of the device's memory. attention: the method by
-    which ranks with parts of sequences attend to the positions of others.
+    A mapping has an entry for each parameter that it names, by graph input.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
+    """The parameters that are updated, and how; the loss depends on each of them."""
     max_grad_norm: float | None = None
+    """The 2-norm that all gradients as one vector are clipped to; None: no clipping."""
     accumulate: bool = False
+    """Whether several micro-batches make one update."""
     skip_nonfinite: bool = False
+    """Whether an update is skipped if a gradient is infinite or NaN."""
     loss_scale: float | LossScale | None = None
+    """The loss's factor in backward: a number, or the rule by which it moves, which needs
+    `skip_nonfinite`; None: 1."""
     accumulator: DType | None = None
+    """The type that sums of f32 gradients have between micro-batches; None: f32."""
     left_gradients: tuple[str, ...] = ()
+    """Parameters whose gradients are left to an optimizer outside of the graph."""
     average: str = "micro_batches"
+    """The loss of a window is the mean over its "labels" or of its "micro_batches"; "auto": over
+    labels where the loss is such a mean."""
     max_grad_value: float | None = None
+    """The bound of each element of a gradient, up and down; None: no clipping."""
     joint: bool = False
+    """Whether several ranks share each batch, so that the step records what is summed over the
+    samples of one rank (`Signature.local_gradients`)."""
     shards: Mapping[str, Shard] = field(default_factory=dict, hash=False)
+    """The flat piece of each parameter that this rank updates (ZeRO)."""
     summed_parts: tuple[str, ...] = ()
+    """Parameters of whose gradients each rank adds up a piece over a window (ZeRO 2 and 3), so that
+    ranks exchange those of every micro-batch."""
     held: Mapping[str, Shard] = field(default_factory=dict, hash=False)
+    """The flat piece that this rank has in the place of a parameter, trained or not (ZeRO 3)."""
     cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    """The dim along which each rank of `tp` has a part of a parameter, and its number of groups."""
     adasum: bool = False
+    """Whether a replica of the data takes the mean over its own labels, since replicas are combined
+    by AdaSum."""
     pipeline: PipelineCut | None = None
+    """The way in which ranks share the layers; None where they do not."""
     sequence: bool = False
+    """Whether ranks along `tp` have parts of the positions too, between the cut products."""
     offloaded: bool = False
+    """Whether the optimizer's state lies outside of the device's memory."""
     attention: str = "auto"
+    """The method by which ranks along `cp` attend to the positions of others."""
 
     @property
     def by_replica(self) -> bool:

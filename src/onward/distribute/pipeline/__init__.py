@@ -90,7 +90,7 @@ def evaluation_rank(
     cuts: Mapping[str, tuple[int, int]] | None = None, held: Mapping[str, Shard] | None = None,
 ) -> Graph:  # fmt: skip
     """Writes the forward of one rank along `pp`, whose loss every rank has in the end; the batch is
-    one. cuts: as of `pipeline_rank`. held: by parameter, the part of it that this rank has, as one
+    one. cuts: as in `pipeline_rank`. held: by parameter, the part of it that this rank has, as one
     row. Raises OnwardError for a forward that does not fit the stages."""
     if forward.signature.loss is None:
         raise OnwardError(

@@ -54,7 +54,9 @@ def schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1
     """The table of a schedule, one of SCHEDULES. Raises OnwardError for stages or micro-batches
     that it does not go with."""
     if name not in SCHEDULES:
-        raise OnwardError(f"the pipeline schedule {name!r}; fix: one of {', '.join(SCHEDULES)}")
+        raise OnwardError(
+            f"pipeline_schedule={name!r} is unknown; fix: one of {', '.join(SCHEDULES)}"
+        )
     if stages_per_rank > 1 and name not in INTERLEAVED:
         raise OnwardError(
             f"{name} has one stage a rank, not {stages_per_rank}; fix: {' or '.join(INTERLEAVED)}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onward.distribute.data_parallel import builder, data_parallel, replaced, taken
+from onward.distribute.data_parallel import builder, data_parallel, pop_record, replace_record
 from onward.distribute.mesh import Mesh
 from onward.distribute.zero import zero
 from onward.graph.graph import Graph, Node, Value
@@ -58,7 +58,7 @@ def summed_over_samples(
     order: Sequence[str], held: Mapping[str, Shard],
 ) -> Graph:  # fmt: skip
     """Returns a copy of a rank's step whose first records are replaced by sums over the axes of
-    data and along `cp`. Arguments as of `zero`; shards and held may have parameters of other stages
+    data and along `cp`. Arguments as in `zero`; shards and held may have parameters of other stages
     too."""
     if all(mesh.size(axis) == 1 for axis in SUMMED_AXES):
         return _unrecorded(graph)
@@ -120,8 +120,8 @@ def _unrecorded(graph: Graph) -> Graph:
     graph = graph.clone()
     signature = graph.signature
     for output in (*signature.local_gradients.values(), *signature.local_sums.values()):
-        node = taken(graph, output)
-        replaced(graph, node, node.inputs[0])
+        node = pop_record(graph, output)
+        replace_record(graph, node, node.inputs[0])
     graph.signature = replace(signature, local_gradients={}, local_sums={})
     return graph
 

@@ -185,9 +185,9 @@ def stage_of_nodes(graph: Graph, holders: Holders) -> dict[Node, int]:
         if unknown is not None or not stages:
             read = ", ".join(user_name(name) for name in names)
             raise OnwardError(
-                f"{node.op_type} of {where(node) or 'the model'} reads {read}, which no stage of "
-                "the pipeline holds for this kind of batch; fix: batches that use the layers in "
-                "the order of the first one"
+                f"{node.op_type} of {where(node) or 'the model'} needs {read} on one stage of the "
+                "pipeline, and the first batch, by which stages were chosen, used the layers in "
+                "another order; fix: batches that all use the layers in that order"
             )
         found[node] = stages[0]
     return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from onward.distribute import tensor
 from onward.distribute.collectives import Collectives
-from onward.distribute.data_parallel import builder, replaced, taken
+from onward.distribute.data_parallel import builder, pop_record, replace_record
 from onward.distribute.mesh import Mesh
 from onward.distribute.pipeline.numbers import number_between_messages
 from onward.distribute.pipeline.stage_records import recorded_for_stages, summed_over_samples
@@ -45,7 +45,7 @@ def exchanged_sums(
 
     holders: by parameter, the stages that hold it. messages: the number of those in the step, whose
     digest is part of the record of the loss's exchange. trained: the parameters of all stages that
-    are trained; None: all. shards, summed, held: as of `zero`, of the axis `dp_shard`. cuts:
+    are trained; None: all. shards, summed, held: as in `zero`, of the axis `dp_shard`. cuts:
     parameters of which ranks along `tp` have a part each.
     """
     shared = {
@@ -55,8 +55,8 @@ def exchanged_sums(
     order = order_of_norms(graph)
     graph, records = recorded_for_stages(graph, shared)
     graph = summed_over_samples(graph, mesh, shards or {}, summed, order, held or {})
-    gradients = {n: taken(graph, out) for n, out in records.gradients.items()}
-    sums = {n: taken(graph, out) for n, out in records.sums.items()}
+    gradients = {n: pop_record(graph, out) for n, out in records.gradients.items()}
+    sums = {n: pop_record(graph, out) for n, out in records.sums.items()}
     exchange = _Exchange(graph, mesh, messages)
     for name, stages in shared.items():
         exchange.add_tied(name, gradients.get(name), stages)
@@ -74,7 +74,7 @@ def exchanged_sums(
 
 def exchanged_loss(graph: Graph, mesh: Mesh, messages: int, digest: str) -> Graph:
     """Returns a copy of a rank's evaluation whose loss is that of the last stage, on every rank.
-    messages, digest: as of `exchanged_sums`."""
+    messages, digest: as in `exchanged_sums`."""
     graph = graph.clone()
     name = graph.signature.loss
     assert name is not None, "an evaluation has a loss"
@@ -133,7 +133,7 @@ class _Exchange:
         total: Value | None = None
         for rank in sorted(of, key=last.__getitem__, reverse=True):
             total = of[rank] if total is None else b.Add(total, of[rank])
-        replaced(self.graph, identity, total)
+        replace_record(self.graph, identity, total)
 
     def norms(self, identity: Node, is_mine: list[bool]) -> None:
         """Replaces the norms of this rank's gradients by the norm of those of all ranks: the root
@@ -145,7 +145,7 @@ class _Exchange:
         own = self._along_tp(b, b.reduce_sum(squares, [0], keepdims=True), "norms of parts", "sum")
         self.number += 1
         total = self._run(b, "AllReduceStart", own, "norms of all stages", reduction="sum")
-        replaced(self.graph, identity, b.cast(b.Sqrt(total), type_of(norms).dtype))
+        replace_record(self.graph, identity, b.cast(b.Sqrt(total), type_of(norms).dtype))
 
     def finite(self, identity: Node) -> None:
         """Replaces the flag that this rank's gradients are finite by that of all ranks."""
@@ -156,14 +156,14 @@ class _Exchange:
         self.number += 1
         record = "gradients of a stage that are not finite"
         found = self._run(b, "AllReduceStart", broken, record, reduction="max")
-        replaced(self.graph, identity, b.Equal(found, 0))
+        replace_record(self.graph, identity, b.Equal(found, 0))
 
     def loss(self, identity: Node, digest: str) -> None:
         """Replaces the loss of this rank's stages, a sum, by that of the last stage; the others
         have 0."""
         b, own = builder(self.graph, identity), identity.inputs[0]
         assert own is not None
-        replaced(self.graph, identity, self.total_loss(b, own, digest))
+        replace_record(self.graph, identity, self.total_loss(b, own, digest))
 
     def total_loss(self, b: Builder, own: Value, digest: str) -> Value:
         """Writes the sum of the losses of all ranks."""

@@ -26,7 +26,7 @@ from onward.graph.graph import Graph, Node, Role, Value, array_of, type_of
 from onward.graph.ops import op_of
 from onward.graph.types import Type
 
-_DEAR = 1.0  # seconds: more than any step takes
+_PROHIBITIVE = 1.0  # seconds: more than any step takes
 _HEADS = frozenset({"LinearCrossEntropy", "LinearCrossEntropyGrad"})  # which share their logits
 
 
@@ -67,17 +67,17 @@ class SequenceSharding(StepSharding):
                 yield (*given[:i], found, *given[i + 1 :])
 
     def _conversion(self, value: Value, have: Sharding, want: Sharding) -> float:
-        """A weight that is cut stays so, and positions that are apart are no terms again."""
+        """Makes it prohibitive to gather a cut weight, or to turn split positions into terms."""
         seconds = super()._conversion(value, have, want)
         if have.dim is not None and want != have and (value in self._of_weights or want.terms):
-            seconds += _DEAR
+            seconds += _PROHIBITIVE
         return seconds
 
     def _with_price(self, node: Node, way: Way) -> PricedWay:
-        """Masks are drawn for the rank's positions, rather than for terms of all."""
+        """Makes it prohibitive to draw masks for terms of a sum rather than for positions."""
         found = super()._with_price(node, way)
         if op_of(node).random and PARTIAL in way.inputs:
-            found = replace(found, seconds=found.seconds + _DEAR)
+            found = replace(found, seconds=found.seconds + _PROHIBITIVE)
         return found
 
 

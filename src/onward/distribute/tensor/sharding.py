@@ -22,13 +22,15 @@ TERMS = (SUM, NORM, MAX, ALL)
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a rank has of a value. dim: along which the value is split, and groups: how, as the
-    module says; None: the rank has a tensor of the whole shape. groups may be a symbolic size: rows
-    of sequences one behind the other are split in B. terms: by which the value follows
-    from what the ranks have: "sum"; "norm", the root of the sum of squares; "max"; "all", the
-    conjunction of bools; "rows", of which a rank has some in their places, those of its groups of
-    rows in the node that `owner` names, and anything in the place of others; "" where each rank
-    has the value itself, or its part."""
+    """The way in which a value is distributed over the ranks along an axis.
+
+    dim: the split dim; None: every rank has a tensor of the whole shape. groups: the number of
+    equal blocks of that dim, each of which is split by itself (see the module); a symbolic size
+    where sequences are stored one after another as rows. terms: how the tensors of the ranks make
+    the value: "": they are the value, or parts of it; "sum"; "max"; "norm": the root of the sum of
+    squares; "all": the conjunction of bools; "rows": a rank has the rows that the node `owner`
+    routes to it in their places, and anything in the places of others.
+    """
 
     dim: int | None = None
     groups: Size = 1

@@ -242,13 +242,10 @@ class StepSharding:
         return PricedWay(way, wants, seconds, owed - sum(self._owed(x, s) for x, s in wants))
 
     def _owed(self, value: Value, sharding: Sharding) -> float:
-        """Seconds until terms are added up."""
-        sums = sharding.terms in (
-            SUM,
-            MAX,
-            ROWS,
-        )  # norms and flags of all tensors are exchanged as one
-        return self._conversion(value, sharding, REPLICATED) if sums else 0.0
+        """Seconds of the exchange that adds up terms; 0 for NORM and ALL, since those of all
+        tensors share one small exchange."""
+        is_own = sharding.terms in (SUM, MAX, ROWS)
+        return self._conversion(value, sharding, REPLICATED) if is_own else 0.0
 
     def _conversion(self, value: Value, have: Sharding, want: Sharding) -> float:
         key = (value, have, want)

@@ -49,11 +49,14 @@ Program: TypeAlias = "Callable[[Builder, Node, list[Value | None], RankPlace], S
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a call on parts. inputs, outputs: their shardings; None for an absent input.
-    program: what a rank runs; None: the op with the attributes of the call. exchanged: the shapes
-    of what the program reduces over the ranks, passed: of what it passes round them once, as a
-    reduce-scatter does, both for the time that it takes. method: of attention on positions
-    (`rules/attention_methods.py`); "" for other ways."""
+    """One way to run a node on parts of its tensors.
+
+    inputs, outputs: shardings; None for an absent input. program: writes the nodes of a rank; None:
+    the same op with the same attributes. exchanged: types of the tensors that the program reduces
+    over the ranks; passed: of those that it sends round them once, as a reduce-scatter does; both
+    only to estimate its time. method: of attention on positions (`rules/attention_methods.py`);
+    "" for other ways.
+    """
 
     inputs: Shardings
     outputs: tuple[Sharding, ...]

@@ -60,9 +60,9 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if q.dtype not in (DType.FLOAT, *LOW) or k.dtype != q.dtype or v.dtype != q.dtype:
         return f"{q.dtype.name.lower()} tensors"
     if q.rank != 4:
-        return f"{q.rank} dims"
+        return f"q of {q.rank} dims, not 4"
     if q.shape[0] != k.shape[0] or k.shape[:2] != v.shape[:2]:
-        return "keys that sequences share"
+        return "keys that the sequences of a batch share"
     if 0 in (*q.shape, *k.shape, *v.shape):
         return "no elements"
     widths = [n for n in (q.shape[3], v.shape[3]) if isinstance(n, int)]
@@ -78,7 +78,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
         if mask.dtype != q.dtype:
             return f"a mask of {mask.dtype.name.lower()}"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
-        return "everything dropped"
+        return "a dropout probability of 1"
     if packed and spec.attrs.get("bias_gradient"):
         return "a trained bias of packed rows"
     return None
@@ -153,7 +153,8 @@ class _Call:
 
 
 def _call(args: KernelArguments, first: int, at: int) -> _Call:
-    """first: the position of q; at: that of the queries' coordinates."""
+    """Collects the arguments that all kernels of a call share. first: index of q among the inputs;
+    at: index of the queries' coordinates."""
     given = [*args.inputs, *[None] * 13]
     q, k, v, mask, seed, offset = given[first : first + 6]
     q_at, k_at, bias = given[at : at + 3]

@@ -22,8 +22,8 @@ from onward.kernels.triton.scores_device import (
 @triton.jit(do_not_specialize=["queries", "keys"])
 def key_ranges(ranges, q_at, k_at, queries, keys, CAUSAL: tl.constexpr, ROWS: tl.constexpr,
                KEYS: tl.constexpr):  # fmt: skip
-    """For each block of ROWS packed queries, the first key that one of them sees and the one behind
-    the last: i32[blocks,2]. Sequences ascend, but for keys of sequence -1."""
+    """Writes the range [first, end) of keys that each block of ROWS packed queries sees:
+    i32[blocks,2]. The numbers of sequences ascend, except for hidden keys, which have -1."""
     block = tl.program_id(0)
     end = tl.minimum((block + 1) * ROWS, queries) - 1
     low, high = tl.load(q_at + 2 * block * ROWS), tl.load(q_at + 2 * end)

@@ -1,5 +1,5 @@
 """An activation with the bias before it in one pass over memory, and its gradient with the bias's
-in one pass, whose sums over rows are joined in one order.
+in one pass, whose sums over rows are added in a fixed order.
 
 Bytes per element of bf16: 4 forward and 6 backward. Separate operators move 8 and 8, or 4 forward
 where the product adds the bias. Gelu, GeluGrad and Relu without a bias stay torch's operators,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-ROOT_HALF = tl.constexpr(0.7071067811865476)  # sqrt(1/2)
-DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
-SLOPE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2/pi)
+SQRT_HALF = tl.constexpr(0.7071067811865476)  # sqrt(1/2)
+INV_SQRT_2PI = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
+TWO_SQRT_2_OVER_PI = tl.constexpr(1.5957691216057308)  # 2 sqrt(2/pi)
 CUBIC = tl.constexpr(0.044715)
-CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
+CUBIC_GRAD = tl.constexpr(3 * 0.044715)
 
 
 @triton.jit
@@ -25,10 +25,10 @@ def logistic(z):
 def activated(u, KIND: tl.constexpr):
     """The activation called KIND in `graph/ops/activation.py` of u f32."""
     if KIND == "gelu":
-        y = (u * 0.5) * (tl.erf(u * ROOT_HALF) + 1.0)
+        y = (u * 0.5) * (tl.erf(u * SQRT_HALF) + 1.0)
     elif KIND == "gelu_tanh":
         # (1 + tanh z) / 2 = 1 / (1 + exp(-2 z))
-        part, _ = logistic(u * SLOPE * (u * u * CUBIC + 1.0))
+        part, _ = logistic(u * TWO_SQRT_2_OVER_PI * (u * u * CUBIC + 1.0))
         y = u * part
     elif KIND == "relu":
         y = tl.where(u < 0.0, 0.0, u)  # NaN stays
@@ -48,12 +48,12 @@ def activated_grad(dy, u, KIND: tl.constexpr):
         limit = 100.0 if KIND == "silu" else 16.0
         u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
         if KIND == "gelu":
-            cdf = (tl.erf(u * ROOT_HALF) + 1.0) * 0.5
-            slope = cdf + u * (tl.exp(u * u * -0.5) * DENSITY)
+            cdf = (tl.erf(u * SQRT_HALF) + 1.0) * 0.5
+            slope = cdf + u * (tl.exp(u * u * -0.5) * INV_SQRT_2PI)
         elif KIND == "gelu_tanh":
             square = u * u
-            part, rest = logistic(u * SLOPE * (square * CUBIC + 1.0))
-            slope = part + u * (part * rest) * ((square * CUBIC_SLOPE + 1.0) * SLOPE)
+            part, rest = logistic(u * TWO_SQRT_2_OVER_PI * (square * CUBIC + 1.0))
+            slope = part + u * (part * rest) * ((square * CUBIC_GRAD + 1.0) * TWO_SQRT_2_OVER_PI)
         else:
             part, rest = logistic(u)
             slope = part + u * (part * rest)
@@ -109,7 +109,7 @@ def bias_activation_gradient(
 def joined_sums(
     partial, sums, parts, features, PARTS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Adds up partial f32[parts, features] over its first dim, in one order."""
+    """Adds up partial f32[parts, features] over its first dim, in a fixed order."""
     feature = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([PARTS, WIDTH], tl.float32)
     for start in range(0, parts, PARTS):

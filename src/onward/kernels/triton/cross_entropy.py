@@ -4,7 +4,7 @@ The forward reads a row of logits and writes its log-probabilities; rows of more
 are read twice, the second time from cache where they fit. The gradient is one pass. Bytes per logit
 of f32: 8 to 12 forward and 8 backward, where torch's operators move as many forward, 4 more with
 smoothing, and 16 to 24 backward in several launches for each MiB. Losses and the labels' weights
-are summed in one order.
+are summed in a fixed order.
 
 A label that is no class is flagged; torch's operator ends the device's context.
 """
@@ -101,7 +101,7 @@ def _warps(columns: int) -> int:
 
 
 def _numbers(args: KernelArguments, classes: int) -> tuple[int, float, float, bool]:
-    """The ignored label, the share of the label and of each class, and whether these differ."""
+    """Returns the ignored label, 1 - smoothing, smoothing / classes, and whether there is any."""
     smoothing = float(args.attrs.get("label_smoothing", 0.0))
     ignore = ignored_label(args.attrs)
     return ignore, 1.0 - smoothing, smoothing / classes, smoothing > 0.0

@@ -108,7 +108,8 @@ def cross_entropy(
 
 @triton.jit(do_not_specialize=["parts"])
 def joined_loss(partial, loss, parts, MEAN: tl.constexpr, PARTS: tl.constexpr):
-    """Adds up partial f32[parts,2] in one order: the loss f[], with MEAN by the labels' weights."""
+    """Adds up partial f32[parts,2] in a fixed order: the loss f[], with MEAN by the labels'
+    weights."""
     part = tl.arange(0, PARTS)
     at, inside = partial + 2 * part, part < parts
     sums = tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)

@@ -25,7 +25,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 def _bound(args: KernelArguments, tensors: Sequence[torch.Tensor], kernel: Any) -> Launch:
     layout = row_layout(tensors)
-    # one row is one of any length, which is no reason to compile again
+    # a single row may have any length: one width, so that none compiles a kernel of its own
     width = min(_TILE, 1 << (layout.features - 1).bit_length()) if layout.rows > 1 else _TILE
     height = _TILE // width
     grid = (math.ceil(layout.rows / height) * math.ceil(layout.features / width),)

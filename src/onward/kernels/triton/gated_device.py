@@ -5,12 +5,13 @@ from __future__ import annotations
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from onward.kernels.triton.bias_activation_device import (
+    CUBIC,
+    INV_SQRT_2PI,
+    SQRT_HALF,
+    TWO_SQRT_2_OVER_PI,
+)  # fmt: skip
 from onward.kernels.triton.strided_device import numbers, places
-
-_HALF_ROOT = tl.constexpr(0.7071067811865476)  # of 2
-_BELL = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
-_TWICE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
-_CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit
@@ -22,9 +23,9 @@ def _logistic(u):
 def activated(u, ACTIVATION: tl.constexpr):
     """activation(u) of f32. The tanh form is u sigmoid(2 z), as (1 + tanh z) / 2 = sigmoid(2 z)."""
     if ACTIVATION == "gelu":
-        return u * 0.5 * (1.0 + tl.erf(u * _HALF_ROOT))
+        return u * 0.5 * (1.0 + tl.erf(u * SQRT_HALF))
     elif ACTIVATION == "gelu_tanh":
-        return u * _logistic(u * _TWICE * (u * u * _CUBIC + 1.0))
+        return u * _logistic(u * TWO_SQRT_2_OVER_PI * (u * u * CUBIC + 1.0))
     elif ACTIVATION == "relu":
         return tl.where(u < 0.0, 0.0, u)  # NaN stays
     else:
@@ -35,14 +36,14 @@ def activated(u, ACTIVATION: tl.constexpr):
 def slope(u, ACTIVATION: tl.constexpr):
     """activation'(u) of f32."""
     if ACTIVATION == "gelu":
-        return 0.5 * (1.0 + tl.erf(u * _HALF_ROOT)) + u * tl.exp(-0.5 * (u * u)) * _BELL
+        return 0.5 * (1.0 + tl.erf(u * SQRT_HALF)) + u * tl.exp(-0.5 * (u * u)) * INV_SQRT_2PI
     elif ACTIVATION == "gelu_tanh":
         # beyond, the slope is 0 or 1, and the square would become infinite
         u = tl.where(u > 16.0, 16.0, u)
         u = tl.where(u < -16.0, -16.0, u)
         square = u * u
-        s = _logistic(u * _TWICE * (square * _CUBIC + 1.0))
-        return s + u * (s * (1.0 - s)) * ((square * 3.0 * _CUBIC + 1.0) * _TWICE)
+        s = _logistic(u * TWO_SQRT_2_OVER_PI * (square * CUBIC + 1.0))
+        return s + u * (s * (1.0 - s)) * ((square * 3.0 * CUBIC + 1.0) * TWO_SQRT_2_OVER_PI)
     elif ACTIVATION == "relu":
         return tl.where(u > 0.0, 1.0, 0.0)
     else:

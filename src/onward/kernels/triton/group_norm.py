@@ -35,7 +35,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if spec.op == "GroupNormGrad":
         statistics = [t for t in spec.inputs[3:5] if t is not None]
     if any(t.dtype != DType.FLOAT for t in statistics):
-        return "low statistics"
+        return "statistics of low precision"
     if x.is_static and x.numel >= 1 << 31:
         return "2**31 elements or more"
     return None

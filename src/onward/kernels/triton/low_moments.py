@@ -59,7 +59,8 @@ _8BIT = _Form((DType.FLOAT, *_CODED, *_CODED), drawn=False)
 
 @cache
 def _maps(device: torch.device) -> torch.Tensor:
-    """f32[592]: the numbers by code, signed and unsigned, then the levels of both."""
+    """Builds the tables of 8-bit codes as one f32[592]: the numbers by code, signed and unsigned,
+    then the levels of both, between which a number is rounded to a code."""
     parts = [getattr(m, name).ravel() for name in ("values", "levels") for m in (SIGNED, UNSIGNED)]
     return torch.from_numpy(np.concatenate(parts)).to(device)
 

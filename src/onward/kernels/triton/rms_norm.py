@@ -1,5 +1,5 @@
 """RMS normalization, alone and with the residual sum and dropout before it, in one pass over
-memory; and the gradient of both in one pass, whose sums over rows are joined in one order.
+memory; and the gradient of both in one pass, whose sums over rows are added in a fixed order.
 
 Bytes per element in f32: 8 forward and 12 backward, with the sum 16 and 16; the operators of the
 ops' bodies, one after another, move 28, 88, 40 and 100. With x, y, dy and dx of bf16 beside an f32
@@ -52,7 +52,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     *outer, features = spec.outputs[0].shape
     rows = product(tuple(outer))
     assert isinstance(rows, int) and isinstance(features, int)
-    # a batch of fewer rows may have as many programs, never more
+    # an upper bound: smaller batches of the same plan use at most as many programs
     programs = min(_PROGRAMS, max(1, math.ceil(rows / tile(features)[1])))
     return [Type(DType.FLOAT, (programs, features))]
 

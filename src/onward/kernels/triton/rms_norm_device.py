@@ -91,7 +91,7 @@ def rms_norm_gradient(
 
 @triton.jit(do_not_specialize=["programs"])
 def join_sums(partial, dscale, programs, FEATURES: tl.constexpr):
-    """Adds partial f32[programs, FEATURES] over programs, in one order."""
+    """Adds partial f32[programs, FEATURES] over programs, in a fixed order."""
     feature = tl.program_id(0) * _JOINED + tl.arange(0, _JOINED)
     total = tl.zeros([_AT_ONCE, _JOINED], tl.float32)
     for start in range(0, programs, _AT_ONCE):

@@ -76,7 +76,7 @@ def _unsupported_read(spec: KernelSpec) -> str | None:
 def _unsupported_write(spec: KernelSpec) -> str | None:
     kind, tensors = spec.attrs.get("reduction", "none"), [spec.inputs[0], spec.inputs[2]]
     if kind not in ("none", "add"):
-        return f"not set or added, but {kind}"
+        return f"a reduction by {kind}, neither none nor add"
     for t in (*tensors, spec.outputs[0]):
         assert t is not None
         summed = t.dtype in (DType.FLOAT, *LOW)

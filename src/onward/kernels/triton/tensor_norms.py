@@ -1,5 +1,5 @@
 """The norms of whole tensors, which clipping needs of every gradient: two launches for all of a
-dtype, the sums of whose blocks are joined in one order.
+dtype, the sums of whose blocks are added in a fixed order.
 
 Bytes per element of bf16: 2.
 """
@@ -24,7 +24,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if x is None or x.dtype not in (DType.FLOAT, *LOW):
         return "numbers of f64 or integers"
     if any(n != 1 for n in y.shape) or (x.is_static and x.numel == 0):
-        return "norms of parts, or of nothing"
+        return "norms along some dims, or of no elements"
     return None
 
 

@@ -166,7 +166,11 @@ def _choices(table: Table, index: int) -> list[str]:
     if not all(isinstance(each, str) for each in value):
         raise InputError("a choice is no text", table.where(index), "give a list of texts")
     if len(value) < 2:
-        raise InputError("there are no two choices", table.where(index), "give a list of texts")
+        raise InputError(
+            f"{len(value)} choices, where at least two are needed",
+            table.where(index),
+            "give a list of texts",
+        )
     return value
 
 

@@ -72,16 +72,16 @@ class TaskData:
 
 
 class Task(ABC):
-    """One kind of training.
+    """A kind of training: how files become samples, samples batches, and outputs scores.
 
-    name: of the option. about: what it is, in a few words. auto_class: the class of transformers
-    that makes its models. mapping: the table of transformers with its model classes. inputs: what
-    the model's inputs are made of; a tokenizer stands for what makes them, whose place an image
-    processor takes for images, and a `SoundProcessor` for speech. unit: what a run's samples are,
-    in the plural. sides: axes of a mesh, besides those of data, that its batches
-    can be cut along. shares_data: whether the samples of a batch can be shared among processes;
-    else the loss compares them. fetch: outputs of the model that an evaluation reads.
-    length_column: the column of samples that tells how long one is.
+    name: as in `--task`. about: a phrase for `--help`. auto_class: the class of transformers that
+    makes its models. mapping: the table of transformers with its model classes. inputs: the kind
+    of data that the model reads; an argument `tokenizer` is an image processor for images, and a
+    `SoundProcessor` for speech. unit: the name of a run's samples in messages, in the plural.
+    sides: axes of a mesh, besides those of data, that its batches can be cut along. shares_data:
+    whether the samples of a batch can be shared among processes; else the loss compares them.
+    fetch: outputs of the model that an evaluation reads. length_column: the column of samples that
+    tells how long one is.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Task(ABC):
         return model
 
     def settled(self, model: Any, tokenizer: Any, /) -> Any:
-        """The model, in which is set what the tokenizer says of the texts that it writes."""
+        """Sets in the model how it generates texts, by the tokenizer, such as their language."""
         return model
 
     def longest_target(self, model_config: PreTrainedConfig, config: FinetuneConfig) -> int:

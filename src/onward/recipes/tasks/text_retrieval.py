@@ -120,9 +120,9 @@ class TextRetrieval(Task):
         settings = chosen_settings(config, model_config, labelled)
         if settings.crossing == "residual" and not labelled:
             raise InputError(
-                "a residual crossing is learnt from pairs with labels",
+                "the model's residual crossing needs labelled pairs, and the table has no labels",
                 "in --model_name_or_path",
-                "give a --label_column, or --crossing residual, which draws wrong pairs",
+                "give --label_column, or --crossing residual, which adds wrong pairs",
             )
         keep_settings(model_config, settings)
         train, held = split(sources, encoded, config)

@@ -18,7 +18,7 @@ def pack(
     rounds: bool = False,
 ) -> tuple[int, dict[str, str]]:
     """Rewrites `graph` in place for the rows that these outputs need. Returns the number of nodes
-    written packed, and for `watch` what the additional outputs show. rounds: as of `Packer`."""
+    written packed, and for `watch` what the additional outputs show. rounds: as in `Packer`."""
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)

@@ -51,7 +51,8 @@ class SplitLogSoftmax:
 def _log_softmax(
     b: Builder, logits: Value, labels: Value, attrs: dict[str, Any], place: RankPlace, what: str
 ) -> SplitLogSoftmax:
-    """Computes them from the rank's logits f[N,V/ranks,*S] and all labels i64[N,*S]."""
+    """Computes the parts of a log-softmax from the rank's logits f[N,V/ranks,*S] and all labels
+    i64[N,*S]."""
     dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
     assert isinstance(classes, int)
     one = b.ints([1])
