@@ -105,9 +105,11 @@ class BinaryCrossEntropy:
 
     def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
         x, y = outputs[self.output], labels[self.target]
-        # max(x, 0) - x y + log(1 + exp(-|x|)), which does not overflow
-        rest = b.Log(b.Add(b.scalar(1.0, DType.FLOAT), b.Exp(b.Neg(b.Abs(x)))))
-        return b.ReduceMean(b.Add(b.Sub(b.Relu(x), b.Mul(x, y)), rest), keepdims=0)
+        # log(1 + exp(x)) is -log(1 - p) of p = sigmoid(x); in this form nothing cancels, and its
+        # gradient at 0 is p - y, which max(x, 0) and |x| have not
+        rest = b.Sub(b.scalar(1.0, type_of(y).dtype), y)
+        terms = b.Add(b.Mul(rest, b.Softplus(x)), b.Mul(y, b.Softplus(b.Neg(x))))
+        return b.ReduceMean(terms, keepdims=0)
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class Contrastive:
 
     def write(self, b: Builder, outputs: Values, labels: Values) -> Value:
         a, c = (_normalized(b, outputs[n]) for n in (self.first, self.second))
-        scores = b.Div(b.MatMul(a, b.transpose(c, [1, 0])), b.scalar(self.temperature, DType.FLOAT))
+        scores = b.MatMul(a, b.transpose(c, [1, 0]))
+        scores = b.Div(scores, b.scalar(self.temperature, type_of(scores).dtype))
         target = b.arange(type_of(scores).shape[0])
         found = b.SoftmaxCrossEntropyLoss(scores, target, reduction="mean")
         return found[0] if isinstance(found, tuple) else found
@@ -285,8 +288,13 @@ def _output(outputs: Values, name: str, least: int = 0) -> Value:
 
 
 def _normalized(b: Builder, x: Value) -> Value:
-    length = b.Sqrt(b.reduce_sum(b.Mul(x, x), [1], keepdims=True))
-    return b.Div(x, b.Max(length, b.scalar(1e-12, DType.FLOAT)))
+    """x f[B,D] over the length of each row, at least 1e-12 as in `torch.nn.functional.normalize`.
+    The bound is one of the square, since the root of 0 has no finite gradient."""
+    kind = type_of(x).dtype
+    if kind not in (DType.FLOAT, DType.DOUBLE):
+        x, kind = b.cast(x, DType.FLOAT), DType.FLOAT
+    square = b.reduce_sum(b.Mul(x, x), [1], keepdims=True)
+    return b.Div(x, b.Sqrt(b.Max(square, b.scalar(1e-24, kind))))
 
 
 def _product(shape: tuple[Any, ...]) -> Any:

@@ -139,11 +139,15 @@ LOSSES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_zero", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_and_its_gradient(name: str) -> None:
-    """One step of SGD moves weights by the gradient."""
+def test_every_loss_and_its_gradient(name: str, is_zero: bool) -> None:
+    """One step of SGD moves weights by the gradient. is_zero: of a head that gives zeros."""
     ours, theirs, targets = LOSSES[name]
     model = Words()
+    if is_zero:
+        for parameter in model.head.parameters():
+            nn.init.zeros_(parameter)
     file = exported(model, {"ids": torch.zeros(2, 5, dtype=torch.int64)}, ["y"])
     session = TrainingSession(file, onward.optim.SGD(lr=1.0), ours)
     torch.manual_seed(1)
@@ -180,6 +184,21 @@ def test_negatives_of_a_batch() -> None:
     )
     moved = session.state_dict()["left.bias"]
     np.testing.assert_allclose(moved, stepped(model, "left.bias"), atol=1e-6)
+
+
+def test_negatives_beside_a_row_of_zeros() -> None:
+    model = Pooled()
+    a, b = (torch.from_numpy(ids(i)) for i in (0, 1))
+    for parameter in model.left.parameters():
+        nn.init.zeros_(parameter)
+    file = exported(model, {"a": a, "b": b}, ["left", "right"])
+    session = TrainingSession(file, onward.optim.SGD(lr=1e-12), loss.contrastive("left", "right"))
+    left, right = (F.normalize(x, dim=-1) for x in model(a, b))
+    F.cross_entropy(left @ right.T / 0.05, torch.arange(4)).backward()
+    session.step({"a": a.numpy(), "b": b.numpy()})
+    moved, gradient = session.state_dict()["left.weight"], model.left.weight.grad
+    assert gradient is not None and gradient.abs().max() > 1e9
+    np.testing.assert_allclose(moved, -1e-12 * gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_an_output_that_is_the_loss() -> None:
