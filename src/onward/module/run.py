@@ -20,6 +20,7 @@ from onward.forks import Lock
 from onward.module.around import autocast_off
 from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
+from onward.module.result_hooks import ResultHooks
 from onward.prepare.batch import Batch
 
 _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -79,6 +80,7 @@ class CallRun:
         # the former content of the buffers that the forward writes, where it may have to run again
         self._before: list[torch.Tensor] | None = None
         self._repeats = False
+        self._hooks = ResultHooks(call.captured.graph, call.names)  # shared by runs that repeat it
 
     def prepare(self, results: Sequence[str]) -> None:
         """Prepares to compute these results. Raises CaptureError where no plan can be made."""
@@ -112,7 +114,9 @@ class CallRun:
                     made.update(call.without_gradients(ready, self._results, self._seed))
                 else:
                     on_tape = _Function.apply(self, made, names, *self.leaves())
-                    made.update(zip(names, on_tape, strict=True))
+                    given_out = dict(zip(names, on_tape, strict=True))
+                    self._hooks.note(given_out)
+                    made.update(given_out)
             if again:
                 self._marks = self._read()
             return made
@@ -137,6 +141,7 @@ class CallRun:
         """A run of the same call, to prepare."""
         run = CallRun(self.call, self.batch, self.gradients, self._lock)
         run._seed, run._before, run._repeats = self._seed, self._before, True
+        run._hooks = self._hooks
         return run
 
     # ---- on the tape
@@ -154,6 +159,7 @@ class CallRun:
         """Runs the backward half; returns the gradient of each leaf, in order. given: cotangents by
         result. keep: the residuals must serve again."""
         self._lock.require_whole(RUNNING)
+        self._hooks.require_none(given)
         with self._lock, autocast_off():
             call = self.call
             call.note_ends(given)
