@@ -1,6 +1,6 @@
 """The product of gated linear units and its gradient, each in one pass over memory.
 
-Operands may be strided: both halves are windows of one product's result. Bytes per element in f32:
+Operands may be strided: gate and up are views of one product's result. Bytes per element in f32:
 12 forward and 20 backward, where the operators of silu's body, one after another, move 32 and 104.
 """
 
