@@ -208,6 +208,8 @@ class Trainer(transformers.Trainer):
                 return found
             finally:
                 self._result = None
+                if self._step_trainer is not None:
+                    self._step_trainer.leave_open_window()
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
