@@ -285,7 +285,7 @@ def test_an_object_whose_state_no_file_holds(tmp_path: Path) -> None:
 
 
 def test_a_resume_that_fails_leaves_objects_as_they_were(tmp_path: Path) -> None:
-    """So it is also where `state_dict` returns what the object itself holds."""
+    """Objects keep their state also where their `state_dict` returns their own `__dict__`."""
 
     class Counts:
         def __init__(self) -> None:

@@ -76,7 +76,7 @@ class FitState:
     def updated(self, loss: float, per_epoch: int) -> None:
         """Counts an update with this loss. per_epoch: micro-batches of an epoch."""
         if self._options.logging_nan_inf_filter and not math.isfinite(loss):
-            loss = self._unlogged_loss / (1 + self.unlogged)  # as transformers counts it
+            loss = self._unlogged_loss / (1 + self.unlogged)  # transformers' own formula
         self.now.global_step += 1
         self.total_loss += loss
         self._unlogged_loss += loss

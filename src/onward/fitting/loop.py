@@ -235,7 +235,7 @@ class _Loop:
             )
         folder = self.options.output_dir if asked is True else asked
         self._find_best(self.trainer.resume(str(folder)))
-        # what follows an epoch's last update had not been done when that update was saved
+        # an epoch's end comes after the save of its last update
         if self._end_if_done():
             self._epoch_ended()
 

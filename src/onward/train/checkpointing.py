@@ -236,7 +236,7 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
             )
 
     def restore(state: State) -> Callable[[], None]:
-        before = [copied(o.state_dict()) for o in objects]  # which may be the object's own dict
+        before = [copied(o.state_dict()) for o in objects]  # copies: it may be the object's dict
 
         def back() -> None:
             for o, held in zip(objects, before, strict=True):
