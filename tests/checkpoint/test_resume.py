@@ -284,6 +284,35 @@ def test_an_object_whose_state_no_file_holds(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_resume_that_fails_leaves_objects_as_they_were(tmp_path: Path) -> None:
+    """Objects keep their state also where their `state_dict` returns their own `__dict__`."""
+
+    class Counts:
+        def __init__(self) -> None:
+            self.count, self.seen = 1, [1]
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.__dict__
+
+        def load_state_dict(self, state: Any) -> None:
+            self.__dict__.update(state)
+
+    class Fails(Counts):
+        def load_state_dict(self, state: Any) -> None:
+            if state["count"] == 1:
+                raise RuntimeError("no")
+
+    run, one, other = Run(Small()), Counts(), Fails()
+    run.trainer.register_for_checkpointing(one, other)
+    run.step()
+    run.trainer.save(tmp_path)
+    one.count, other.count = 7, 7
+    one.seen.append(7)
+    with pytest.raises(RuntimeError, match="no"):
+        run.trainer.resume(tmp_path)
+    assert (one.count, one.seen) == (7, [1, 7])
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CheckpointError, match="there is no checkpoint in"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import accelerate
 import pytest
+import torch
 import transformers
+from hf_runs import KINDS, arguments, causal_lm, language
 from packaging.version import Version
 from transformers import TrainerCallback
 
@@ -103,3 +106,33 @@ def test_a_replaced_accelerator_is_seen() -> None:
     assert trainer_methods.replaced(one) == "Accelerator.backward"
     mine = type("Mine", (accelerate.Accelerator,), {"clip_grad_norm_": lambda *_: None})
     assert trainer_methods.replaced(object.__new__(mine)) == "Mine.clip_grad_norm_"
+
+
+def test_a_callback_clips_gradients_of_its_own(tmp_path: Path) -> None:
+    """accelerate clips another model's gradients, and the trained model's where a callback asks."""
+    seen: list[list[float]] = []
+    for kind in KINDS:
+        other, norms = torch.nn.Linear(3, 1, bias=False), list[float]()
+        torch.nn.init.ones_(other.weight)
+
+        class Clips(TrainerCallback):
+            trainer: Any = None
+
+            def on_step_end(
+                self, *_: Any, own: Any = other, out: Any = norms, **given: Any
+            ) -> None:
+                own.zero_grad()
+                (40 * own.weight.square().sum()).backward()
+                clip = self.trainer.accelerator.clip_grad_norm_
+                out.append(float(clip(own.parameters(), max_norm=1.0)))
+                out.append(float(clip([own.weight], 0.5)))
+                out.append(float(own.weight.grad.norm()))
+                out.append(float(clip(given["model"].parameters(), 1.0)))
+
+        one, args = Clips(), arguments(tmp_path, max_steps=2)
+        one.trainer = trainer = language(kind, causal_lm(), args, callbacks=[one])
+        trainer.train()
+        norms += [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
+        seen.append(norms)
+    assert seen[0] == pytest.approx(seen[1], rel=2e-4)
+    assert seen[1][:4] == pytest.approx([80 * 3**0.5, 1.0, 0.5, 0.0], rel=1e-4)

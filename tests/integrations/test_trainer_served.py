@@ -362,6 +362,64 @@ def test_training_step_by_hand(tmp_path: Path) -> None:
     assert ours.onward_trainer.updates == 2
 
 
+def again(trainer: Any) -> None:
+    trainer.train()
+
+
+def resumed(trainer: Any) -> None:
+    trainer.train(resume_from_checkpoint=True)
+
+
+def by_hand(trainer: Any) -> None:
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.zero_grad()
+    trainer.model(**batch).loss.backward()
+    trainer.optimizer.optimizer.step()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("ends", "then"),
+    [(KeyboardInterrupt, resumed), (IndexError, by_hand), (None, again), (None, by_hand)],
+)
+def test_a_run_that_ends_within_a_window(ends: Any, then: Any, tmp_path: Path) -> None:
+    """What comes after an interrupt, an error or a stop has no gradients of the open window."""
+    trainers = []
+    for kind in KINDS:
+
+        class Breaks(kind):  # type: ignore[misc, valid-type]
+            batches = 0
+
+            def _prepare_inputs(self, inputs: Any) -> Any:
+                self.batches += 1
+                if ends is not None and self.batches == 6:  # the window's third of four
+                    raise ends
+                return super()._prepare_inputs(inputs)
+
+        class Stops(TrainerCallback):
+            runs = 0
+
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                self.runs += 1
+
+            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                first = ends is None and self.runs == 1
+                control.should_training_stop = first and state.global_step == 1
+
+        args = arguments(
+            tmp_path / kind.__module__, max_steps=3, gradient_accumulation_steps=4, optim="sgd",
+            learning_rate=0.1, save_strategy="steps", save_steps=1,
+        )  # fmt: skip
+        trainer = language(Breaks, causal_lm(), args, callbacks=[Stops()])
+        with contextlib.suppress(KeyboardInterrupt, IndexError):
+            trainer.train()
+        assert trainer.state.global_step == 1
+        then(trainer)
+        trainers.append(trainer)
+    assert_same_run(*trainers)
+    assert trainers[0].onward_trainer.micro_steps == 0
+
+
 def stepped(trainer: Any, batch: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     loss = trainer.training_step(trainer.model, dict(batch))
     grads = [p.grad.clone() for p in trainer.model.parameters()]

@@ -86,6 +86,13 @@ class FitOptions:
     )
     logging_steps: int = option(500, read_count, "is the number of updates between logs", "50")
     logging_first_step: bool = option(False, read_switch, "logs the first update too", "True")
+    logging_nan_inf_filter: bool = option(
+        True,
+        read_switch,
+        "leaves infinite and NaN losses out of the logged mean, as transformers does, which counts "
+        "the mean of the losses before in their place; false: the mean has them",
+        "False",
+    )
     eval_strategy: str = option(
         "no",
         read_one_of("no", "steps", "epoch"),

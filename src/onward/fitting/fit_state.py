@@ -21,7 +21,9 @@ class FitState:
 
     now: transformers' TrainerState. control: transformers' TrainerControl. handler: calls the
     callbacks. epochs: those that have ended. micro: micro-batches of the present one. total_loss:
-    the sum over all updates.
+    the sum over the updates of this call. data_epoch: the loader's number of the present epoch.
+    per_epoch: micro-batches of an epoch; None: unknown. counts_samples: whether the loader's
+    position is an epoch and samples, so that a resumed run may have batches of another size.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class FitState:
             [DefaultFlowCallback, *callbacks], trainer.model, None, trainer.optimizer, scheduler
         )
         self.micro, self.total_loss = 0, 0.0
-        self.epochs = 0
-        self._since: tuple[int, float] = (0, 0.0)  # updates, and sum of losses, at the last log
+        self.epochs = self.data_epoch = 0
+        self.per_epoch: int | None = None
+        self.counts_samples = False
+        self._logged = 0  # updates at the last log
+        self._unlogged_loss = 0.0  # the sum over those since
         self.event("on_init_end")
 
     def event(self, name: str, **given: Any) -> None:
@@ -70,8 +75,11 @@ class FitState:
 
     def updated(self, loss: float, per_epoch: int) -> None:
         """Counts an update with this loss. per_epoch: micro-batches of an epoch."""
+        if self._options.logging_nan_inf_filter and not math.isfinite(loss):
+            loss = self._unlogged_loss / (1 + self.unlogged)  # transformers' own formula
         self.now.global_step += 1
         self.total_loss += loss
+        self._unlogged_loss += loss
         self.now.epoch = self.epochs + self.micro / per_epoch
 
     def end_epoch(self) -> None:
@@ -82,14 +90,13 @@ class FitState:
     @property
     def unlogged(self) -> int:
         """Updates since the mean loss was last asked for."""
-        return self.now.global_step - self._since[0]
+        return self.now.global_step - self._logged
 
     def mean_loss(self) -> float:
         """The mean loss of the updates since it was last asked for."""
-        updates, total = self._since
-        self._since = self.now.global_step, self.total_loss
-        count = self.now.global_step - updates
-        return (self.total_loss - total) / count if count else math.nan
+        count, total = self.unlogged, self._unlogged_loss
+        self._logged, self._unlogged_loss = self.now.global_step, 0.0
+        return total / count if count else math.nan
 
     # ---- the best model
 
@@ -129,27 +136,68 @@ class FitState:
             "now": {k: v for k, v in asdict(self.now).items() if k not in _OF_RANK},
             "micro": self.micro,
             "epochs": self.epochs,
-            "total_loss": self.total_loss,
-            "since": list(self._since),
+            "data_epoch": self.data_epoch,
+            "per_epoch": self.per_epoch,
+            "unlogged": [self._logged, self._unlogged_loss],
             "callbacks": self._callback_states(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved progress; its length and intervals stay those of the options."""
+        """Goes on from a saved progress; its length and intervals stay those of the options. Raises
+        OnwardError for one within an epoch of batches of another size, where the loader counts
+        batches."""
+        micro = self._micro_here(state)
         for name, value in state["now"].items():
             if hasattr(self.now, name) and name not in (*_OF_OPTIONS, *_OF_RANK):
                 setattr(self.now, name, value)
-        self.micro, self.epochs = state["micro"], state["epochs"]
-        self.total_loss, self._since = state["total_loss"], tuple(state["since"])
-        for callback in self.handler.callbacks:
-            saved = state["callbacks"].get(type(callback).__name__)
-            if saved is not None and hasattr(callback, "state"):
-                vars(callback).update(saved["attributes"])
+        self.micro, self.epochs = micro, state["epochs"]
+        self.data_epoch = state.get("data_epoch", self.epochs)
+        self._logged, self._unlogged_loss = _unlogged(state)
+        for name, callbacks in self._with_states().items():
+            saved = state["callbacks"].get(name, [])
+            if isinstance(
+                saved, Mapping
+            ):  # one state, in older files that of the last such callback
+                saved = [saved] * len(callbacks)
+            for callback, own in zip(callbacks, saved, strict=False):
+                vars(callback).update(own["attributes"])
+
+    def _micro_here(self, state: Mapping[str, Any]) -> int:
+        """Micro-batches of the present epoch, as this run counts them."""
+        micro, saved, here = state["micro"], state.get("per_epoch"), self.per_epoch
+        if not micro or saved is None or here is None or saved == here:
+            return micro
+        if not self.counts_samples:
+            raise OnwardError(
+                f"the run was saved within an epoch of {saved} batches, but train_dataloader has "
+                f"{here} here, and no position in samples; fix: the data and batch size of the "
+                "saved run, or onward.data.ResumableDataLoader"
+            )
+        return max(1, round(micro * here / saved))
 
     def _callback_states(self) -> dict[str, Any]:
-        """The states of callbacks that say theirs, as transformers' early stopping does."""
-        saying = [c for c in self.handler.callbacks if hasattr(c, "state")]
-        return {type(c).__name__: c.state() for c in saying}
+        """The states of callbacks that say theirs, by the names of their classes; where several are
+        of one class, a list in their order, as in transformers' TrainerState."""
+        found = {name: [c.state() for c in each] for name, each in self._with_states().items()}
+        return {name: each if len(each) > 1 else each[0] for name, each in found.items()}
+
+    def _with_states(self) -> dict[str, list[Any]]:
+        """The callbacks that say their state, as transformers' early stopping does, by class."""
+        found: dict[str, list[Any]] = {}
+        for callback in self.handler.callbacks:
+            if hasattr(callback, "state"):
+                found.setdefault(type(callback).__name__, []).append(callback)
+        return found
+
+
+def _unlogged(state: Mapping[str, Any]) -> tuple[int, float]:
+    """Updates at the last log, and the sum of the losses since, of a saved progress."""
+    if "unlogged" in state:
+        updates, total = state["unlogged"]
+        return updates, total
+    updates, before = state["since"]  # older files have the sums since the run's begin
+    total = state["total_loss"] - before
+    return (updates, total) if math.isfinite(total) else (state["now"]["global_step"], 0.0)
 
 
 __all__ = ["FitState"]

@@ -6,6 +6,7 @@ transformers' Trainer, whose callbacks take part in it.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onward.checkpoint import checkpoints, is_checkpoint
 from onward.errors import OnwardError
 from onward.fitting.evaluation import Metric, evaluate
 from onward.fitting.fit_options import FitOptions
@@ -25,6 +27,8 @@ from onward.train import StepResult, Trainer
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
+
+log = logging.getLogger("onward")
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ class _Loop:
             )
         self.ranks.require_alike(self._facts())
         self.state = FitState(options, self.max_steps, callbacks, trainer, self.scheduler)
+        self.state.per_epoch = self.per_epoch
+        self.state.counts_samples = self._counts_samples
         self.state.handler.train_dataloader = self.train_dataloader
         self.state.handler.eval_dataloader = self.eval_dataloader
 
@@ -190,16 +196,15 @@ class _Loop:
         started = time.perf_counter()
         self._resume()
         state = self.state
-        first, before = state.now.global_step, state.total_loss
+        first = state.now.global_step
         state.event("on_train_begin")
         self.ranks.agree(state.control)
         while state.now.global_step < self.max_steps and not state.control.should_training_stop:
             self._epoch()
-        best = state.now.best_model_checkpoint
-        if self.options.load_best_model_at_end and best is not None:
-            self.trainer.load_weights(best)
+        if self.options.load_best_model_at_end:
+            self._load_best()
         done, seconds = state.now.global_step - first, time.perf_counter() - started
-        loss = (state.total_loss - before) / done if done else math.nan
+        loss = state.total_loss / done if done else math.nan
         if done:
             self._tell({"train_runtime": seconds, "train_loss": loss})
         state.event("on_train_end")
@@ -208,7 +213,7 @@ class _Loop:
             training_loss=loss,
             metrics=self.evaluated,
             best_metric=state.now.best_metric,
-            best_model_checkpoint=best,
+            best_model_checkpoint=state.now.best_model_checkpoint,
             log_history=list(state.now.log_history),
             seconds=seconds,
         )
@@ -216,6 +221,11 @@ class _Loop:
     def _resume(self) -> None:
         asked = self.options.resume_from_checkpoint
         if asked is False:
+            if self.trainer.zero_grad():
+                log.warning(
+                    "the Trainer was within an accumulation window, whose gradients fit drops, as "
+                    "transformers' Trainer does; fix: trainer.update() before, if they are to count"
+                )
             return
         if not hasattr(self.train_dataloader, "state_dict"):
             raise OnwardError(
@@ -224,16 +234,69 @@ class _Loop:
                 "batches; fix: onward.data.ResumableDataLoader"
             )
         folder = self.options.output_dir if asked is True else asked
-        self.trainer.resume(str(folder))
-        state, data = self.state, self.train_dataloader
-        ended = getattr(data, "epoch", 0) > state.epochs or state.micro == self.per_epoch
-        if state.micro and ended:  # the checkpoint is of the last update of an epoch
-            state.end_epoch()
+        self._find_best(self.trainer.resume(str(folder)))
+        # an epoch's end comes after the save of its last update
+        if self._end_if_done():
             self._epoch_ended()
+
+    @property
+    def _counts_samples(self) -> bool:
+        """Whether the loader's position is an epoch and samples, as a ResumableDataLoader's is."""
+        return all(hasattr(self.train_dataloader, name) for name in ("epoch", "samples"))
+
+    def _end_if_done(self) -> bool:
+        """Counts the epoch if all its batches were trained. Returns whether it did."""
+        state = self.state
+        if self._counts_samples:
+            done = self.train_dataloader.epoch > state.data_epoch
+        else:
+            done = state.micro == self.per_epoch
+        if not state.micro or not done:
+            return False
+        state.end_epoch()
+        return True
+
+    # ---- the best checkpoint
+
+    def _find_best(self, resumed: Path) -> None:
+        """Looks for the best checkpoint beside the one that was resumed from, whose folder may have
+        been moved since, then where it was written."""
+        now = self.state.now
+        if now.best_model_checkpoint is None:
+            return
+        written = Path(now.best_model_checkpoint)
+        runs = {each.path: each.manifest.run for each in checkpoints(resumed.parent)}
+        beside = resumed.parent / written.name
+        if beside in runs and runs[beside] == runs.get(resumed):
+            written = beside
+        if self.ranks.on_all(is_checkpoint(written)):
+            now.best_model_checkpoint = str(written)
+        else:
+            log.warning(
+                "the best checkpoint %s is gone: another one is the best from the next better "
+                "evaluation on",
+                written,
+            )
+            now.best_model_checkpoint = None
+
+    def _load_best(self) -> None:
+        """Gives the model the weights of the best checkpoint, where it is still there."""
+        best = self.state.now.best_model_checkpoint
+        if best is None:
+            return
+        if self.ranks.on_all(is_checkpoint(Path(best))):
+            self.trainer.load_weights(best)
+        else:
+            log.warning("the best checkpoint %s is gone: the model keeps its last weights", best)
+
+    # ---- an epoch
 
     def _epoch(self) -> None:
         """Trains on the batches that are left of an epoch, until a callback ends it."""
         trainer, state, seen = self.trainer, self.state, 0
+        begun = state.micro  # by the run that was resumed
+        if self._counts_samples:
+            state.data_epoch = self.train_dataloader.epoch
         state.event("on_epoch_begin")
         set_epoch = getattr(getattr(self.train_dataloader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:  # a DistributedSampler has an order for each epoch
@@ -257,9 +320,9 @@ class _Loop:
             if result is not None:
                 self._updated(result)
             state.end_epoch()
-        if not seen:
+        if not seen and not begun:
             raise OnwardError("train_dataloader gave no batch in an epoch; fix: give more data")
-        if state.control.should_epoch_stop and state.micro:
+        if not self._end_if_done() and state.control.should_epoch_stop and state.micro:
             self._leave_epoch()
         self._epoch_ended()
 

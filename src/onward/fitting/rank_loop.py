@@ -57,6 +57,13 @@ class RankLoop:
         for name, asked in zip(_ASKED, zip(*rows, strict=True), strict=True):
             setattr(control, name, any(asked))
 
+    def on_all(self, here: bool) -> bool:
+        """Whether something that is so `here` is so on every rank."""
+        mesh = self.mesh
+        if mesh.ranks == 1:
+            return here
+        return all(row[0] for row in mesh.gathered(MeetingKind.LOOP, [int(here)]))
+
     def warn_if_batches_repeat(self, given: Any) -> None:
         """Warns where ranks that share the batches have the same first one, as where each reads the
         whole dataset in one order. given: as `train_step` takes it."""

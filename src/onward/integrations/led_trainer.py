@@ -58,11 +58,6 @@ class LedWindow(AccumulationWindow):
             return super().number(updates)
         return self.led_step, self._since if self.led_step == self._counted else 0
 
-    def leave(self) -> None:
-        """Forgets the micro-batches of an open window, whose gradients the loop has now."""
-        self.micro_steps = self.parts = 0
-        self.sums = {key: torch.zeros_like(total) for key, total in self.sums.items()}
-
     def _with(self, executable: Executable, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         sums = super()._with(executable, loss)
         if self.size == 1 or executable.plan.signature.windowed:
@@ -146,9 +141,19 @@ class LedTrainer(Trainer):
     def give_back(self) -> None:
         """Returns the optimizer to torch. Gradients of an open window are added to `p.grad`."""
         self._optimizer.give_back()
-        assert isinstance(self._window, LedWindow)
         self._window.leave()
         self._due = False
+
+    @exclusive
+    def leave_open_window(self) -> None:
+        """Does what `give_back` does where the loop has ended within a window, or between an update
+        and its `optimizer.step()`, so that `zero_grad` clears what the window has summed. Several
+        ranks, of which each has sums of its own share, drop them."""
+        if self._window.is_first and not self._due:
+            return
+        if not self._ranks.is_one:
+            self._optimizer.updates.window = frozenset()
+        self.give_back()
 
     @contextmanager
     def whole_optimizer(self) -> Generator[None]:

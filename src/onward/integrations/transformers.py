@@ -103,7 +103,6 @@ class Trainer(transformers.Trainer):
         # parts that no LedTrainer can be made of, and why
         self._unfit: tuple[tuple[Any, ...], str] | None = None
         self._result: StepResult | None = None
-        self._own_clipping: Any = None  # the clipping that `_norm` replaces
         # losses of updates that the next LedTrainer begins with, of a checkpoint or the one before
         self._history: list[float] | None = None
         self._checkpoint: Path | None = None  # of this run, the last one
@@ -208,6 +207,8 @@ class Trainer(transformers.Trainer):
                 return found
             finally:
                 self._result = None
+                if self._step_trainer is not None:
+                    self._step_trainer.leave_open_window()
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
@@ -396,12 +397,15 @@ class Trainer(transformers.Trainer):
         if self._step_trainer is not None:
             self._step_trainer.name_checkpoint(folder)
 
-    def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    def _norm(self, parameters: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         """The gradient norm before clipping, f32[]; called in place of clipping, which the graph
-        has done."""
-        if self._result is not None:
-            return self._result.grad_norm
-        return type(self.accelerator).clip_grad_norm_(self.accelerator, *args, **kwargs)
+        has done for the loop. Clips where others ask for it, as for parameters of another model."""
+        given = list(parameters) if isinstance(parameters, Iterator) else parameters
+        if self._result is not None and self._turns.loop_calls:
+            own = () if self.model is None else self.model.parameters()
+            if list(map(id, given)) == list(map(id, own)):
+                return self._result.grad_norm
+        return type(self.accelerator).clip_grad_norm_(self.accelerator, given, *args, **kwargs)
 
     def _is_summed(self, items: torch.Tensor | int | None) -> bool:
         """Whether the losses of a window are summed rather than averaged, as transformers'

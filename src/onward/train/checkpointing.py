@@ -26,7 +26,7 @@ from onward.checkpoint.state_tree import encoded
 from onward.errors import CheckpointError, OnwardError
 from onward.train.rank_states import RANDOM, REGISTERED, RankStates
 from onward.train.ranks import Ranks
-from onward.train.state_part import State, StatePart, live, require, unfit
+from onward.train.state_part import State, StatePart, copied, live, require, unfit
 
 log = logging.getLogger("onward")
 
@@ -236,7 +236,7 @@ def registered_part(objects: Sequence[Stateful]) -> StatePart:
             )
 
     def restore(state: State) -> Callable[[], None]:
-        before = [o.state_dict() for o in objects]
+        before = [copied(o.state_dict()) for o in objects]  # copies: it may be the object's dict
 
         def back() -> None:
             for o, held in zip(objects, before, strict=True):

@@ -314,6 +314,17 @@ class Trainer(TrainerCheckpoints, TrainerViews):
         return result
 
     @exclusive
+    def zero_grad(self) -> bool:
+        """Drops the open accumulation window, with the gradients that it has summed, as
+        `optimizer.zero_grad()` does in eager PyTorch. All ranks of a mesh call it. Returns whether
+        a window was open."""
+        self._check_idle()
+        is_open = not self._window.is_first
+        self._window.leave()
+        self._updates.window = frozenset()
+        return is_open
+
+    @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """Computes the loss, and the outputs named by `fetch`, in evaluation mode: no dropout, no
         update. Where ranks have parts of the weights (`zero=3`, `tp`), all of them call it: those

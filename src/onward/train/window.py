@@ -154,6 +154,11 @@ class AccumulationWindow:
         self.loss = self.mean_loss()
         self.sums = _zeros()
 
+    def leave(self) -> None:
+        """Forgets the micro-batches of an open window."""
+        self.micro_steps = self.parts = 0
+        self.sums = _zeros()
+
     def mean_loss(self) -> torch.Tensor:
         """The loss of the micro-batches of the window, f[]."""
         total = self.sums["loss"]
