@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         lambda o: None, {"eval_strategy": "no", "lr_scheduler_type": "reduce_lr_on_plateau"},
         "ReduceLROnPlateau.step takes a metric, and eval_strategy is 'no'; fix: eval_strategy",
     ),
-    "another argument": (lambda o: ByEpoch(), {}, "ByEpoch.step requires epoch, which .* fix: a"),
+    "another argument": (lambda o: ByEpoch(), {}, "ByEpoch.step needs epoch, which .* fix: a"),
 }  # fmt: skip
 
 
