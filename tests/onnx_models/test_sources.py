@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import numpy_helper, parser
 
 import onward
@@ -108,6 +109,127 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for shape in ((2, 4, 8, 8), (2, 3, 8)):
         with pytest.raises(OnwardError, match=r"the input x is f32\[B,3,H,W\], and the batch has"):
             session.predict({"x": np.zeros(shape, np.float32)})
+
+
+CUTS = [
+    (0, 5), (0, 4), (-4, 2**63 - 1), (-4, 10**9), (5, 2**31 - 1), (0, -4), (-100, 2), (1, 5),
+    (-4, -1), (3, 1), (1, 2**60), (-(2**63), -1), (0, 2**60), (0, 2), (2, 2),
+]  # fmt: skip
+OPEN = CUTS[-5:]  # that are the same for all sizes from 2 on
+
+
+def cut(start: int, end: int) -> onnx.ModelProto:
+    return parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[B, T, 4] x) => (float[B, R, 4] y) {{
+        s = Constant <value_ints = [{start}]> () e = Constant <value_ints = [{end}]> ()
+        a = Constant <value_ints = [1]> () y = Slice (x, s, e, a)
+    }}""")
+
+
+@pytest.mark.parametrize(("start", "end"), CUTS)
+def test_a_cut_of_an_open_size_ends_where_the_batch_does(start: int, end: int) -> None:
+    model = cut(start, end)
+    session = TrainingSession(model)
+    rng = np.random.default_rng(0)
+    for length in (7, 4, 2, 7):
+        x = rng.standard_normal((2, length, 4)).astype(np.float32)
+        np.testing.assert_array_equal(session.predict({"x": x})["y"], stock(model, {"x": x}))
+    assert session.source.is_open
+    assert (len(session.module.program.graphs) == 1) == ((start, end) in OPEN)
+
+
+def test_a_step_on_batches_shorter_than_a_cut() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    m (float[B, T, 4] x) => (float l)
+    <float[4, 3] w = {1, -2, 3, 1, 2, -1, 0.5, 1, 1, 2, 0.25, 3}, int64[1] s = {0},
+     int64[1] e = {3}, int64[1] a = {1}> {
+        c = Slice (x, s, e, a) p = MatMul (c, w) q = Mul (p, p)
+        l = ReduceMean <keepdims = 0> (q)
+    }"""
+    session = TrainingSession(parser.parse_model(text), onward.optim.SGD(lr=0.01), "l")
+    rng = np.random.default_rng(0)
+    for length in (5, 2, 1):
+        x = rng.standard_normal((2, length, 4)).astype(np.float32)
+        w = torch.tensor(session.state_dict()["w"], requires_grad=True)
+        loss_ = (torch.from_numpy(x)[:, :3] @ w).square().mean()
+        loss_.backward()  # type: ignore[no-untyped-call]
+        assert session.step({"x": x}).loss == pytest.approx(loss_.item(), rel=1e-5)
+        assert w.grad is not None
+        after = (w - 0.01 * w.grad).detach().numpy()
+        np.testing.assert_allclose(session.state_dict()["w"], after, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 2), (3, 4)])
+def test_a_table_that_is_cut_at_an_open_size(start: int, count: int) -> None:
+    """The cut of a table of positions is no longer than the table."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[B, T] x) => (float[R] y) <float[4] table = {{1, 2, 3, 4}}, int64[1] o = {{0}}> {{
+        t = Shape <start = 1> (x) s = Constant <value_ints = [{start}]> ()
+        e = Add (t, s) y = Slice (table, s, e, o)
+    }}"""
+    model = parser.parse_model(text)
+    session = TrainingSession(model)
+    for length in (3, 6):
+        x = np.ones((2, length), np.float32)
+        np.testing.assert_array_equal(session.predict({"x": x})["y"], stock(model, {"x": x}))
+
+
+UNLIKE = {
+    "y = Squeeze (x, one)": (1, "dim 1 of f32.* is not 1"),
+    "y, z = Split <axis = 1> (x, parts)": (3, "its parts .1, 2. are not the"),
+    "y, i = TopK <axis = 1> (x, five)": (6, "it takes 5 of"),
+    "y = Concat <axis = 2> (x, v)": (3, "differ in more than dim 2"),
+    "y = Pad (x, cut)": (5, "it cuts 4 of the"),
+}
+
+
+@pytest.mark.parametrize("line", UNLIKE)
+def test_sizes_that_a_node_does_not_take_are_refused(line: str) -> None:
+    """onnxruntime takes the one size."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[B, T, 4] x) => (float[] y)
+    <int64[1] one = {{1}}, int64[2] parts = {{1, 2}}, int64[1] five = {{5}},
+     float[2, 3, 1] v = {{1, 2, 3, 4, 5, 6}}, int64[6] cut = {{0, -2, 0, 0, -2, 0}}> {{
+        {line}
+    }}""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = TrainingSession(model)
+    taken, message = UNLIKE[line]
+    for length in (2, 3, taken):
+        x = np.random.default_rng(length).random((2, length, 4)).astype(np.float32)
+        if length == taken:
+            np.testing.assert_array_equal(session.predict({"x": x})["y"], stock(model, {"x": x}))
+        else:
+            with pytest.raises(OnwardError, match=message):
+                session.predict({"x": x})
+
+
+def test_a_dim_that_is_dropped_without_its_name() -> None:
+    model = cut(1, 2**60)
+    model.graph.node[-1].output[0] = "z"
+    model.graph.node.append(onnx.helper.make_node("Squeeze", ["z"], ["y"]))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = TrainingSession(model)
+    for length in (5, 2):  # x[:, 1:] has one step at T = 2
+        x = np.ones((2, length, 4), np.float32)
+        found = session.predict({"x": x})["y"]
+        np.testing.assert_array_equal(found, stock(model, {"x": x}))
+
+
+def test_a_loss_that_cuts_more_than_a_batch_has_is_refused() -> None:
+    model = cut(0, 2**60)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    model.graph.node[-1].output[0] = "z"
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["z", "w"], ["y"]))
+
+    def head(b: Any, y: Any) -> Any:
+        return b.ReduceMean(b.slice(y, 1, 0, 4), keepdims=0)
+
+    session = TrainingSession(model, onward.optim.SGD(lr=0.1), loss.function(head))
+    x = np.ones((2, 6, 4), np.float32)
+    assert session.evaluate({"x": x}).loss == pytest.approx(1.0)
+    with pytest.raises(OnwardError, match=r"the loss cuts more than .* has \(x \[2, 3, 4\]\)"):
+        session.evaluate({"x": x[:, :3]})
 
 
 REFUSED = {

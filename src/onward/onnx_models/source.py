@@ -45,7 +45,8 @@ OLDEST = 7  # the oldest opset that onnx's converter takes
 AGE = "it has the form of opset"  # in the reader's message for a model that is too old
 # in its messages for what it could read if the sizes were known
 OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shape", "do not divide",
-            "depends on data", "open size", "element counts")  # fmt: skip
+            "depends on data", "open size", "element counts", "do not broadcast",
+            "inner sizes differ", "channels", "constant ends")  # fmt: skip
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
 ASKED = "needs a constant as its input"  # in its messages for what depends on a number
