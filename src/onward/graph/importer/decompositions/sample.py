@@ -45,7 +45,7 @@ def _resize(c: NodeCall) -> Results:
         ):
             outside.append((axis, beyond))
         if nearest:
-            index = _nearest(at, c.attr("nearest_mode", "round_prefer_floor"))
+            index = _nearest(at, c.attr("nearest_mode", "round_prefer_floor"), scales[i])
             y = b.Gather(y, index.clip(0, sizes[axis] - 1), axis=axis)
         else:
             matrix = _matrix(c, at, sizes[axis], scales[i]).astype(precise.numpy())
@@ -97,8 +97,11 @@ def _coordinates(
             return (x + 0.5) / scale - 0.5
 
 
-def _nearest(at: np.ndarray, mode: str) -> np.ndarray:
+def _nearest(at: np.ndarray, mode: str, scale: float) -> np.ndarray:
+    """The elements that coordinates f64[out] take, i64[out]; by_scale: as before opset 11."""
     match mode:
+        case "by_scale":
+            found = np.floor(at) if scale >= 1 else np.ceil(at)
         case "round_prefer_floor":
             found = np.ceil(at - 0.5)
         case "round_prefer_ceil":
