@@ -22,7 +22,6 @@ from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of
 from onward.graph.importer.nested_nodes import nodes_within
-from onward.graph.names import some
 from onward.graph.ops.batch_norm import EPSILON, MOMENTUM, by_batch, run_on
 from onward.onnx_models.soundness import opset_of
 
@@ -73,7 +72,8 @@ def _require_own(graph: onnx.GraphProto, names: set[str], first: Mapping[str, st
     shared = sorted(name for name, uses in layers.items() if len(uses) > 1 or () in uses)
     if shared:
         raise OnwardError(
-            f"a running statistic of batch normalization is also another tensor: {some(shared)}; "
+            f"a running statistic of batch normalization is also another tensor: "
+            f"{', '.join(shared[:4])}; "
             "exporters store equal tensors once, such as the zeros and ones of a new model; fix: "
             "export a model whose tensors differ, as they do after a step"
         )
