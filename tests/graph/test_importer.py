@@ -374,3 +374,30 @@ def test_weights_of_an_open_width_broadcast(execute: Execute) -> None:
     want: Any = ReferenceEvaluator(model).run(None, feeds)
     found = execute(from_onnx(model, {"B": 2, "D": 5}), feeds)["y"]
     np.testing.assert_allclose(found, want[0], rtol=1e-5)
+
+
+FORMS = (
+    "half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric",
+    "tf_crop_and_resize",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_a_resize_by_scales_whose_sizes_are_not_whole(
+    mode: str, form: str, execute: Execute
+) -> None:
+    """onnxruntime's numbers, which are PyTorch's; onnx's own evaluator has other corners."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype(np.float32)
+    roi = "{0, 0, 0.1, 0.2, 1, 1, 0.8, 0.9}" if form == "tf_crop_and_resize" else "{}"
+    for scales in ((1.7, 2.3), (0.5, 0.7), (0.3, 0.3)):
+        model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 19]>
+        m (float[1, 1, 5, 4] x) => (float[1, 1, H, W] y)
+        <float[{8 if len(roi) > 2 else 0}] roi = {roi},
+         float[4] scales = {{1, 1, {scales[0]}, {scales[1]}}}> {{
+            y = Resize <mode = "{mode}", coordinate_transformation_mode = "{form}"> (x, roi, scales)
+        }}""")
+        runtime = onnxruntime.InferenceSession(model.SerializeToString())
+        [want] = runtime.run(None, {"x": x})
+        found = execute(from_onnx(model), {"x": x})["y"]
+        np.testing.assert_allclose(found, want, atol=1e-5, err_msg=str(scales))

@@ -25,6 +25,9 @@ COLUMNS = [0.5, -1.0, 2.0, 0.25]
 ROWS = [float(x) for x in RNG.standard_normal(12)]
 
 # op, inputs, attributes, outputs
+ONE: dict[str, Any] = {
+    "coefficients": [1.0, -2, 3, 0.5], "intercepts": [0.1], "classlabels_ints": [5, 7],
+}  # fmt: skip
 CALLS: dict[str, tuple[str, list[np.ndarray], dict[str, Any], int]] = {
     "features": ("ArrayFeatureExtractor", [X, np.array([2, 0])], {}, 1),
     "a feature": ("ArrayFeatureExtractor", [X, np.array([[3]])], {}, 1),
@@ -66,6 +69,13 @@ CALLS: dict[str, tuple[str, list[np.ndarray], dict[str, Any], int]] = {
         "LinearClassifier", [X],
         {"coefficients": ROWS, "intercepts": [0.1, 0.2, 0.3], "classlabels_ints": [0, 1, 2],
          "post_transform": "LOGISTIC"}, 2,
+    ),
+    "one score": ("LinearClassifier", [X], {**ONE, "post_transform": "NONE"}, 2),
+    "one score by a softmax": ("LinearClassifier", [X], {**ONE, "post_transform": "SOFTMAX"}, 2),
+    "one score by a sigmoid": ("LinearClassifier", [X], {**ONE, "post_transform": "LOGISTIC"}, 2),
+    "norm by a largest number below 0": (
+        "Normalizer", [np.array([[-1, -2, -4], [0, -3, 0], [1, -8, 2]], np.float32)],
+        {"norm": "MAX"}, 1,
     ),
 }  # fmt: skip
 

@@ -121,7 +121,8 @@ def samples() -> Iterator[Call]:
             yield Call("Resize", inputs, {"mode": "nearest", "nearest_mode": "round_prefer_ceil"})
             yield Call("Resize", inputs, {"mode": "linear"})
         aligned = {"coordinate_transformation_mode": "align_corners"}
-        yield Call("Resize", (x, none, None, sizes), {"mode": "linear", **aligned})
+        for scale in ((none, None, sizes), (none, down)):
+            yield Call("Resize", (x, *scale), {"mode": "linear", **aligned})
     for more in ({}, aligned, {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}):
         inputs = (f(2, 3, 6, 5), none, None, i64(2, 3, 4, 8))
         yield Call("Resize", inputs, {"mode": "cubic", **more})

@@ -212,8 +212,5 @@ def _resize(
         raise NoForm("other coordinates than interpolate's")
     if (a.mode == "cubic" or wide) and rank != 2:
         raise NoForm("cubic or wider shares of other than two dims")
-    scale = how.get("scale_factor", [])
-    if aligned and any(n * s % 1 for n, s in zip(x.shape[2:], scale, strict=False)):
-        raise NoForm("a size that is no whole number between aligned corners")
     mode = "bicubic" if a.mode == "cubic" else _LINEAR[rank]
     return F.interpolate(x, mode=mode, align_corners=aligned, antialias=wide, **how)

@@ -354,3 +354,66 @@ def test_the_exported_step_moves_them_too(tmp_path: Path) -> None:
     found = load_file(state)
     for name in ("mean", "variance"):
         np.testing.assert_allclose(found[f"buffer.{name}"], ours.state_dict()[name], rtol=1e-5)
+
+
+def dense(held: dict[str, np.ndarray], names: list[str], opset: int = 17) -> onnx.ModelProto:
+    """x f32[B,3] -> BatchNormalization with these inputs -> y."""
+    node = helper.make_node("BatchNormalization", ["x", *names], ["y"])
+    return model_of([node], held, ["B", CHANNELS], opset)
+
+
+HELD = {
+    "scale": np.array([1.1, 0.9, 1.3]), "bias": np.array([0.1, 0.2, -0.3]),
+    "mean": np.array([0.5, 0.1, 0.2]), "variance": np.array([1.0, 2.0, 0.5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["function", "identity"])
+def test_statistics_behind_a_function_or_an_identity_are_not_weights(form: str) -> None:
+    given = dense(HELD, [*HELD])
+    if form == "function":
+        parts = ["x", *HELD]
+        made = helper.make_function(
+            "my", "Norm", parts, ["y"], [helper.make_node("BatchNormalization", parts, ["y"])],
+            [helper.make_opsetid("", 17)],
+        )  # fmt: skip
+        given.functions.append(made)
+        given.opset_import.append(helper.make_opsetid("my", 1))
+        given.graph.node[0].op_type, given.graph.node[0].domain = "Norm", "my"
+    else:
+        given.graph.node.insert(0, helper.make_node("Identity", ["mean"], ["mean_2"]))
+        given.graph.node[1].input[3] = "mean_2"
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, CHANNELS)).astype(np.float32)
+    batch = {"x": x, "labels": np.zeros_like(x)}
+    assert set(session(given).state_dict()) == {"scale", "bias"}
+    kept, moving = session(dense(HELD, [*HELD]), True), session(given, True)
+    losses = [(kept.step(batch).loss, moving.step(batch).loss) for _ in range(2)]
+    assert losses[0][0] == losses[0][1] and losses[1][0] == losses[1][1]
+    for name, array in kept.state_dict().items():
+        np.testing.assert_array_equal(moving.state_dict()[name], array)
+    assert moving.verify(batch).ok
+
+
+def test_the_training_form_of_opset_13_has_more_results() -> None:
+    given = dense(HELD, [*HELD], 13)
+    given.graph.node[0].output.extend(["mean_1", "variance_1", "mean_2", "variance_2"])
+    x = np.random.default_rng(0).standard_normal((ROWS, CHANNELS)).astype(np.float32)
+    batch = {"x": x, "labels": np.zeros_like(x)}
+    ours, want = session(given), session(dense(HELD, [*HELD]), True)
+    for _ in range(3):
+        assert ours.step(batch).loss == want.step(batch).loss
+    assert {"mean", "variance"} < set(ours.state_dict())
+    assert ours.verify(batch).ok
+
+
+def test_a_statistic_that_is_another_tensor_too_is_refused() -> None:
+    held = {"ones": np.ones(CHANNELS), "zeros": np.zeros(CHANNELS)}
+    with pytest.raises(OnwardError, match=r"is also another tensor: ones, zeros; exporters"):
+        session(dense(held, ["ones", "zeros", "zeros", "ones"]), True)
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "scale", "bias", "mean", "variance"], ["z"]),
+        helper.make_node("BatchNormalization", ["z", "bias", "scale", "mean", "variance"], ["y"]),
+    ]
+    with pytest.raises(OnwardError, match=r"is also another tensor: mean, variance"):
+        session(model_of(nodes, HELD, ["B", CHANNELS], 17), True)

@@ -4,7 +4,7 @@ In: a path, an `onnx.ModelProto` or an `onnx_ir.Model`. Out: an `OnnxModule`, wh
 graph. Imports: capture, graph and losses; nothing that plans or trains.
 """
 
-from onward.onnx_models.batch_norm import in_inference, in_training
+from onward.onnx_models.batch_norm import in_inference, in_training, say_training
 from onward.onnx_models.dropout import dropout_node
 from onward.onnx_models.layout import LARGEST, lies_beside, write_beside
 from onward.onnx_models.light import named_constants
@@ -21,6 +21,7 @@ __all__ = [
     "in_training",
     "lies_beside",
     "named_constants",
+    "say_training",
     "with_weights",
     "write_beside",
 ]

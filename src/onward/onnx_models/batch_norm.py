@@ -11,6 +11,7 @@ https://onnx.ai/onnx/operators/onnx__BatchNormalization.html
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,27 @@ from onnx import TensorProto, helper, numpy_helper
 from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of
+from onward.graph.importer.nested_nodes import nodes_within
 from onward.graph.ops.batch_norm import EPSILON, MOMENTUM, by_batch, run_on
 from onward.onnx_models.soundness import opset_of
 
 MEAN, VARIANCE = 3, 4  # places among a node's inputs
+SAYS_TRAINING = 14  # the opset from which on a node says whether it is in training form
 NAMES_AXES = 18  # the opset from which on ReduceMean takes its axes as an input
 
 
 def statistics(model: onnx.ModelProto, batch_norm: bool | None) -> frozenset[str]:
     """The initializers that are running statistics which a session keeps. batch_norm: True for
     those of all BatchNormalization nodes of the graph; otherwise for those in training form. Raises
-    OnwardError where it is True and there are none."""
+    OnwardError where it is True and there are none, and for one that is another tensor too."""
     own = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
-    found = {
-        name
-        for node in model.graph.node
-        if node.op_type == "BatchNormalization"
-        if batch_norm or _is_training(node)
-        if {node.input[MEAN], node.input[VARIANCE]} <= own
-        for name in (node.input[MEAN], node.input[VARIANCE])
-    }
+    first = behind_identity(model.graph)
+    found: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and (batch_norm or _is_training(node)):
+            names = {first.get(x, x) for x in node.input[MEAN:]}
+            found |= names if names <= own else set()
+    _require_own(model.graph, found, first)
     if batch_norm and not found:
         raise OnwardError(
             "batch_norm=True, and no BatchNormalization of the model has its statistics as "
@@ -47,6 +49,50 @@ def statistics(model: onnx.ModelProto, batch_norm: bool | None) -> frozenset[str
             "model in training mode, or without folding"
         )
     return frozenset(found)
+
+
+def behind_identity(graph: onnx.GraphProto) -> dict[str, str]:
+    """The values that Identity nodes of the graph hand on, each with the one that is handed on."""
+    found: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input and node.output:
+            found[node.output[0]] = found.get(node.input[0], node.input[0])
+    return found
+
+
+def _require_own(graph: onnx.GraphProto, names: set[str], first: Mapping[str, str]) -> None:
+    """Raises OnwardError for a statistic that is a weight too, or of layers with other weights."""
+    layers: dict[str, set[tuple[str, ...]]] = {}
+    for node in nodes_within(graph.node):
+        norm = node.op_type == "BatchNormalization"
+        for i, x in enumerate(node.input):
+            if (name := first.get(x, x)) in names and node.op_type != "Identity":
+                weights = (str(i), *(first.get(x, x) for x in node.input[1:MEAN]))
+                layers.setdefault(name, set()).add(weights if norm and i >= MEAN else ())
+    shared = sorted(name for name, uses in layers.items() if len(uses) > 1 or () in uses)
+    if shared:
+        raise OnwardError(
+            f"a running statistic of batch normalization is also another tensor: "
+            f"{', '.join(shared[:4])}; "
+            "exporters store equal tensors once, such as the zeros and ones of a new model; fix: "
+            "export a model whose tensors differ, as they do after a step"
+        )
+
+
+def say_training(model: onnx.ModelProto) -> None:
+    """Has the nodes of opsets before 14 say in `training_mode` what their further results say
+    there: that they normalize by the batch. Results for a runtime's own use are left out."""
+    if opset_of(model) >= SAYS_TRAINING:
+        return
+    read = {x for node in nodes_within(model.graph.node) for x in node.input}
+    read |= {x.name for x in model.graph.output}
+    for node in nodes_within(model.graph.node):
+        if node.op_type != "BatchNormalization" or not any(node.output[1:]):
+            continue
+        if not any(a.name == "training_mode" for a in node.attribute):
+            node.attribute.append(helper.make_attribute("training_mode", 1))
+        if not read & {*node.output[3:]}:
+            del node.output[3:]
 
 
 def train_by_batch(graph: Graph, everywhere: bool) -> dict[Value, Value]:
@@ -102,9 +148,9 @@ def in_training(model: onnx.ModelProto, names: frozenset[str], everywhere: bool)
     """Has the nodes with these statistics normalize by the batch, in the model itself: those in
     training form, or all of them. The batch's statistics are computed by nodes of their own, since
     onnxruntime's BatchNormalization in training form writes into the running ones."""
-    opset = opset_of(model)
+    opset, first = opset_of(model), behind_identity(model.graph)
     for node in list(model.graph.node):
-        if _has(node, names) and (everywhere or _is_training(node)):
+        if _has(node, names, first) and (everywhere or _is_training(node)):
             share = next((a.f for a in node.attribute if a.name == "momentum"), MOMENTUM)
             running, batch = node.input[MEAN:], _give_batch(model.graph, node, opset)
             for i, name in enumerate(_given_form(node)):
@@ -113,8 +159,9 @@ def in_training(model: onnx.ModelProto, names: frozenset[str], everywhere: bool)
 
 def in_inference(model: onnx.ModelProto, names: frozenset[str]) -> None:
     """Has the nodes with these statistics normalize by them, in the model itself."""
+    first = behind_identity(model.graph)
     for node in list(model.graph.node):
-        if _has(node, names) and _is_training(node):
+        if _has(node, names, first) and _is_training(node):
             running = node.input[MEAN:]
             for i, name in enumerate(_given_form(node)):
                 _insert(model.graph, node, [helper.make_node("Identity", [running[i]], [name])])
@@ -177,12 +224,22 @@ def _insert(graph: onnx.GraphProto, node: onnx.NodeProto, made: list[onnx.NodePr
         graph.node.insert(place, each)
 
 
-def _has(node: onnx.NodeProto, names: frozenset[str]) -> bool:
-    return node.op_type == "BatchNormalization" and node.input[MEAN] in names
+def _has(node: onnx.NodeProto, names: frozenset[str], first: Mapping[str, str]) -> bool:
+    if node.op_type != "BatchNormalization":
+        return False
+    return first.get(node.input[MEAN], node.input[MEAN]) in names
 
 
 def _is_training(node: onnx.NodeProto) -> bool:
     return any(a.name == "training_mode" and a.i for a in node.attribute)
 
 
-__all__ = ["in_inference", "in_training", "keep_statistics", "statistics", "train_by_batch"]
+__all__ = [
+    "behind_identity",
+    "in_inference",
+    "in_training",
+    "keep_statistics",
+    "say_training",
+    "statistics",
+    "train_by_batch",
+]

@@ -24,8 +24,9 @@ from onward.errors import CaptureError, OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.importer.nested_nodes import nodes_within
+from onward.graph.importer.size_conditions import broken, conditions
 from onward.graph.names import buffer_name, output_name, parameter_name, some
-from onward.graph.types import Type
+from onward.graph.types import Dim, Type
 from onward.loss import Loss
 from onward.onnx_models.batch_norm import keep_statistics, statistics, train_by_batch
 from onward.onnx_models.source import OnnxSource
@@ -39,14 +40,17 @@ class _Program:
     """What a module is made of, kept apart from its attributes, which guards would walk through.
     paths: of the parameters, by initializer. buffers: the paths of running statistics, by
     initializer. batch_norm: which nodes normalize by the batch in training and move these: all, or
-    none, or None for those in training form. graphs: read so far, by the sizes that are numbers."""
+    none, or None for those in training form. graphs: read so far, by the sizes that are numbers,
+    each with its conditions on the others (`size_conditions`)."""
 
     source: OnnxSource
     loss: Loss | str | None
     paths: Mapping[str, str]
     buffers: Mapping[str, str]
     batch_norm: bool | None
-    graphs: dict[tuple[tuple[tuple[str, int], ...], ...], Graph] = field(default_factory=dict)
+    graphs: dict[tuple[tuple[tuple[str, int], ...], ...], tuple[Graph, list[Dim]]] = field(
+        default_factory=dict
+    )
 
 
 _PROGRAMS: weakref.WeakKeyDictionary[torch.nn.Module, _Program] = weakref.WeakKeyDictionary()
@@ -116,7 +120,8 @@ class OnnxModule(GraphModule):
         """The inputs of the loss that are not the model's, with their types, for a batch of these
         sizes by input. numbers: the contents of inputs that a graph is read for. Raises OnwardError
         for a loss that the model's outputs do not have."""
-        loss, graph = self.program.loss, self.graph(self._fixed(sizes), numbers or {})
+        fixed = self._fixed(sizes, numbers or {})
+        loss, graph = self.program.loss, self.graph(fixed, numbers or {})
         if loss is None or isinstance(loss, str):
             _check_loss(loss, graph)
             return {}
@@ -127,21 +132,36 @@ class OnnxModule(GraphModule):
         """The model's graph, with its weights as inputs and without a loss; not to be edited. dims:
         sizes that are numbers, by name. numbers: the contents of inputs that it is read for. Raises
         OnwardError where it cannot be read with these."""
+        return self._read(dims, numbers)[0]
+
+    def _read(self, dims: Mapping[str, int], numbers: Mapping[str, int]) -> tuple[Graph, list[Dim]]:
+        """The graph, and its conditions on the sizes that are not numbers."""
         program = self.program
         key = tuple(sorted(dims.items())), tuple(sorted(numbers.items()))
         found = program.graphs.get(key)
         if found is None:
             names = {name: parameter_name(path) for name, path in program.paths.items()}
             kept = {name: buffer_name(path) for name, path in program.buffers.items()}
-            found = program.graphs[key] = program.source.graph(names, dims, numbers, kept)
+            graph = program.source.graph(names, dims, numbers, kept)
+            found = program.graphs[key] = graph, conditions(graph)
             while len(program.graphs) > KEPT:
                 del program.graphs[next(iter(program.graphs))]
         return found
 
-    def _fixed(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The named sizes that are numbers in the graph for such a batch: those below 2, and all
-        where no graph serves open sizes. Raises OnwardError for sizes that one name has twice, or
-        that the model does not take."""
+    def _fixed(
+        self, sizes: Mapping[str, Sequence[int]], numbers: Mapping[str, int]
+    ) -> dict[str, int]:
+        """The named sizes that are numbers in the graph for such a batch: those below 2, those that
+        break a condition of the graph with open sizes, and all where no graph serves open sizes.
+        Raises OnwardError for sizes that one name has twice, or that the model does not take."""
+        found, is_open = self._named(sizes), self.program.source.is_open
+        fixed = {name: size for name, size in found.items() if size < 2 or not is_open}
+        while more := broken(self._read(fixed, numbers)[1], found):
+            fixed |= {name: found[name] for name in more}
+        return fixed
+
+    def _named(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The sizes of a batch by their names. Raises OnwardError as `_fixed` does."""
         found: dict[str, int] = {}
         for name, type in self.program.source.inputs.items():
             given = sizes.get(name)
@@ -156,8 +176,7 @@ class OnnxModule(GraphModule):
                     raise OnwardError(
                         f"the input {name} is {type}, and the batch has {list(given)}"
                     )
-        is_open = self.program.source.is_open
-        return {name: size for name, size in found.items() if size < 2 or not is_open}
+        return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises OnwardError: an ONNX model has no forward in PyTorch."""
@@ -171,7 +190,7 @@ class OnnxModule(GraphModule):
         try:
             leaves, numbers = self._leaves(request)
             sizes = {name: tuple(x.shape) for name, x in leaves.items()}
-            graph = self.graph(self._fixed(sizes), numbers).clone()
+            graph = self.graph(self._fixed(sizes, numbers), numbers).clone()
             moved: dict[Value, Value] = {}
             batch_norm = self.program.batch_norm
             if request.differentiated and batch_norm is not False:
@@ -188,6 +207,12 @@ class OnnxModule(GraphModule):
         inputs = {v.name or "": v for v in graph.inputs_with(Role.BATCH)}
         if request.want_loss:
             inputs |= self._write_loss(graph, outputs, inputs)
+            if broken(conditions(graph), self._named(sizes)):
+                given = ", ".join(f"{name} {list(shape)}" for name, shape in sizes.items())
+                raise CaptureError(
+                    f"the loss cuts more than a batch of these sizes has ({given}); fix: longer "
+                    "samples, or a loss that cuts less"
+                )
         graph.outputs = {output_name(name): value for name, value in outputs.items()}
         results = {name: output_name(name) for name in outputs}
         written = {
@@ -260,13 +285,17 @@ class OnnxModule(GraphModule):
         present = {v.name for v in graph.inputs}
         parameters = {name: p for name, p in parameters.items() if name in present}
         names = list(leaves)
+        places: dict[str, str] = {}
         buffers = {buffer_name(path): path for path in self.program.buffers.values()}
         held = {name: self.get_buffer(p) for name, p in buffers.items() if name in present}
         result = CapturedModule(graph, parameters, held, {})
         for i, name in enumerate(names):
             value = inputs[name]
             result.leaves[i] = value.name or ""
-            result._sizes += [(i, dim, size) for dim, size in enumerate(type_of(value).shape)]
+            for dim, size in enumerate(type_of(value).shape):
+                result._sizes.append((i, dim, size))
+                places.setdefault(str(size), f"L['leaves'][{i}].size()[{dim}]")
+        result.guard(_said(size, places) for size in conditions(graph))
         ends = [graph.outputs[n] for n in ("loss",) if n in graph.outputs]
         result.reached = _sources(ends) & parameters.keys()
         result.frozen = {name for name, p in parameters.items() if not p.requires_grad}
@@ -380,6 +409,15 @@ def _check_loss(loss: Loss | str | None, graph: Graph) -> None:
         raise OnwardError(
             f"the output {loss!r} is {found}, and a loss is one number; fix: a loss of onward.loss"
         )
+
+
+def _said(size: Dim, places: Mapping[str, str]) -> str:
+    """The condition that a size is 0 or more, as a Python expression. places: of each symbol."""
+    terms: list[str] = []
+    for names, factor in size.terms:
+        number = [str(factor)] if factor != 1 or not names else []
+        terms.append("*".join([*number, *(places[name] for name in names)]))
+    return f"{' + '.join(terms)} >= 0".replace("+ -", "- ")
 
 
 def _sources(ends: Sequence[Value]) -> set[str]:

@@ -23,13 +23,17 @@ from onnx import TensorProto, numpy_helper
 from onward.errors import OnwardError, one_line
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx, input_type
+from onward.graph.importer.decomposition import said_of
+from onward.graph.importer.local_functions import inlined
 from onward.graph.importer.nested_nodes import nodes_within
 from onward.graph.names import parameter_name
 from onward.graph.types import Type
+from onward.onnx_models.batch_norm import say_training
 from onward.onnx_models.conversion import converted
 from onward.onnx_models.data_files import own_file
 from onward.onnx_models.dropout import put_dropout
 from onward.onnx_models.light import GivenTensor, add_raised, light_copy
+from onward.onnx_models.old_meaning import by_old_rule, flatten_hardmax, old_resizes
 from onward.onnx_models.skeleton import read_skeleton
 from onward.onnx_models.soundness import check_model, inner_tensors, opset_of
 from onward.onnx_models.tensors import Files, Stored
@@ -39,13 +43,16 @@ SETTINGS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1,), "OneHot": (2,),
     "Pad": (2,), "QuantizeLinear": (1,), "Resize": (1, 2), "Upsample": (1,),
 }  # fmt: skip
+# ops whose results are the elements of their first input, or of all inputs
+HANDED_ON = {"Cast", "Concat", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
 READ_AS = 21  # the opset to which older models are converted
 NAMED_SO = 13  # opsets from here on are mostly read as they are
 OLDEST = 7  # the oldest opset that onnx's converter takes
 AGE = "it has the form of opset"  # in the reader's message for a model that is too old
 # in its messages for what it could read if the sizes were known
 OF_SIZES = ("fixed size", "needs a constant as its input", "must be a known shape", "do not divide",
-            "depends on data", "open size", "element counts")  # fmt: skip
+            "depends on data", "open size", "element counts", "do not broadcast",
+            "inner sizes differ", "channels", "constant ends")  # fmt: skip
 # numbers as large as this stand for minus infinity in a mask, not in a weight
 MASKED = 1e4
 ASKED = "needs a constant as its input"  # in its messages for what depends on a number
@@ -133,6 +140,12 @@ class OnnxSource:
             tensor.ClearField("data_location")
         add_raised(model.graph)
         put_dropout(model, dropout)
+        try:
+            model = inlined(model)
+        except Exception as error:  # whatever onnx's inliner raises
+            raise OnwardError(f"{PREFIX}{one_line(said_of(error), 400)}") from error
+        say_training(model)
+        flatten_hardmax(model)
         return _readable(cls(given, model, path, True, tensors, files, named=named))
 
     def graph(
@@ -218,13 +231,22 @@ class OnnxSource:
 
     @cached_property
     def _settings(self) -> frozenset[str]:
-        """What ops take as settings or statistics."""
-        return frozenset(
-            x
-            for n in nodes_within(self.model.graph.node)
-            for i, x in enumerate(n.input)
-            if i in SETTINGS.get(n.op_type, ())
-        )
+        """What ops take as settings or statistics, also through nodes that hand them on."""
+        nodes = list(nodes_within(self.model.graph.node))
+        handed = {
+            n.output[0]: n.input if n.op_type == "Concat" else n.input[:1]
+            for n in nodes
+            if n.op_type in HANDED_ON and n.output
+        }
+        found = {
+            x for n in nodes for i, x in enumerate(n.input) if i in SETTINGS.get(n.op_type, ())
+        }
+        left = list(found)
+        while left:
+            more = {*handed.get(left.pop(), ())} - found
+            found |= more
+            left += more
+        return frozenset(found)
 
     @cached_property
     def inputs(self) -> dict[str, Type]:
@@ -248,7 +270,9 @@ def _readable(source: OnnxSource) -> OnnxSource:
     aged = opset < NAMED_SO or AGE in first  # of an old form, or perhaps one behind what it said
     if OLDEST <= opset < READ_AS and aged:
         try:
+            resized = old_resizes(model)
             source = replace(source, model=converted(model, READ_AS))
+            by_old_rule(source.model, resized)
         except OnwardError as error:
             raise OnwardError(f"{PREFIX}{first} ({error})") from error
         second = _why_not(source)

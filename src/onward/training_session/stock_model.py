@@ -14,6 +14,7 @@ from onward.errors import MissingExtraError, OnwardError, one_line
 from onward.graph.build import Builder
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Role
+from onward.graph.importer.local_functions import inlined
 from onward.graph.types import DType, Type
 from onward.loss import Loss
 from onward.onnx_models import (
@@ -21,6 +22,7 @@ from onward.onnx_models import (
     in_inference,
     in_training,
     named_constants,
+    say_training,
     with_weights,
 )
 
@@ -53,6 +55,9 @@ class StockModel:
                 )
                 model.graph.input.append(made)
         running = frozenset(program.buffers)
+        if running:
+            model = inlined(model)
+            say_training(model)
         if trains:
             in_training(model, running, everywhere=program.batch_norm is True)
         else:

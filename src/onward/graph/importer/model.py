@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 from onward.errors import one_line
@@ -32,7 +31,7 @@ from onward.graph.importer.decomposition import (
 )
 from onward.graph.importer.draws import Draws
 from onward.graph.importer.fold_bounds import FOLDED, Folds, require_sizes
-from onward.graph.importer.local_functions import check_functions
+from onward.graph.importer.local_functions import inlined
 from onward.graph.importer.refused import REFUSED
 from onward.graph.ops import STANDARD
 from onward.graph.registry import files_of
@@ -89,9 +88,7 @@ def _read(
     given: _Inputs,
     draws: bool,
 ) -> Graph:
-    if model.functions:
-        check_functions(model)
-        model = inline_local_functions(model)
+    model = inlined(model)
     _require_text(model.graph)
     graph = Graph(model.graph.name or "model")
     opsets = {o.domain: o.version for o in model.opset_import}
@@ -111,6 +108,8 @@ def _read(
     reader.read(model.graph.node, env)
     for info in model.graph.output:
         value = env.get(info.name)
+        if info.name in reader.unmade:
+            raise ValueError(f"the output {info.name} is a result that is not supported")
         if value is None:
             raise ValueError(f"no node produces the output {info.name}")
         graph.output(info.name, value)
@@ -166,6 +165,10 @@ def input_type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
     if kind != "tensor_type":
         raise ValueError(f"the input {info.name} is a {kind}, not a tensor")
     tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise ValueError(
+            f"the input {info.name} has no shape; fix: give it one, with names for sizes that vary"
+        )
     sizes: list[Size] = []
     for i, dim in enumerate(tensor.shape.dim):
         name = re.sub(r"\W", "_", dim.dim_param)
@@ -197,6 +200,7 @@ class _Reader:
     ) -> None:
         self.graph, self.opsets, self.draws, self.work = graph, opsets, draws, work
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
+        self.unmade: set[str] = set()  # results that nodes have in ONNX and lack here
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
         """Makes nodes in order; adds their outputs to `env`."""
@@ -213,7 +217,9 @@ class _Reader:
                     text if text.startswith("cannot") else f"cannot read {place}: {text}"
                 ) from error
             for name, value in zip(node.output, results, strict=False):
-                if name:
+                if name and value is None:
+                    self.unmade.add(name)
+                elif name:
                     env[name] = value
 
     def _node(self, node: onnx.NodeProto, env: Environment) -> Sequence[Value | None]:
@@ -224,6 +230,8 @@ class _Reader:
                 raise ValueError(f"its domain {node.domain} is not standard ONNX")
         inputs: list[Value | None] = []
         for name in node.input:
+            if name in self.unmade and name not in env:
+                raise ValueError(f"its input {name} is a result that is not supported")
             if name and name not in env:
                 raise ValueError(f"no node produces its input {name}")
             inputs.append(env[name] if name else None)

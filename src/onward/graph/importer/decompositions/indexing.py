@@ -90,7 +90,10 @@ def _compress(c: NodeCall) -> Results:
 @decomposition("TopK")
 def _top_k(c: NodeCall) -> Results:
     kept = {k: v for k, v in c.given.items() if k in ("axis", "largest", "sorted")}
-    return c.b.TopK(c.x(), c.b.ints(c.ints(1)), **kept)
+    count, size = c.ints(1)[0], c.shape()[c.axis(-1)]
+    if isinstance(size, int) and count > size:
+        raise ValueError(f"it takes {count} of {size} elements")
+    return c.b.TopK(c.x(), c.b.ints([count]), **kept)
 
 
 @decomposition("ArgMax", "ArgMin")

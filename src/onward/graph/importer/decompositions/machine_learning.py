@@ -47,10 +47,12 @@ def _normalizer(c: NodeCall) -> Results:
     if norm == "L2":
         size = b.Sqrt(b.ReduceSum(b.Mul(x, x), axis, keepdims=1))
     else:
-        reduce = {"L1": b.ReduceSum, "MAX": b.ReduceMax}.get(norm)
-        if reduce is None:
+        if norm not in ("L1", "MAX"):
             raise ValueError(f"its norm is {norm}; fix: MAX, L1 or L2")
-        size = reduce(b.Abs(x), axis, keepdims=1)
+        if norm == "MAX":  # the largest number, which may be below 0
+            size = b.ReduceMax(x, axis, keepdims=1)
+            return b.Div(x, b.Where(b.Equal(size, 0.0), 1.0, size))
+        size = b.ReduceSum(b.Abs(x), axis, keepdims=1)
     return b.Div(x, b.Max(size, b.scalar(LEAST, DType.FLOAT)))
 
 
@@ -93,9 +95,15 @@ def _classifier(c: NodeCall) -> Results:
     if type_of(scores).shape[1] == 1:
         if len(classes) != 2:
             raise ValueError("it has one score and not two classes")
-        scores = b.Concat(b.Neg(scores), scores, axis=1)
-    scores = _after(c, scores)
-    place = b.ArgMax(scores, axis=1, keepdims=0)
+        both = b.Concat(b.Neg(scores), scores, axis=1)
+        place = b.ArgMax(both, axis=1, keepdims=0)
+        if c.attr("post_transform", "NONE") == "LOGISTIC":
+            scores = b.Sigmoid(both)
+        else:  # onnxruntime takes the one score for a probability, whatever the transform
+            scores = b.Concat(b.Sub(1.0, scores), scores, axis=1)
+    else:
+        scores = _after(c, scores)
+        place = b.ArgMax(scores, axis=1, keepdims=0)
     return [b.Gather(b.const(np.array(classes, np.int64)), place, axis=0), scores]
 
 

@@ -138,8 +138,6 @@ def _dropout(c: NodeCall) -> Results:
                 "dropout is read in inference only, since a runtime draws a mask of "
                 "its own; fix: export in eval mode"
             )
-        if c.outputs > 1:
-            raise ValueError("the mask of a dropout is not supported as a result")
-        return c.dropped(c.x(), ratio)
+        return [c.dropped(c.x(), ratio), None][: c.outputs]  # the mask is none that a node may read
     mask = c.b.full(1, type_of(c.x()))
     return [c.x(), c.b.Cast(mask, to=DType.BOOL)][: c.outputs]

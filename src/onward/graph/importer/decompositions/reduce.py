@@ -14,6 +14,7 @@ from onward.graph.importer.decomposition import (
 )
 from onward.graph.types import DType
 
+WITH_FRACTIONS = {"ReduceMean"}
 _EMPTY = {"ReduceSum": 0, "ReduceSumSquare": 0, "ReduceL1": 0, "ReduceL2": 0, "ReduceProd": 1}
 
 
@@ -33,6 +34,8 @@ def _reduce(c: NodeCall) -> Results:
     keep = {"keepdims": int(c.attr("keepdims", 1))}
     if any(c.shape()[d] == 0 for d in dims):
         return _of_nothing(c, dims)
+    if op in WITH_FRACTIONS and not c.type().is_floating:
+        raise ValueError(f"{op} of {c.type()} is not supported; fix: cast it to f32 before")
     if c.type().dtype == DType.BOOL:
         x = b.Cast(x, to=DType.UINT8)
     match op:

@@ -45,7 +45,7 @@ def _resize(c: NodeCall) -> Results:
         ):
             outside.append((axis, beyond))
         if nearest:
-            index = _nearest(at, c.attr("nearest_mode", "round_prefer_floor"))
+            index = _nearest(at, c.attr("nearest_mode", "round_prefer_floor"), scales[i])
             y = b.Gather(y, index.clip(0, sizes[axis] - 1), axis=axis)
         else:
             matrix = _matrix(c, at, sizes[axis], scales[i]).astype(precise.numpy())
@@ -74,29 +74,34 @@ def _targets(c: NodeCall, sizes: list[int], axes: list[int]) -> tuple[list[float
 def _coordinates(
     c: NodeCall, size: int, out: int, scale: float, roi: tuple[float, float]
 ) -> np.ndarray:
-    """The source coordinate of each output element along a dim, f64[out]."""
+    """The source coordinate of each output element along a dim, f64[out]. Corners are those of the
+    elements that there are, `out`, as in onnxruntime and PyTorch, where `scale * size` is not whole
+    too."""
     require_few(out)
-    x, length = np.arange(out, dtype=np.float64), scale * size
+    x = np.arange(out, dtype=np.float64)
     match c.attr("coordinate_transformation_mode", "half_pixel"):
         case "align_corners":
-            return np.zeros(out) if length == 1 else x * (size - 1) / (length - 1)
+            return np.zeros(out) if out == 1 else x * (size - 1) / (out - 1)
         case "asymmetric":
             return x / scale
         case "tf_crop_and_resize":
             start, end = roi
-            if length == 1:
+            if out == 1:
                 return np.full(out, (start + end) * (size - 1) / 2)
-            return start * (size - 1) + x * (end - start) * (size - 1) / (length - 1)
-        case "pytorch_half_pixel" if length == 1:
-            return np.full(out, -0.5)
+            return start * (size - 1) + x * (end - start) * (size - 1) / (out - 1)
+        case "pytorch_half_pixel" if out == 1:
+            return np.zeros(out)
         case "half_pixel_symmetric":
-            return size / 2 * (1 - out / length) + (x + 0.5) / scale - 0.5
+            return size / 2 * (1 - out / (scale * size)) + (x + 0.5) / scale - 0.5
         case _:
             return (x + 0.5) / scale - 0.5
 
 
-def _nearest(at: np.ndarray, mode: str) -> np.ndarray:
+def _nearest(at: np.ndarray, mode: str, scale: float) -> np.ndarray:
+    """The elements that coordinates f64[out] take, i64[out]; by_scale: as before opset 11."""
     match mode:
+        case "by_scale":
+            found = np.floor(at) if scale >= 1 else np.ceil(at)
         case "round_prefer_floor":
             found = np.ceil(at - 0.5)
         case "round_prefer_ceil":

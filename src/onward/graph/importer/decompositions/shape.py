@@ -13,7 +13,8 @@ from onward.graph.importer.decomposition import (
     decomposition,
     require_few,
 )
-from onward.graph.ops.shape import reshaped
+from onward.graph.importer.size_conditions import is_never_negative
+from onward.graph.ops.shape import TO_THE_END, reshaped
 from onward.graph.types import DType, Size, product
 
 
@@ -36,7 +37,12 @@ def _flatten(c: NodeCall) -> Results:
 def _squeeze(c: NodeCall) -> Results:
     if not c.present(1):
         return c.plain_node()
-    return c.b.node(c.op_type, [c.x(), c.b.ints(c.ints(1))], {})
+    axes = c.ints(1)
+    for axis in axes if c.op_type == "Squeeze" else ():
+        size = c.shape()[axis]
+        if isinstance(size, int) and size != 1:
+            raise ValueError(f"dim {axis} of {c.type()} is not 1, and cannot be dropped")
+    return c.b.node(c.op_type, [c.x(), c.b.ints(axes)], {})
 
 
 @decomposition("Tile")
@@ -52,6 +58,10 @@ def _tile(c: NodeCall) -> Results:
 @decomposition("Concat")
 def _concat(c: NodeCall) -> Results:
     axis = c.axis()
+    for other in (c.type(i) for i in range(1, len(c.inputs))):
+        pairs = enumerate(zip(c.shape(), other.shape, strict=True))
+        if any(type(a) is type(b) is int and a != b and d != axis for d, (a, b) in pairs):
+            raise ValueError(f"{c.type()} and {other} differ in more than dim {axis}")
     parts = [c.x(i) for i in range(len(c.inputs)) if c.shape(i)[axis] != 0]
     if not parts:
         return c.x()
@@ -62,7 +72,9 @@ def _concat(c: NodeCall) -> Results:
 def _split(c: NodeCall) -> Results:
     axis, b = c.axis(), c.b
     if c.present(1):
-        sizes = c.ints(1)
+        sizes, whole = c.ints(1), c.shape()[axis]
+        if isinstance(whole, int) and sum(sizes) != whole:
+            raise ValueError(f"its parts {sizes} are not the {whole} of dim {axis} of {c.type()}")
     else:
         whole, parts = c.shape()[axis], int(c.attr("num_outputs") or c.outputs)
         if not isinstance(whole, int):
@@ -88,7 +100,8 @@ def _slice(c: NodeCall) -> Results:
         if step == 1 and not (
             isinstance(size, int) and isinstance(start, int) and isinstance(end, int)
         ):
-            y = b.Slice(y, b.size(start), b.size(end), b.ints([axis]), b.ints([1]))
+            first, last = _place(start, size), _place(end, size)
+            y = b.slice(y, axis, first, first if is_never_negative(first - last) else last)
             continue
         if not isinstance(size, int):
             raise ValueError(
@@ -103,6 +116,17 @@ def _slice(c: NodeCall) -> Results:
             require_few(len(places))
             y = b.Gather(y, b.ints(list(places)), axis=axis)
     return y if y is not c.x() else b.Identity(y)
+
+
+def _place(n: Size, size: Size) -> Size:
+    """Where a cut before element n of an open dim is, counted from the front. A number that no size
+    reaches means one of the ends. Where sizes decide whether the cut is within the dim, it is taken
+    to be (`size_conditions`)."""
+    if isinstance(n, int) and abs(n) >= TO_THE_END:
+        return size if n > 0 else 0
+    if is_never_negative(-n - 1):
+        return 0 if is_never_negative(-n - size) else size + n
+    return size if is_never_negative(n - size) else n
 
 
 @decomposition("Pad")
@@ -121,8 +145,11 @@ def _pad(c: NodeCall) -> Results:
         low, high = before[axis], after[axis]
         cut_low = -low if isinstance(low, int) and low < 0 else 0
         cut_high = -high if isinstance(high, int) and high < 0 else 0
+        size = type_of(y).shape[axis]
+        if isinstance(size, int) and cut_low + cut_high > size:
+            raise ValueError(f"it cuts {cut_low + cut_high} of the {size} elements of dim {axis}")
         if cut_low or cut_high:
-            y = c.b.slice(y, axis, cut_low, type_of(y).shape[axis] - cut_high)
+            y = c.b.slice(y, axis, cut_low, size - cut_high)
             before[axis] = 0 if cut_low else low
             after[axis] = 0 if cut_high else high
     if not c.present(2) or not c.array(2).any():
