@@ -41,9 +41,12 @@ from onward.prepare.prepared_batch import OutputRequest, scalars
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
 from onward.train import StepResult, Trainer
+from onward.train.exclusive import exclusive, lock_of
 from onward.train.verify import Verification
 from onward.training_session.arrays import Array, array_of, as_dtype, tensor_of
 from onward.training_session.verification import verify_session
+
+KEPT = 8  # prepared predictions, the most recently used last
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class TrainingSession:
     normalizes by the batch and has the running statistics move; None: where the model's
     BatchNormalization nodes are in training form. Raises OnwardError for a model that cannot be
     read, and for names that it lacks.
+
+    Threads may share a session: it does one thing at a time.
     """
 
     def __init__(
@@ -103,11 +108,12 @@ class TrainingSession:
             raise OnwardError(
                 "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
             )
+        self._lock = lock_of(self.module)  # which its Trainer takes too
         self._trainer: Trainer | None = None
         if loss is not None:
             self._trainer = Trainer(self.module, optimizer, options=options)
         self._memory = Memory(torch.device("cpu"))  # of predictions
-        self._predictions: dict[Any, PreparedStep[Any]] = {}
+        self._predictions: list[PreparedStep[Any]] = []
         self._stepped = False
 
     @property
@@ -121,6 +127,7 @@ class TrainingSession:
         return self._trainer
 
     @property
+    @exclusive
     def inputs(self) -> dict[str, str]:
         """The types of what `step` takes, such as `i64[B,T]`, by name: the model's inputs, then the
         loss's labels, where these do not depend on a batch's sizes."""
@@ -131,6 +138,7 @@ class TrainingSession:
 
     # ---- running
 
+    @exclusive
     def step(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
         """Runs one batch: forward, backward and, at the end of an accumulation window, the update.
         feeds: arrays by name, as `inputs` lists them. fetch: outputs to return. Raises OnwardError
@@ -139,10 +147,12 @@ class TrainingSession:
         self._stepped = True
         return SessionResult.of(result)
 
+    @exclusive
     def evaluate(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
         """Computes the loss, and the outputs named by `fetch`, without an update."""
         return SessionResult.of(self.trainer.eval_step(self._tensors(feeds), fetch=fetch))
 
+    @exclusive
     def predict(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
     ) -> dict[str, np.ndarray]:
@@ -161,6 +171,7 @@ class TrainingSession:
         prepared.executable.run({**prepared.inputs, **given}, prepared.dims)
         return {name: array_of(prepared.output(name)) for name in names}
 
+    @exclusive
     def update(self) -> SessionResult | None:
         """Ends an open accumulation window early; None where none is open."""
         found = self.trainer.update()
@@ -168,10 +179,12 @@ class TrainingSession:
 
     # ---- state
 
+    @exclusive
     def state_dict(self) -> dict[str, np.ndarray]:
         """The weights, and statistics that move, by the names of their initializers, as copies."""
         return {n: array_of(x).copy() for n, x in self.module.initializers.items()}
 
+    @exclusive
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:
         """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the
         model lacks and for another shape."""
@@ -197,6 +210,7 @@ class TrainingSession:
         """Goes on from the newest valid checkpoint in the folder (`Trainer.resume`)."""
         self.trainer.resume(folder)
 
+    @exclusive
     def export_onnx(self, path: str | Path | None = None) -> onnx.ModelProto:
         """Returns the given model with its current weights; names, opsets and metadata are kept.
         path: also writes it there, as one file where it fits. Weights that lie in files beside the
@@ -210,6 +224,7 @@ class TrainingSession:
             _write(model, Path(path))
         return model
 
+    @exclusive
     def export_training(
         self,
         folder: str | Path,
@@ -229,10 +244,12 @@ class TrainingSession:
 
     # ---- looking
 
+    @exclusive
     def explain(self, feeds: Mapping[str, Array], **options: Any) -> StepExplanation:
         """Explains the step of these arrays (`onward.explain`)."""
         return explain(self.trainer, self._tensors(feeds), **options)
 
+    @exclusive
     def verify(
         self, feeds: Mapping[str, Array], weights: Sequence[str] | None = None
     ) -> Verification:
@@ -250,8 +267,9 @@ class TrainingSession:
 
     def _prediction(self, batch: Batch) -> PreparedStep[Any]:
         """The prepared forward for batches like this one."""
-        for step in self._predictions.values():
+        for i, step in enumerate(self._predictions):
             if step.fits(batch):
+                self._predictions.append(self._predictions.pop(i))
                 return step
         disable = () if self._trainer is None else self._trainer.options.disable
         compiler = Compiler(host(self._memory.device), disable)
@@ -262,7 +280,8 @@ class TrainingSession:
         graphs, session = Graphs(compiler, captured), Session(self._memory)
         bind = partial(session.bind, compiler, graphs)
         found: PreparedStep[Any] = PreparedStep(batch.kind, graphs, session, bind)
-        self._predictions[batch.signature] = found
+        self._predictions.append(found)
+        del self._predictions[:-KEPT]
         return found
 
     def _tensors(self, feeds: Mapping[str, Array], labels: bool = True) -> dict[str, Any]:
