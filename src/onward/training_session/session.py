@@ -6,6 +6,7 @@ explanations. Arrays are numpy's, or anything with `__dlpack__`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ import onnx
 import torch
 
 from onward.capture import CaptureRequest
+from onward.checkpoint import StagedFiles
 from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.execute import Memory
@@ -187,7 +189,7 @@ class TrainingSession:
     @exclusive
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:
         """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the
-        model lacks and for another shape."""
+        model lacks, for another shape, and for a tied weight that is given two values."""
         own = self.module.initializers
         made: dict[str, torch.Tensor] = {}
         for name, array in weights.items():
@@ -198,6 +200,7 @@ class TrainingSession:
                 is_ = f"{name} is {list(tensor.shape)}"
                 raise OnwardError(f"{is_}, and the model has {have}; fix: {fix}")
             made[name] = tensor
+        self._check_tied(made)
         with torch.no_grad():
             for name, tensor in made.items():
                 own[name].copy_(tensor)
@@ -215,8 +218,13 @@ class TrainingSession:
         """Returns the given model with its current weights; names, opsets and metadata are kept.
         path: also writes it there, as one file where it fits. Weights that lie in files beside the
         model do so again, by the same names, and the model that is returned only names them.
-        Raises OnwardError for a file that exists."""
+        The file appears whole or not at all. Raises OnwardError for a file that exists, and for one
+        that cannot be written."""
         weights = _Arrays(self.module.initializers)
+        if path is not None and not Path(path).parent.is_dir():
+            raise OnwardError(
+                f"cannot write {str(path)!r}: its folder is not there; fix: create it first"
+            )
         if path is not None and lies_beside(self.source):
             return write_beside(self.source, weights, Path(path))
         model = with_weights(self.source, weights)
@@ -264,6 +272,19 @@ class TrainingSession:
         return verify_session(self.module, tensors, self.predict(given), weights, disable)
 
     # ---- parts
+
+    def _check_tied(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Raises OnwardError where a weight that has two names is given two values."""
+        program, first = self.module.program, dict[str, str]()
+        turned, paths = program.source.turned, {**program.paths, **program.buffers}
+        for name in given:
+            other = first.setdefault(paths[name], name)
+            one, two = (given[n].t() if n in turned else given[n] for n in (other, name))
+            if name != other and not np.array_equal(array_of(one), array_of(two), equal_nan=True):
+                raise OnwardError(
+                    f"{other} and {name} are one weight, which is given two values; fix: give one "
+                    "of them, or equal values"
+                )
 
     def _prediction(self, batch: Batch) -> PreparedStep[Any]:
         """The prepared forward for batches like this one."""
@@ -350,12 +371,23 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a model that appears whole or not at all."""
-    if path.exists():
-        raise OnwardError(f"{str(path)!r} exists; fix: name a new file")
+    """Writes a model that appears whole or not at all. Raises OnwardError for a file that exists,
+    and where the disk fails."""
     large = model.ByteSize() > LARGEST
-    where = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
-    onnx.save(model, path, **where)
+    beside = path.with_name(f"{path.name}.data")
+    for target in (path, beside) if large else (path,):
+        if os.path.lexists(target):
+            raise OnwardError(f"{str(target)!r} exists; fix: name a new file")
+    where = {"save_as_external_data": True, "location": beside.name} if large else {}
+    try:
+        with StagedFiles(path.parent) as staged:
+            onnx.save(model, staged.path / path.name, **where)
+            staged.publish()
+    except OSError as error:
+        raise OnwardError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; fix: a folder that can be "
+            "written, with free space"
+        ) from error
 
 
 __all__ = ["SessionResult", "TrainingSession"]
