@@ -70,6 +70,18 @@ def test_a_model_that_needs_fixed_sizes_is_read_for_each_batch(opset: int) -> No
         assert found == pytest.approx(((expected - 1) ** 2).mean(), rel=1e-4)
 
 
+def test_sizes_that_predict_has_seen_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared for the last sizes stays."""
+    monkeypatch.setattr("onward.training_session.session.KEPT", 2)
+    session = TrainingSession(images())
+    for height in (4, 6, 4, 8):
+        session.predict({"x": np.zeros((1, 3, height, 8), np.float32)})
+    assert len(session._predictions) == 2
+    held = [step.padded for step in session._predictions]
+    session.predict({"x": np.zeros((1, 3, 4, 8), np.float32)})
+    assert held[0] is session._predictions[1].padded
+
+
 def test_statistics_and_settings_are_not_trained() -> None:
     session = TrainingSession(images(), onward.optim.SGD(lr=0.1), loss.mse("y"))
     assert set(session.state_dict()) == TRAINED

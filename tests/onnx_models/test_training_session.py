@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +302,62 @@ def test_what_a_model_may_be_given_as(tmp_path: Path) -> None:
         session = TrainingSession(way, onward.optim.SGD(lr=0.1), loss.cross_entropy("logits"))
         losses.append([session.step(b).loss for b in batches(2)])
     assert all(found == losses[0] for found in losses)
+
+
+# ---- threads
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+LINEAR = """
+<ir_version: 10, opset_import: ["" : 18]>
+m (float[B, 4] x) => (float[B, 3] y) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> {
+    y = MatMul (x, w)
+}
+"""
+
+
+@pytest.mark.usefixtures("switches")
+def test_threads_predict_and_train_as_one_after_the_other() -> None:
+    """Predictions are those of a moment between steps: all rows by one state of the weights."""
+    session = TrainingSession(
+        onnx.parser.parse_model(LINEAR), onward.optim.SGD(lr=0.1), loss.mse("y")
+    )
+    draw = np.random.default_rng(0)
+    inputs = [draw.standard_normal((500, 4)).astype(np.float32) for _ in range(3)]
+    labels = np.zeros((500, 3), np.float32)
+    alone = TrainingSession(
+        onnx.parser.parse_model(LINEAR), onward.optim.SGD(lr=0.1), loss.mse("y")
+    )
+    states = [alone.state_dict()["w"]]
+    for _ in range(20):
+        alone.step({"x": inputs[0], "labels": labels})
+        states.append(alone.state_dict()["w"])
+
+    def predicted(i: int) -> int:
+        """How many predictions are of no state."""
+        wrong = 0
+        for _ in range(50):
+            y = session.predict({"x": inputs[i]})["y"]
+            wrong += not any(np.allclose(y, inputs[i] @ w, atol=1e-4) for w in states)
+        return wrong
+
+    def trained() -> int:
+        for _ in range(20):
+            session.step({"x": inputs[0], "labels": labels})
+        return 0
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = [*(pool.submit(predicted, i) for i in range(3)), pool.submit(trained)]
+        assert [run.result(timeout=120) for run in runs] == [0, 0, 0, 0]
+    np.testing.assert_array_equal(session.state_dict()["w"], states[-1])
 
 
 # ---- what is trained

@@ -242,6 +242,40 @@ def test_nothing_that_exists_is_written_to(tmp_path: Path) -> None:
         session.export_onnx(tmp_path / "no" / "folder.onnx")
 
 
+@pytest.mark.parametrize("largest", [1 << 30, 100], ids=["one file", "data beside"])
+def test_a_single_file_appears_whole_or_not_at_all(
+    largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk is full, nothing is left, and a second try succeeds."""
+    monkeypatch.setattr("onward.training_session.session.LARGEST", largest)
+    session, path = TrainingSession(words_file()), tmp_path / "words.onnx"
+    saves = onnx.save
+
+    def full(model: onnx.ModelProto, target: Path, **options: Any) -> None:
+        saves(model, target, **options)
+        target.write_bytes(target.read_bytes()[:100])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx, "save", full)
+        with pytest.raises(OnwardError, match=r"cannot write .*words.onnx': No space left"):
+            session.export_onnx(path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OnwardError, match=r"cannot write .*: its folder is not there; fix: create"):
+        session.export_onnx(tmp_path / "no" / "words.onnx")
+    if largest == 100:
+        (tmp_path / "words.onnx.data").write_text("mine")
+        with pytest.raises(OnwardError, match=r"words.onnx.data' exists"):
+            session.export_onnx(path)
+        (tmp_path / "words.onnx.data").unlink()
+    session.export_onnx(path)
+    assert len(list(tmp_path.iterdir())) == (2 if largest == 100 else 1)
+    weights = session.state_dict()
+    for tensor in onnx.load(path).graph.initializer:
+        if tensor.name in weights:
+            np.testing.assert_array_equal(numpy_helper.to_array(tensor), weights[tensor.name])
+
+
 def test_a_folder_of_weights_is_made_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "given" / "sub").mkdir(parents=True)
     save_beside(words_file(), tmp_path / "given" / "model.onnx")

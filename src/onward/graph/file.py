@@ -66,10 +66,12 @@ def save(
     path: Path,
     weights: Mapping[str, np.ndarray] | None = None,
     opset: int = OPSET,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the graph to `path`, and to `path.data` beside it where weights and constants exceed
-    `LARGEST`."""
+    `LARGEST`. metadata: of the model, texts by key."""
     model = to_onnx(graph, weights, opset)
+    model.metadata_props.update(metadata or {})
     held = (value.const_value for value in model.graph.initializers.values())
     nbytes = sum(tensor.nbytes for tensor in held if tensor is not None)
     ir.save(model, path, external_data=f"{path.name}.data" if nbytes > LARGEST else None)

@@ -12,6 +12,7 @@ Stages do not interpret names; they use the graph's `Signature`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
 
 PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "batch.", "output."
 _NAMED = 5  # names listed in a message
@@ -45,6 +46,13 @@ def distinct(name: str, taken: Collection[str]) -> str:
         count += 1
         found = f"{name}#{count}"
     return found
+
+
+def named_by(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern of a shell's kind names. Where one of them is the pattern itself,
+    such as `w[0]`, that is the only one."""
+    given = list(names)
+    return [pattern] if pattern in given else [n for n in given if fnmatchcase(n, pattern)]
 
 
 def some(names: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
@@ -11,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward.errors import OnwardError
 from onward.graph.importer.nested_nodes import bodies_of, nodes_within
+from onward.graph.names import named_by
 from onward.onnx_models.soundness import opset_of
 
 OLDEST = 12  # the opset from which on a Dropout node may be in training mode
@@ -35,7 +35,7 @@ def put_dropout(model: onnx.ModelProto, places: Mapping[str, float]) -> None:
     for place, ratio in places.items():
         if not 0.0 <= ratio < 1.0:
             raise OnwardError(f"dropout {place!r} is {ratio}; fix: a number from 0 to below 1")
-        found = [name for name in made if fnmatchcase(name, place)]
+        found = named_by(place, made)
         twice = [name for name in found if name in chosen]
         if not found or twice:
             what = "names no floating value of a node"

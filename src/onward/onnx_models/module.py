@@ -10,9 +10,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.importer.nested_nodes import nodes_within
 from onward.graph.importer.size_conditions import broken, conditions
-from onward.graph.names import buffer_name, output_name, parameter_name, some
+from onward.graph.names import buffer_name, named_by, output_name, parameter_name, some
 from onward.graph.types import Dim, Type
 from onward.loss import Loss
 from onward.onnx_models.batch_norm import keep_statistics, statistics, train_by_batch
@@ -84,17 +83,19 @@ class OnnxModule(GraphModule):
             )
         chosen = _chosen(trainable, weights)
         paths: dict[str, str] = {}
+        taken = source.inputs.keys()
         tied = _tied(weights, source.turned)
         chosen |= {twin for name, twin in tied.items() if name in chosen}
         _warn_of_shared({name: weights[name] for name in chosen}, source)
         for name in [*(n for n in weights if n not in tied), *tied]:
             twin = tied.get(name)
             if twin is None:
-                paths[name] = self._place(name, weights[name], trained=name in chosen)
+                paths[name] = self._place(name, weights[name], name in chosen, taken)
             else:
                 paths[name] = paths[twin]
         buffers = {
-            name: self._place(name, array, None) for name, array in source.arrays(running).items()
+            name: self._place(name, array, None, taken)
+            for name, array in source.arrays(running).items()
         }
         _PROGRAMS[self] = _Program(source, loss, paths, buffers, batch_norm)
         if source.is_open:
@@ -238,7 +239,9 @@ class OnnxModule(GraphModule):
         if isinstance(loss, str):
             return {"\0loss": outputs[loss]}
         found = dict[str, Value]()
-        for name, type in loss.labels(outputs).items():
+        wanted = loss.labels(outputs)
+        _check_shared(wanted, {name: type_of(value) for name, value in inputs.items()})
+        for name, type in wanted.items():
             found[name] = inputs[name] if name in inputs else graph.input(name, type, Role.BATCH)
         return {**found, "\0loss": loss.write(Builder(graph), outputs, found)}
 
@@ -250,6 +253,7 @@ class OnnxModule(GraphModule):
         given = dict(zip(own, request.args, strict=False)) | dict(request.kwargs)
         surplus = len(request.args) - len(own)
         asked, numbers = [*own], self.program.source.numbers
+        more = dict[str, Type]()
         wrong = [n for n, x in given.items() if isinstance(x, torch.Tensor) == (n in numbers)]
         if wrong:
             want = "a Python number" if wrong[0] in numbers else "a tensor"
@@ -257,9 +261,10 @@ class OnnxModule(GraphModule):
         said = {name: int(x) for name, x in given.items() if name in numbers}
         given = {name: x for name, x in given.items() if name not in numbers}
         if request.want_loss and all(name in given or name in said for name in own):
-            asked += self.labels(
+            more = self.labels(
                 {name: tuple(given[name].shape) for name in own if name in given}, said
             )
+            asked += more
         strange = [name for name in given if name not in asked]
         whole = all(name in given or name in said for name in own)
         if surplus > 0 or request.target or (strange and whole):
@@ -272,6 +277,7 @@ class OnnxModule(GraphModule):
             raise CaptureError(
                 f"the batch lacks {', '.join(missing)}; fix: give {', '.join(asked)} by name"
             )
+        _check_labels(more, own, {name: tuple(x.shape) for name, x in given.items()})
         return given, said
 
     def _bound(
@@ -302,12 +308,15 @@ class OnnxModule(GraphModule):
         result.asks = "it normalizes by the batch" if graph.signature.written else ""
         return result
 
-    def _place(self, name: str, array: np.ndarray, trained: bool | None) -> str:
+    def _place(
+        self, name: str, array: np.ndarray, trained: bool | None, taken: Collection[str]
+    ) -> str:
         """Registers a weight, in the array's own memory, under its name where PyTorch takes it as a
-        path. trained: None for a buffer. Returns the path."""
+        path, and where no input of the model has the name of the weight's own input. trained: None
+        for a buffer. taken: the inputs' names. Returns the path."""
         parts = name.split(".")
         module: torch.nn.Module = self
-        if all(parts):
+        if all(parts) and not {parameter_name(name), buffer_name(name)} & taken:
             for part in parts[:-1]:
                 inner = module._modules.get(part)
                 if inner is None:
@@ -321,7 +330,7 @@ class OnnxModule(GraphModule):
                     _register(module, parts[-1], array, trained)
                     return name
         plain = name.replace(".", "_") or "unnamed"
-        while hasattr(self, plain):
+        while hasattr(self, plain) or {parameter_name(plain), buffer_name(plain)} & taken:
             plain += "_"
         _register(self, plain, array, trained)
         return plain
@@ -382,7 +391,7 @@ def _chosen(trainable: Sequence[str] | None, weights: Mapping[str, np.ndarray]) 
         raise OnwardError(f"trainable={trainable!r} is one string; fix: a list of names")
     found: set[str] = set()
     for pattern in trainable:
-        names = {name for name in weights if fnmatchcase(name, pattern)}
+        names = set(named_by(pattern, weights))
         if not names:
             raise OnwardError(
                 f"no weight of the model is named {pattern!r}; fix: names or patterns such as "
@@ -397,7 +406,8 @@ def _check_loss(loss: Loss | str | None, graph: Graph) -> None:
     if loss is None:
         return
     if not isinstance(loss, str):
-        loss.labels(graph.outputs)
+        wanted = loss.labels(graph.outputs)
+        _check_shared(wanted, {v.name or "": type_of(v) for v in graph.inputs_with(Role.BATCH)})
         return
     if loss not in graph.outputs:
         raise OnwardError(
@@ -418,6 +428,41 @@ def _said(size: Dim, places: Mapping[str, str]) -> str:
         number = [str(factor)] if factor != 1 or not names else []
         terms.append("*".join([*number, *(places[name] for name in names)]))
     return f"{' + '.join(terms)} >= 0".replace("+ -", "- ")
+
+
+def _check_shared(wanted: Mapping[str, Type], inputs: Mapping[str, Type]) -> None:
+    """Raises OnwardError where a label that is an input of the model too has another type there:
+    ops would broadcast one of them, or read numbers of another width."""
+    for name, type in wanted.items():
+        have = inputs.get(name, type)
+        if have != type:
+            raise OnwardError(
+                f"the loss takes {name!r} as {type}, and the model's input of that name is {have}; "
+                "fix: another name for the labels (target=), or an input of that type"
+            )
+
+
+def _check_labels(
+    wanted: Mapping[str, Type],
+    inputs: Mapping[str, Type],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises OnwardError for labels of another shape than the loss takes. inputs: the types of the
+    model's own. shapes: of the batch, by name."""
+    sizes = dict[str, int]()
+    for name, type in inputs.items():
+        sizes |= dict(zip(map(str, type.shape), shapes.get(name, ()), strict=False))
+    for name, type in wanted.items():
+        known = [s if isinstance(s, int) or s.symbols <= sizes.keys() else None for s in type.shape]
+        want = [s.number(sizes) if isinstance(s, Dim) else s for s in known]
+        have = shapes[name]
+        fits = len(have) == len(want)
+        if not fits or any(w not in (None, n) for w, n in zip(want, have, strict=True)):
+            said = "?" if None in want else list(want)
+            raise OnwardError(
+                f"{name} is {list(have)}, and the loss takes {type}, which is {said} for this "
+                f"batch; fix: give {name} that shape"
+            )
 
 
 def _sources(ends: Sequence[Value]) -> set[str]:

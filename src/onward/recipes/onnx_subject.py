@@ -22,8 +22,8 @@ def loss_of(text: str) -> Any:
     """The loss that a command line names. Raises InputError for an unknown one."""
     name, colon, words = text.partition(":")
     known = {n for n in losses.__all__ if n.islower()} - {"function"}  # which no text can give
-    if not colon and name not in known:
-        return text  # an output
+    if name not in known and (not colon or words.isdigit()):
+        return text  # an output; TensorFlow's are named as `Identity:0`
     check_names("--loss", "loss", [name], known)
     outputs = [word.strip() for word in words.split(",") if word.strip()]
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from itertools import chain, combinations, islice
 from pathlib import Path
@@ -26,8 +28,10 @@ from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import table
 from onward.rewrite import Policy
 from onward.train.low_export import lowered
+from onward.train.size_limits import beside_tables, limits
 
 TRIED = 64  # sets of inputs tried, per dim, for whether a size of 1 may grow
+CONDITIONS = "onward.conditions"  # the key of a file's metadata
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
@@ -42,6 +46,9 @@ def export_onnx(
     sizes. dtype: f32, or f16 or bf16 for lower precision (`low_export.py`). opset: one of
     `graph.opset.OPSETS`.
 
+    Conditions on sizes, such as `T <= 64`, are in the file's metadata as a list in JSON. Warns of
+    those at which the forward goes another way, since no engine checks them.
+
     The file appears whole or not at all. Raises OnwardError where the folder does not exist, for a
     model with parts that run in PyTorch, and for an op that the opset lacks.
     """
@@ -55,15 +62,25 @@ def export_onnx(
     compiler = Compiler(host(computing_device(model)), journal=Journal(quiet=True), policy=policy)
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     refuse_regions(captured)
+    conditions = limits(captured.size_conditions, [captured.graph], strict=False)
     graph, arrays = compiler.portable(captured), captured.arrays()
     if dtype != DType.FLOAT:
         graph, arrays = lowered(graph, arrays, dtype)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
-        save(graph, made, _plain_names(graph, arrays), opset)
+        said = {CONDITIONS: json.dumps(conditions)} if conditions else {}
+        save(graph, made, _plain_names(graph, arrays), opset, said)
         # the weights' file first, so that the model's file appears last
         for file in sorted(Path(folder).iterdir(), reverse=True):
             file.replace(path.parent / file.name)
+    ways = beside_tables(conditions, captured.graph)
+    if ways:
+        warnings.warn(
+            f"{path.name} is right for batches with {' and '.join(ways)} alone: the forward looks "
+            "at these sizes, and the file goes the way of its example at all of them; fix: give "
+            "it no others, or a forward that does not look at sizes",
+            stacklevel=2,
+        )
     return path
 
 

@@ -9,13 +9,13 @@ weights included. Settings that a group does not give are the description's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from onward.errors import OnwardError
+from onward.graph.names import named_by
 
 Made: TypeAlias = "list[dict[str, Any]]"
 SettingsOf: TypeAlias = Callable[[str, tuple[int, ...], bool], "dict[str, Any]"]
@@ -109,7 +109,8 @@ def _matched(
             found = [p for p in trained if p is item]
             what = f"a parameter of shape {list(item.shape)} that the model does not train"
         else:
-            found = [p for p in trained if any(fnmatchcase(n, str(item)) for n in names[p])]
+            named = set(named_by(str(item), [n for p in names for n in names[p]]))
+            found = [p for p in trained if not named.isdisjoint(names[p])]
             what = f"the pattern '{item}', which matches no parameter that requires grad"
         if not found:
             raise OnwardError(

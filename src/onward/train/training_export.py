@@ -114,7 +114,9 @@ def export_training(source: TrainingSource, folder: Path, opset: int, overwrite:
     owned = {**captured.owned, **evaluated.owned}
     state = _state(source, recipe, step.signature, graphs, owned)
     said = _description(source, step, graphs, opset)
-    said["conditions"] = limits([*captured.size_conditions, *evaluated.size_conditions])
+    said["conditions"] = limits(
+        [*captured.size_conditions, *evaluated.size_conditions], [captured.graph, evaluated.graph]
+    )
     said["presumes"] = list(dict.fromkeys([*captured.presumes, *evaluated.presumes]))
     with StagedFolder(folder) as staged:
         for name, closed in graphs.items():

@@ -21,17 +21,25 @@ def tensor_of(array: Array, name: str) -> torch.Tensor:
     try:
         if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
             return torch.from_dlpack(array)
-        made = np.asarray(array)
-        return torch.from_numpy(made if made.flags.writeable else made.copy())
+        return torch.from_numpy(_plain(np.asarray(array)))
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise OnwardError(
             f"{name} is a {type(array).__name__} that is no array ({error}); fix: numpy arrays"
         ) from error
 
 
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array in a form that torch takes: of this machine's byte order, writeable, with strides
+    that are whole numbers of elements and not negative. A copy only where it has to be."""
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="), order="C")
+    odd = any(stride < 0 or stride % max(array.itemsize, 1) for stride in array.strides)
+    return array.copy() if odd or not array.flags.writeable or not array.flags.aligned else array
+
+
 def as_dtype(x: torch.Tensor, dtype: DType, name: str) -> torch.Tensor:
     """The tensor in another dtype: whole numbers stay as they are, fp64 is rounded to fp32. Raises
-    OnwardError where a number would become another one."""
+    OnwardError where a number would become another one, or infinite."""
     want = torch_dtype(dtype)
     if x.dtype == want:
         return x
@@ -40,9 +48,28 @@ def as_dtype(x: torch.Tensor, dtype: DType, name: str) -> torch.Tensor:
         said = str(x.dtype).removeprefix("torch.")
         raise OnwardError(f"{name} is of {said}, and the model takes {dtype.name.lower()}")
     made = x.to(want)
-    if not want.is_floating_point and not torch.equal(made.to(x.dtype), x):
-        raise OnwardError(f"{name} holds numbers that {dtype.name.lower()} does not have")
+    beyond = _beyond(x, made)
+    if beyond is not None:
+        info = torch.finfo(want) if want.is_floating_point else torch.iinfo(want)
+        raise OnwardError(
+            f"{name} holds {beyond}, and the model takes {dtype.name.lower()}, from {info.min} to "
+            f"{info.max}; fix: numbers of that range"
+        )
     return made
+
+
+def _beyond(x: torch.Tensor, made: torch.Tensor) -> int | float | None:
+    """A number of x that another dtype does not have, as which x was made; None where all are
+    there."""
+    if not x.numel():
+        return None
+    if not made.dtype.is_floating_point:
+        info = torch.iinfo(made.dtype)
+        array = array_of(x)  # numpy has the order of uint64, and exact numbers of Python
+        ends = int(array.min()), int(array.max())
+        return next((n for n in ends if not info.min <= n <= info.max), None)
+    lost = torch.isfinite(x) & ~torch.isfinite(made)
+    return float(x[lost][0]) if bool(lost.any()) else None
 
 
 def array_of(x: torch.Tensor) -> np.ndarray:

@@ -6,6 +6,7 @@ explanations. Arrays are numpy's, or anything with `__dlpack__`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ import onnx
 import torch
 
 from onward.capture import CaptureRequest
+from onward.checkpoint import StagedFiles
 from onward.compile import Compiler
 from onward.errors import OnwardError
 from onward.execute import Memory
@@ -41,9 +43,12 @@ from onward.prepare.prepared_batch import OutputRequest, scalars
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import Session
 from onward.train import StepResult, Trainer
+from onward.train.exclusive import exclusive, lock_of
 from onward.train.verify import Verification
 from onward.training_session.arrays import Array, array_of, as_dtype, tensor_of
 from onward.training_session.verification import verify_session
+
+KEPT = 8  # prepared predictions, the most recently used last
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class TrainingSession:
     normalizes by the batch and has the running statistics move; None: where the model's
     BatchNormalization nodes are in training form. Raises OnwardError for a model that cannot be
     read, and for names that it lacks.
+
+    Threads may share a session: it does one thing at a time.
     """
 
     def __init__(
@@ -103,11 +110,12 @@ class TrainingSession:
             raise OnwardError(
                 "a session with a loss needs an optimizer; fix: optimizer=onward.optim.AdamW(...)"
             )
+        self._lock = lock_of(self.module)  # which its Trainer takes too
         self._trainer: Trainer | None = None
         if loss is not None:
             self._trainer = Trainer(self.module, optimizer, options=options)
         self._memory = Memory(torch.device("cpu"))  # of predictions
-        self._predictions: dict[Any, PreparedStep[Any]] = {}
+        self._predictions: list[PreparedStep[Any]] = []
         self._stepped = False
 
     @property
@@ -121,6 +129,7 @@ class TrainingSession:
         return self._trainer
 
     @property
+    @exclusive
     def inputs(self) -> dict[str, str]:
         """The types of what `step` takes, such as `i64[B,T]`, by name: the model's inputs, then the
         loss's labels, where these do not depend on a batch's sizes."""
@@ -131,6 +140,7 @@ class TrainingSession:
 
     # ---- running
 
+    @exclusive
     def step(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
         """Runs one batch: forward, backward and, at the end of an accumulation window, the update.
         feeds: arrays by name, as `inputs` lists them. fetch: outputs to return. Raises OnwardError
@@ -139,10 +149,12 @@ class TrainingSession:
         self._stepped = True
         return SessionResult.of(result)
 
+    @exclusive
     def evaluate(self, feeds: Mapping[str, Array], fetch: Sequence[str] = ()) -> SessionResult:
         """Computes the loss, and the outputs named by `fetch`, without an update."""
         return SessionResult.of(self.trainer.eval_step(self._tensors(feeds), fetch=fetch))
 
+    @exclusive
     def predict(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
     ) -> dict[str, np.ndarray]:
@@ -161,6 +173,7 @@ class TrainingSession:
         prepared.executable.run({**prepared.inputs, **given}, prepared.dims)
         return {name: array_of(prepared.output(name)) for name in names}
 
+    @exclusive
     def update(self) -> SessionResult | None:
         """Ends an open accumulation window early; None where none is open."""
         found = self.trainer.update()
@@ -168,13 +181,15 @@ class TrainingSession:
 
     # ---- state
 
+    @exclusive
     def state_dict(self) -> dict[str, np.ndarray]:
         """The weights, and statistics that move, by the names of their initializers, as copies."""
         return {n: array_of(x).copy() for n, x in self.module.initializers.items()}
 
+    @exclusive
     def load_state_dict(self, weights: Mapping[str, Array]) -> None:
         """Replaces weights by name. Raises OnwardError, and changes nothing, for a name that the
-        model lacks and for another shape."""
+        model lacks, for another shape, and for a tied weight that is given two values."""
         own = self.module.initializers
         made: dict[str, torch.Tensor] = {}
         for name, array in weights.items():
@@ -185,6 +200,7 @@ class TrainingSession:
                 is_ = f"{name} is {list(tensor.shape)}"
                 raise OnwardError(f"{is_}, and the model has {have}; fix: {fix}")
             made[name] = tensor
+        self._check_tied(made)
         with torch.no_grad():
             for name, tensor in made.items():
                 own[name].copy_(tensor)
@@ -197,12 +213,18 @@ class TrainingSession:
         """Goes on from the newest valid checkpoint in the folder (`Trainer.resume`)."""
         self.trainer.resume(folder)
 
+    @exclusive
     def export_onnx(self, path: str | Path | None = None) -> onnx.ModelProto:
         """Returns the given model with its current weights; names, opsets and metadata are kept.
         path: also writes it there, as one file where it fits. Weights that lie in files beside the
         model do so again, by the same names, and the model that is returned only names them.
-        Raises OnwardError for a file that exists."""
+        The file appears whole or not at all. Raises OnwardError for a file that exists, and for one
+        that cannot be written."""
         weights = _Arrays(self.module.initializers)
+        if path is not None and not Path(path).parent.is_dir():
+            raise OnwardError(
+                f"cannot write {str(path)!r}: its folder is not there; fix: create it first"
+            )
         if path is not None and lies_beside(self.source):
             return write_beside(self.source, weights, Path(path))
         model = with_weights(self.source, weights)
@@ -210,6 +232,7 @@ class TrainingSession:
             _write(model, Path(path))
         return model
 
+    @exclusive
     def export_training(
         self,
         folder: str | Path,
@@ -229,10 +252,12 @@ class TrainingSession:
 
     # ---- looking
 
+    @exclusive
     def explain(self, feeds: Mapping[str, Array], **options: Any) -> StepExplanation:
         """Explains the step of these arrays (`onward.explain`)."""
         return explain(self.trainer, self._tensors(feeds), **options)
 
+    @exclusive
     def verify(
         self, feeds: Mapping[str, Array], weights: Sequence[str] | None = None
     ) -> Verification:
@@ -248,10 +273,24 @@ class TrainingSession:
 
     # ---- parts
 
+    def _check_tied(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Raises OnwardError where a weight that has two names is given two values."""
+        program, first = self.module.program, dict[str, str]()
+        turned, paths = program.source.turned, {**program.paths, **program.buffers}
+        for name in given:
+            other = first.setdefault(paths[name], name)
+            one, two = (given[n].t() if n in turned else given[n] for n in (other, name))
+            if name != other and not np.array_equal(array_of(one), array_of(two), equal_nan=True):
+                raise OnwardError(
+                    f"{other} and {name} are one weight, which is given two values; fix: give one "
+                    "of them, or equal values"
+                )
+
     def _prediction(self, batch: Batch) -> PreparedStep[Any]:
         """The prepared forward for batches like this one."""
-        for step in self._predictions.values():
+        for i, step in enumerate(self._predictions):
             if step.fits(batch):
+                self._predictions.append(self._predictions.pop(i))
                 return step
         disable = () if self._trainer is None else self._trainer.options.disable
         compiler = Compiler(host(self._memory.device), disable)
@@ -262,7 +301,8 @@ class TrainingSession:
         graphs, session = Graphs(compiler, captured), Session(self._memory)
         bind = partial(session.bind, compiler, graphs)
         found: PreparedStep[Any] = PreparedStep(batch.kind, graphs, session, bind)
-        self._predictions[batch.signature] = found
+        self._predictions.append(found)
+        del self._predictions[:-KEPT]
         return found
 
     def _tensors(self, feeds: Mapping[str, Array], labels: bool = True) -> dict[str, Any]:
@@ -331,12 +371,23 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a model that appears whole or not at all."""
-    if path.exists():
-        raise OnwardError(f"{str(path)!r} exists; fix: name a new file")
+    """Writes a model that appears whole or not at all. Raises OnwardError for a file that exists,
+    and where the disk fails."""
     large = model.ByteSize() > LARGEST
-    where = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
-    onnx.save(model, path, **where)
+    beside = path.with_name(f"{path.name}.data")
+    for target in (path, beside) if large else (path,):
+        if os.path.lexists(target):
+            raise OnwardError(f"{str(target)!r} exists; fix: name a new file")
+    where = {"save_as_external_data": True, "location": beside.name} if large else {}
+    try:
+        with StagedFiles(path.parent) as staged:
+            onnx.save(model, staged.path / path.name, **where)
+            staged.publish()
+    except OSError as error:
+        raise OnwardError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; fix: a folder that can be "
+            "written, with free space"
+        ) from error
 
 
 __all__ = ["SessionResult", "TrainingSession"]

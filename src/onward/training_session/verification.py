@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ import torch
 from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.errors import OnwardError
-from onward.graph.names import some
+from onward.graph.names import named_by, some
 from onward.journal import Journal
 from onward.kernels import host
 from onward.onnx_models import OnnxModule
@@ -116,14 +115,15 @@ def _chosen(
     found: list[str] = []
     idle: list[str] = []
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for path in paths):
+        named = set(named_by(pattern, paths))
+        if not named:
             raise OnwardError(
                 f"no weight is named {pattern!r}; fix: names or patterns such as "
                 f"{', '.join(list(wrt.values())[:3])}"
             )
-        found += [n for n, path in wrt.items() if fnmatchcase(path, pattern) and n not in found]
+        found += [n for n, path in wrt.items() if path in named and n not in found]
         others = set(paths) - set(wrt.values())
-        idle += [path for path in paths if path in others and fnmatchcase(path, pattern)]
+        idle += [path for path in paths if path in others & named]
     return found, idle
 
 
