@@ -2,8 +2,8 @@
 
 torch.export says many that hold for all sizes (`B*T % B == 0`), or for all but those that broadcast
 (`T-1 != 1`), which ONNX broadcasts by itself. What is left decides which way the forward goes, or
-says where a table or a cut ends. Sizes are tried, since no solver is at hand: all small ones, and those that
-the numbers of a condition make.
+says where a table or a cut ends. Sizes are tried, since no solver is at hand: all small ones, and
+those that the numbers of a condition make.
 """
 
 from __future__ import annotations
