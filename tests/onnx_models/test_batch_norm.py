@@ -411,9 +411,3 @@ def test_a_statistic_that_is_another_tensor_too_is_refused() -> None:
     held = {"ones": np.ones(CHANNELS), "zeros": np.zeros(CHANNELS)}
     with pytest.raises(OnwardError, match=r"is also another tensor: ones, zeros; exporters"):
         session(dense(held, ["ones", "zeros", "zeros", "ones"]), True)
-    nodes = [
-        helper.make_node("BatchNormalization", ["x", "scale", "bias", "mean", "variance"], ["z"]),
-        helper.make_node("BatchNormalization", ["z", "bias", "scale", "mean", "variance"], ["y"]),
-    ]
-    with pytest.raises(OnwardError, match=r"is also another tensor: mean, variance"):
-        session(model_of(nodes, HELD, ["B", CHANNELS], 17), True)

@@ -61,16 +61,16 @@ def behind_identity(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _require_own(graph: onnx.GraphProto, names: set[str], first: Mapping[str, str]) -> None:
-    """Raises OnwardError for a statistic that is a weight too, or of layers with other weights."""
-    layers: dict[str, set[tuple[str, ...]]] = {}
-    for node in nodes_within(graph.node):
-        norm = node.op_type == "BatchNormalization"
-        for i, x in enumerate(node.input):
-            if (name := first.get(x, x)) in names and node.op_type != "Identity":
-                weights = (str(i), *(first.get(x, x) for x in node.input[1:MEAN]))
-                layers.setdefault(name, set()).add(weights if norm and i >= MEAN else ())
-    shared = sorted(name for name, uses in layers.items() if len(uses) > 1 or () in uses)
-    if shared:
+    """Raises OnwardError for a statistic that is a weight too. Layers may share theirs, which then
+    moves with each of them in order."""
+    read = {
+        first.get(x, x)
+        for node in nodes_within(graph.node)
+        if node.op_type != "Identity"
+        for i, x in enumerate(node.input)
+        if node.op_type != "BatchNormalization" or i < MEAN
+    }
+    if shared := sorted(names & read):
         raise OnwardError(
             f"a running statistic of batch normalization is also another tensor: "
             f"{', '.join(shared[:4])}; "
