@@ -121,7 +121,7 @@ def test_what_options_allow(
 ) -> None:
     """The stages and `tp` that a Trainer with these options would take by name, and no others."""
     limits = limits_of(TrainerOptions(**options), made, one_batch=4)
-    assert (limits.stages, limits.one_batch) == (stages, tp)
+    assert (limits.zero_stages, limits.one_batch) == (stages, tp)
     for one in candidates(4, limits):
         given = {"mesh": dict(one.sizes), "zero": one.zero, "sequence_parallel": one.sequence}
         TrainerOptions(**{**options, **given})

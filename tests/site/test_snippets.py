@@ -152,6 +152,12 @@ def batch_of(step, rank):
     return {"input_ids": ids, "labels": ids}
 
 loader = [batch_of(n, rank) for n in range(3 - rank)]  # the second rank has fewer
+
+samples = [
+    dict(zip(batch_of(n, 0), row)) for n in range(16) for row in zip(*batch_of(n, 0).values())
+]
+others, options = samples[:8], {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+compute_metrics = lambda found: {"rows": len(found.predictions)}
 """
 _AFTER = """
 names = sorted(p.name for p in Path("out").iterdir())
@@ -162,7 +168,7 @@ torch.distributed.destroy_process_group()
 
 def test_programs_about_ranks_run_on_two(tmp_path: Path) -> None:
     parts = programs_of("docs/distributed.md")
-    assert len(parts) == 4
+    assert len(parts) == 5
     parts[-1] = parts[-1].replace("10_000", "8").replace("500", "2")
     program = tmp_path / "program.py"
     program.write_text("\n".join([_BEFORE, *parts, _AFTER]), encoding="utf-8")

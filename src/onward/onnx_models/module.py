@@ -316,7 +316,7 @@ class OnnxModule(GraphModule):
         for a buffer. taken: the inputs' names. Returns the path."""
         parts = name.split(".")
         module: torch.nn.Module = self
-        if all(parts) and not {parameter_name(name), buffer_name(name)} & taken:
+        if all(parts) and not _inputs_of(name) & set(taken):
             for part in parts[:-1]:
                 inner = module._modules.get(part)
                 if inner is None:
@@ -330,7 +330,7 @@ class OnnxModule(GraphModule):
                     _register(module, parts[-1], array, trained)
                     return name
         plain = name.replace(".", "_") or "unnamed"
-        while hasattr(self, plain) or {parameter_name(plain), buffer_name(plain)} & taken:
+        while hasattr(self, plain) or _inputs_of(plain) & set(taken):
             plain += "_"
         _register(self, plain, array, trained)
         return plain
@@ -428,6 +428,11 @@ def _said(size: Dim, places: Mapping[str, str]) -> str:
         number = [str(factor)] if factor != 1 or not names else []
         terms.append("*".join([*number, *(places[name] for name in names)]))
     return f"{' + '.join(terms)} >= 0".replace("+ -", "- ")
+
+
+def _inputs_of(path: str) -> set[str]:
+    """The graph inputs that a weight of this path may have."""
+    return {parameter_name(path), buffer_name(path)}
 
 
 def _check_shared(wanted: Mapping[str, Type], inputs: Mapping[str, Type]) -> None:

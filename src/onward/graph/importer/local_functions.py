@@ -62,7 +62,7 @@ def _form(op_type: str, opset: int) -> tuple[object, ...]:
     except onnx.defs.SchemaError:
         return ()
     attributes = schema.attributes.items()
-    kept = sorted((n, int(a.type.value), str(a.default_value)) for n, a in attributes)
+    kept = sorted((n, str(a.type), str(a.default_value)) for n, a in attributes)
     return ([(x.name, str(x.option)) for x in schema.inputs], kept)
 
 
