@@ -204,7 +204,7 @@ def test_every_op_without_a_rule_is_named_with_its_modules() -> None:
     with pytest.raises(ValueError) as refused:
         vjp(graph_of({"x": "f64[3]"}, write), ["loss"], ["x"])
     where = "model.h.0.mlp, model.h.1.mlp"
-    assert str(refused.value) == f"these ops have no gradient rule: Clip at {where}"
+    assert str(refused.value).startswith(f"these ops have no gradient rule: Clip at {where}; fix: ")
 
 
 @pytest.mark.parametrize(

@@ -200,9 +200,9 @@ def test_what_has_no_positions_is_refused() -> None:
         graph.output("y", Builder(graph).Neg(x))
         return graph
 
-    with pytest.raises(OnwardError, match="no input of the batch has a second dim of positions"):
+    with pytest.raises(OnwardError, match="no input of the batch has a dim 1 of positions"):
         context_parallel(of("f32[8]"), cp(2)[0])
-    with pytest.raises(OnwardError, match="no input of the batch has a second dim of positions"):
+    with pytest.raises(OnwardError, match="no input of the batch has a dim 1 of positions"):
         context_parallel(of("f32[B,8]"), cp(2)[0])
     same = of("f32[B,T,8]")
     assert context_parallel(same, Mesh()) is same

@@ -209,7 +209,7 @@ def test_verify_takes_a_name_that_looks_like_a_pattern() -> None:
 
 
 def test_an_output_with_a_colon_may_be_the_loss() -> None:
-    """As TensorFlow names outputs."""
+    """TensorFlow names outputs `Identity:0`."""
     assert loss_of("Identity:0") == "Identity:0"
     assert loss_of("StatefulPartitionedCall:1") == "StatefulPartitionedCall:1"
     assert loss_of("mse:Identity:0") == loss.mse("Identity:0")

@@ -170,7 +170,7 @@ def test_batches_of_a_model_by_name_differ_and_its_dropout_can_be_left_out() -> 
             ["m.py:make", "--batch_size", "3"],
             "batch_size has no effect: the function returns the batch, in --batch_size",
         ),
-        (["train.py"], "a script, as MODEL_OR_SCRIPT; fix: name a function"),
+        (["train.py"], "bench does not run scripts, as MODEL_OR_SCRIPT; fix: name a"),
         (["gpt2-tiny", "--engine", "eager"], "did you mean --engines?"),
     ],
 )

@@ -73,7 +73,7 @@ def test_sizes_of_another_way_are_refused_or_warned_of(condition: str, tmp_path:
     ]
     file = onnx.load(tmp_path / "forward.onnx")
     [entry] = file.metadata_props
-    assert (entry.key, json.loads(entry.value)) == ("onward.conditions", [condition])
+    assert (entry.key, json.loads(entry.value)) == ("onward_conditions", [condition])
     onnx.checker.check_model(file, full_check=True)
     given = feeds(*other)
     with pytest.raises(ValueError, match="the files are for batches with"):
@@ -147,7 +147,7 @@ def test_conditions_that_hold_for_all_sizes_are_left_out() -> None:
 
 
 def test_the_runner_reads_state_that_other_tools_wrote(tmp_path: Path) -> None:
-    """They add a `__metadata__` of texts."""
+    """Tools of Hugging Face add a `__metadata__` of texts."""
     from safetensors.numpy import save_file
 
     arrays = {"param.w": np.arange(6, dtype=np.float32).reshape(2, 3)}

@@ -31,7 +31,7 @@ from onward.train.low_export import lowered
 from onward.train.size_limits import beside_tables, limits
 
 TRIED = 64  # sets of inputs tried, per dim, for whether a size of 1 may grow
-CONDITIONS = "onward.conditions"  # the key of a file's metadata
+CONDITIONS = "onward_conditions"  # the key of a file's metadata
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 

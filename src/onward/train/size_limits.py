@@ -100,8 +100,8 @@ class _Condition:
         return largest if whole and largest + 1 in tried else None
 
     def only_broadcasts(self, dims: Iterable[Dim]) -> bool:
-        """Whether it says that one of the graph's sizes, which is no size of the batch, is not 0 or
-        1, as torch.export does of whatever may be broadcast: `T-1 != 1`."""
+        """Whether the condition is that one of the graph's sizes, which is no size of the batch, is
+        not 0 or 1, as torch.export says of whatever may be broadcast: `T-1 != 1`."""
         size = _no_one(self.tree.body)
         if size is None or isinstance(size, ast.Name):
             return False

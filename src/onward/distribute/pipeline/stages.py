@@ -186,8 +186,8 @@ def stage_of_nodes(graph: Graph, holders: Holders) -> dict[Node, int]:
             read = ", ".join(user_name(name) for name in names)
             raise OnwardError(
                 f"{node.op_type} of {where(node) or 'the model'} needs {read} on one stage of the "
-                "pipeline, and the first batch, by which stages were chosen, used the layers in "
-                "another order; fix: batches that all use the layers in that order"
+                "pipeline, and no stage has that: stages are chosen by the first batch; fix: "
+                "batches that all use its layers in its order"
             )
         found[node] = stages[0]
     return found
