@@ -127,5 +127,5 @@ def test_batch_norm_is_refused() -> None:
     attributes = optimizer.attributes(torch.optim.SGD([torch.ones(1)]).param_groups[0])
     recipe = Recipe((UpdateGroup(0, tuple(sorted(call.captured.reached)), optimizer, attributes),))
     mesh = ranks_of(("dp_shard",), (2,))[0]
-    with pytest.raises(OnwardError, match=r"cannot be distributed: its forward writes .*; fix"):
+    with pytest.raises(OnwardError, match=r"cannot be distributed: its forward updates .*; fix"):
         Compiler(host(), mesh=mesh).step(call.forward, recipe)

@@ -81,7 +81,7 @@ def test_a_bad_file_is_refused_in_one_line(
         (("h100",), "no model is given"),
         (("h100", "--hidden", "64", "--layers", "2"), "no --heads is given"),
         (("h100", "--model", "gpt5"), "no model 'gpt5', in --model; fix: one of bert-large"),
-        (("h100", "--model", "gpt2", "--hidden", "64"), "give one of them"),
+        (("h100", "--model", "gpt2", "--hidden", "64"), "leave one of them out"),
         (("h100", "--model", "gpt2", "--ranks", "0"), "ranks is 0, in --ranks"),
         (("h100", "--model", "gpt2", "--zero", "4"), "zero is 4, in --zero"),
         (
