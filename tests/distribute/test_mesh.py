@@ -48,7 +48,7 @@ def test_a_step_on_a_mesh_of_one_rank_is_the_step() -> None:
 
 
 def test_more_ranks_are_refused() -> None:
-    with pytest.raises(OnwardError, match="stages of a pipeline are not chosen yet for .*pp 2"):
+    with pytest.raises(OnwardError, match=r"stages of a pipeline are not chosen yet for .*pp 2"):
         step(PAIR)
 
 
