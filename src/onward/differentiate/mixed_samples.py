@@ -5,7 +5,7 @@ Ranks with a share of the batch each compute another loss than one process with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -62,8 +62,7 @@ def _numbered(values: Sequence[Value], samples: int) -> str | None:
 
 def _batch_norm(values: Sequence[Value]) -> str | None:
     """Names a batch norm of the batch's own statistics that the values depend on."""
-    nodes = (found for found in ancestors(values) if isinstance(found, Node))
-    return next((_reads_all(node) for node in nodes if _is_batch_norm(node)), None)
+    return next((_reads_all(node) for node in _nodes(values) if _is_batch_norm(node)), None)
 
 
 def _alone(values: Sequence[Value], samples: str) -> str | None:
@@ -78,8 +77,7 @@ def _alone(values: Sequence[Value], samples: str) -> str | None:
     if not any(isinstance(found, Value) for found in ancestors(values[:1])):
         return "its scores are constants, as a softmax over one sample is"
     uses = (use.node for value in values for use in value.uses() if use.idx == 0)
-    nodes = (found for found in ancestors(values) if isinstance(found, Node))
-    found = next((node for node in (*uses, *nodes) if _is_of_one(node)), None)
+    found = next((node for node in (*uses, *_nodes(values)) if _is_of_one(node)), None)
     return None if found is None else _reads_all(found)
 
 
@@ -114,8 +112,12 @@ def _mixing(values: Sequence[Value], symbol: str) -> Node | None:
             is_head = use.node.op_type == "LinearCrossEntropy" and use.idx == 1
             if is_head and _power(product(type_of(value).shape), symbol):
                 return use.node  # a class for each
-    nodes = (found for found in ancestors(values) if isinstance(found, Node))
-    return next((node for node in nodes if _mixes(node, symbol)), None)
+    return next((node for node in _nodes(values) if _mixes(node, symbol)), None)
+
+
+def _nodes(values: Sequence[Value]) -> Iterator[Node]:
+    """The nodes that values depend on."""
+    return (found for found in ancestors(values) if isinstance(found, Node))
 
 
 def _mixes(node: Node, symbol: str) -> bool:

@@ -155,9 +155,7 @@ class FitState:
         self._logged, self._unlogged_loss = _unlogged(state)
         for name, callbacks in self._with_states().items():
             saved = state["callbacks"].get(name, [])
-            if isinstance(
-                saved, Mapping
-            ):  # one state, in older files that of the last such callback
+            if isinstance(saved, Mapping):  # of one; in older files of the last of several
                 saved = [saved] * len(callbacks)
             for callback, own in zip(callbacks, saved, strict=False):
                 vars(callback).update(own["attributes"])

@@ -99,10 +99,7 @@ def tell_cut(
     if full:
         given: dict[str, Any] = {"text_target" if as_targets else "text": full}
         whole = tokenizer(**given, verbose=False)["input_ids"]
-        cut = sum(len(one) > most for one in whole)
-        if cut:
-            told = f"note: {cut} of {len(texts)} {what} are cut at {most} tokens"
-            print(told, file=sys.stderr)
+        _say_cut(sum(len(one) > most for one in whole), len(texts), most, what)
 
 
 class CutTexts:
@@ -119,9 +116,12 @@ class CutTexts:
 
     def tell(self, most: int, what: str) -> None:
         """Says on stderr how many there were, if any. what: the texts are, in the plural."""
-        if self._cut:
-            told = f"note: {self._cut} of {self._texts} {what} are cut at {most} tokens"
-            print(told, file=sys.stderr)
+        _say_cut(self._cut, self._texts, most, what)
+
+
+def _say_cut(cut: int, texts: int, most: int, what: str) -> None:
+    if cut:
+        print(f"note: {cut} of {texts} {what} are cut at {most} tokens", file=sys.stderr)
 
 
 def padded(
