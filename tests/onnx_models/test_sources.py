@@ -150,6 +150,26 @@ def test_a_cut_of_an_open_size_ends_where_the_batch_does(start: int, end: int) -
     assert (len(session.module.program.graphs) == 1) == ((start, end) in OPEN)
 
 
+@pytest.mark.parametrize(("start", "end"), CUTS)
+def test_the_shape_of_a_cut_whose_elements_nothing_reads(start: int, end: int) -> None:
+    """Along both dims, where a batch of one row or step makes sums of nothing too."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[B, T, 4] x) => (float[R, S, 4] y, float[R, 4] z) {{
+        s = Constant <value_ints = [{start}, {start}]> ()
+        e = Constant <value_ints = [{end}, {end}]> ()
+        a = Constant <value_ints = [0, 1]> () c = Slice (x, s, e, a)
+        h = Shape (c) y = ConstantOfShape (h)
+        d = Constant <value_ints = [1]> () z = ReduceSum <keepdims = 0> (c, d)
+    }}""")
+    session, rng = TrainingSession(model), np.random.default_rng(0)
+    for rows, length in ((7, 7), (2, 1), (1, 3), (3, 2), (6, 2), (2, 6)):
+        x = rng.standard_normal((rows, length, 4)).astype(np.float32)
+        y, z = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        found = session.predict({"x": x})
+        np.testing.assert_array_equal(found["y"], y)
+        np.testing.assert_allclose(found["z"], z, atol=1e-6)
+
+
 def test_a_step_on_batches_shorter_than_a_cut() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     m (float[B, T, 4] x) => (float l)

@@ -157,8 +157,11 @@ class OnnxModule(GraphModule):
         Raises OnwardError for sizes that one name has twice, or that the model does not take."""
         found, is_open = self._named(sizes), self.program.source.is_open
         fixed = {name: size for name, size in found.items() if size < 2 or not is_open}
-        while more := broken(self._read(fixed, numbers)[1], found):
-            fixed |= {name: found[name] for name in more}
+        try:
+            while more := broken(self._read(fixed, numbers)[1], found):
+                fixed |= {name: found[name] for name in more}
+        except OnwardError:
+            return found  # a graph for these sizes alone may be read where one with others is not
         return fixed
 
     def _named(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -33,6 +33,7 @@ from onward.graph.importer.draws import Draws
 from onward.graph.importer.fold_bounds import FOLDED, Folds, require_sizes
 from onward.graph.importer.local_functions import inlined
 from onward.graph.importer.refused import REFUSED
+from onward.graph.importer.size_conditions import conditions
 from onward.graph.ops import STANDARD
 from onward.graph.registry import files_of
 from onward.graph.types import DType, Size, Type, symbol
@@ -113,7 +114,14 @@ def _read(
         if value is None:
             raise ValueError(f"no node produces the output {info.name}")
         graph.output(info.name, value)
+    held = conditions(graph)
     graph.sweep()
+    if lost := set(held) - set(conditions(graph)):  # of a cut of which only the shape is read
+        size = min(map(str, lost))
+        raise ValueError(
+            f"cannot read a cut that holds where {size} is 0 or more, and whose elements nothing "
+            "reads, over an open size; fix: give the dim a fixed size"
+        )
     return graph
 
 
