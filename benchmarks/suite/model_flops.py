@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode
 
+from onward.explanation.as_on_cuda import ATTENTION_FLOPS, AsOnCuda
 from suite.cases import Case
-from suite.eager_memory import AsOnCuda
 from suite.workloads import make_batches, make_model
-
-Shape: TypeAlias = tuple[int, ...]
-
-
-def _attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(q, k, v)
-
-
-def _attention_backward(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(dy, q, k, v)
-
-
-_ATEN = torch.ops.aten
-# the counter knows CUDA's calls alone
-FORMULAS = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
 
 
 def step_flops(case: Case) -> int:
@@ -43,7 +19,7 @@ def step_flops(case: Case) -> int:
     with mode:
         model = make_model(case)
         batch = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in real.items()}
-        with AsOnCuda(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+        with AsOnCuda(), FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as counter:
             output = model(**batch)
             (output if isinstance(output, torch.Tensor) else output["loss"]).backward()
     return int(counter.get_total_flops())

@@ -10,7 +10,7 @@ from typing import Any
 from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
 from onward.explanation.exchanges import exchange_notes
-from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts
+from onward.explanation.facts import OF_REGIONS, GpuTime, OpLaunches, RegionFacts
 from onward.explanation.sizes import Sizes
 from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
@@ -55,7 +55,8 @@ def asked_for(
 
 def explained(subject: Subject, asked: ExplanationRequest) -> StepExplanation:
     """Explains a subject, as `onward.explain` describes."""
-    remade = Remade(subject, None if asked.gpu is None else asked.gpu.target)
+    gpu = asked.gpu
+    remade = Remade(subject, None if gpu is None else gpu.target)
     plan = remade.executable.plan
     times = launch_times(remade) if asked.profile else None
     sizes = Sizes(remade)
@@ -84,8 +85,17 @@ def explained(subject: Subject, asked: ExplanationRequest) -> StepExplanation:
         largest=None if asked.memory is None else sizes.largest(asked.memory),
         seconds=dict(subject.compiler.journal.seconds),
         launch_seconds=tuple(item.seconds for item in times or ()),
-        gpu="" if asked.gpu is None else asked.gpu.name,
+        gpu="" if gpu is None else gpu.name,
+        time=_time(subject, plan, gpu, held.kinds["optimizer"]),
     )
+
+
+def _time(subject: Subject, plan: Plan, gpu: Gpu | None, state: int) -> GpuTime | None:
+    if gpu is None:
+        return None
+    from onward.explanation.gpu_time import gpu_time  # with torch's FLOP counter, for this alone
+
+    return gpu_time(subject, plan, gpu, state)
 
 
 def refused(model: Any, loop: str, error: CaptureError | str) -> StepExplanation:

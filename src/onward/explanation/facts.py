@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onward.explanation.gpu_seconds import DeviceSeconds
 from onward.explanation.row_report import RowReport
+
+LEAST_PREDICTED = 5e-3  # seconds of a step: shorter ones are decided by the host
 
 # Kinds of memory, in the order of the tables. Kinds in the arena share its bytes.
 KINDS: dict[str, str] = {
@@ -131,6 +134,46 @@ class LargestBatch:
     planned: int = 0
 
 
+@dataclass(frozen=True)
+class GpuTime:
+    """The predicted time of a step on a GPU that need not be here, in seconds.
+
+    onward: of the plan's launches, which a recording queues without the host. eager: of eager
+    PyTorch's launches; eager_host: of its host, which launches `operators` operators. eager_reason:
+    why eager's are unknown. reason: why there is no prediction.
+    """
+
+    onward: DeviceSeconds | None = None
+    eager: DeviceSeconds | None = None
+    eager_host: float = 0.0
+    operators: int = 0
+    eager_reason: str = ""
+    reason: str = ""
+
+    @property
+    def step(self) -> float | None:
+        """Seconds of Onward's step; None where there is no prediction, as for a step of less than
+        `LEAST_PREDICTED`, which the host decides."""
+        found = self.onward
+        return found.total if found and found.total >= LEAST_PREDICTED else None
+
+    @property
+    def eager_step(self) -> float | None:
+        """Seconds of eager PyTorch's step; None where there is no prediction."""
+        return None if self.eager is None else max(self.eager.total, self.eager_host)
+
+    @property
+    def speedup(self) -> float | None:
+        """Eager PyTorch's seconds over Onward's; None where one of them is not predicted."""
+        one, other = self.step, self.eager_step
+        return None if one is None or other is None else other / one
+
+    def as_dict(self) -> dict[str, Any]:
+        """The prediction as a dict of JSON-serializable values."""
+        more = {"step": self.step, "eager_step": self.eager_step, "speedup": self.speedup}
+        return {**_plain(self), **more}
+
+
 @dataclass(frozen=True, repr=False)
 class StepFacts:
     """The facts of one training step.
@@ -140,7 +183,7 @@ class StepFacts:
     outputs computed. no_gradient: parameters that require a gradient but get none. frozen:
     parameters with `requires_grad=False`. dims: sizes of the batch. rows: the report of row demand.
     seconds: by stage of the compilation. gpu: the GPU that the step is planned for, where one was
-    named; nothing has run there.
+    named; nothing has run there. time: predicted for that GPU.
     """
 
     model: str
@@ -164,6 +207,7 @@ class StepFacts:
     seconds: Mapping[str, float] = field(default_factory=dict)
     launch_seconds: tuple[float, ...] = ()
     gpu: str = ""
+    time: GpuTime | None = None
 
     @property
     def launch_count(self) -> int:
@@ -174,10 +218,11 @@ class StepFacts:
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name not in ("rows", "memory")
+            if f.name not in ("rows", "memory", "time")
         }
         plain["launch_count"] = self.launch_count
         plain["rows"] = None if self.rows is None else self.rows.as_dict()
+        plain["time"] = None if self.time is None else self.time.as_dict()
         plain["memory"] = None
         if self.memory is not None:
             most = {kind: self.memory.most(kind) for kind in KINDS}
@@ -197,6 +242,6 @@ def _plain(value: Any) -> Any:
 
 __all__ = [
     "ARENA", "KINDS", "NOT_COUNTED", "OFFLOADED", "OF_REGIONS", "OWN_GRADIENTS",
-    "OWN_OPTIMIZER", "OWN_STEP", "Change",
+    "OWN_OPTIMIZER", "OWN_STEP", "Change", "GpuTime",
     "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepFacts", "StepMemory",
 ]  # fmt: skip

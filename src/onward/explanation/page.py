@@ -50,6 +50,9 @@ def _sections(found: StepFacts) -> Iterator[str]:
         yield _memory(found.memory)
         yield memory_drawing.svg(found.memory)
         yield '<p class="quiet">Not counted:</p>' + _list(found.memory.not_counted)
+    if found.time is not None:
+        yield f"<h2>Time on one {escape(found.gpu)}</h2>"
+        yield f"<pre>{escape(chr(10).join(text.time_lines(found.time)))}</pre>"
     if found.sizes:
         yield "<h2>Other batch sizes</h2>"
         unit = text.Unit.of(max(s.nbytes or 0 for s in found.sizes))

@@ -44,7 +44,8 @@ class Subject:
     seconds of each stage. graphs: makes the step's graphs with another compiler. halves: whether
     the step runs in two halves. still: parameters without a gradient. optimizer: bytes of state
     that no plan holds; None where unknown. again: makes the subject for a batch that needs another
-    capture. ran: the executable and inputs of the last run, if it has run.
+    capture. loss_fn: of a Trainer that was given one. ran: the executable and inputs of the last
+    run, if it has run.
     """
 
     model: torch.nn.Module
@@ -59,6 +60,7 @@ class Subject:
     still: WithoutGradient
     again: Callable[..., Subject]  # takes (args, kwargs, target)
     optimizer: int | None = None
+    loss_fn: Any = None
     ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from onward.explanation.facts import (
     KINDS,
+    LEAST_PREDICTED,
     Change,
+    GpuTime,
     LargestBatch,
     SizedMemory,
     StepFacts,
@@ -17,6 +19,12 @@ from onward.prepare.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
 ALIKE = "equally long, with an equal share of padding"
+# what bounds a launch on a GPU
+BOUNDS = {
+    "products": "launches bound by matrix products",
+    "attention": "attention",
+    "memory": "launches bound by the bytes that they read and write",
+}
 _SHOWN = 6  # most ops of a pass, reasons or modules on a line
 
 
@@ -37,6 +45,7 @@ def _parts(found: StepFacts) -> Iterator[Iterable[str]]:
     if not found.captured:
         return
     yield memory_lines(found.memory)
+    yield time_lines(found.time)
     yield size_lines(found.sizes, found.largest)
     yield row_lines(found)
     yield change_lines(found.changes)
@@ -75,6 +84,40 @@ def memory_lines(memory: StepMemory | None) -> Iterator[str]:
     total = unit.text(memory.total)
     yield f"  {'total':<14}{total:>12}{'':>11}  predicted, at launch {memory.fullest}"
     yield from (f"  not counted: {what}" for what in memory.not_counted)
+
+
+def time_lines(time: GpuTime | None) -> Iterator[str]:
+    """The table of predicted seconds on a GPU, by what bounds the launches, and what they mean."""
+    if time is None:
+        return
+    if time.reason:
+        yield f"time: not predicted, since {time.reason}"
+        return
+    onward, eager = time.onward, time.eager
+    assert onward is not None, "there is a prediction"
+    yield f"{'time, ms':<16}{'Onward':>12}" + (f"{'eager':>11}" if eager else "")
+    for kind, meaning in BOUNDS.items():
+        of_eager = f"{1e3 * getattr(eager, kind):>11.2f}" if eager else ""
+        yield f"  {kind:<14}{1e3 * getattr(onward, kind):>12.2f}{of_eager}  {meaning}"
+    if eager:
+        host = f"{time.operators} operators of eager PyTorch, on one machine's processor"
+        yield f"  {'host':<14}{'recorded':>12}{1e3 * time.eager_host:>11.2f}  {host}"
+    step = "under 5" if time.step is None else f"{1e3 * time.step:.2f}"
+    of_eager = f"{1e3 * time.eager_step:>11.2f}" if time.eager_step else ""
+    yield f"  {'step':<14}{step:>12}{of_eager}  predicted"
+    yield f"  {verdict(time)}"
+
+
+def verdict(time: GpuTime) -> str:
+    """What the predicted times say of Onward beside eager PyTorch."""
+    if time.eager_reason:
+        return f"eager PyTorch's time is unknown: {time.eager_reason}"
+    if time.speedup is None:
+        least = 1e3 * LEAST_PREDICTED
+        return f"not predicted: the host decides the time of steps under {least:.0f} ms"
+    if time.speedup < 1:
+        return f"predicted slower than eager PyTorch: {time.speedup:.2f}x its speed"
+    return f"predicted {time.speedup:.2f}x as fast as eager PyTorch"
 
 
 def size_lines(sizes: Sequence[SizedMemory], largest: LargestBatch | None) -> Iterator[str]:

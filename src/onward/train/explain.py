@@ -72,6 +72,7 @@ def _subject(
         still=WithoutGradient.of(captured, captured.reached),
         again=again,
         optimizer=steps.own_state_bytes,
+        loss_fn=trainer.loss_fn,
     )
 
 

@@ -1,0 +1,177 @@
+"""What eager PyTorch launches for a step on a GPU, found by running it under fake tensors.
+
+The copy of the model that runs has no numbers, so that neither the GPU nor memory for the step is
+needed, and the user's model and generators stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from onward.capture.trace.flat_call import name_outputs
+from onward.errors import one_line
+from onward.explanation.as_on_cuda import ATTENTION_FLOPS, AsOnCuda
+from onward.explanation.gpu_seconds import Work
+from onward.model_state.eager_context import eager
+from onward.model_state.effects import RandomState
+from onward.prepare.batch import Batch
+
+_ATEN = torch.ops.aten
+_FLOPS = {**flop_registry, **ATTENTION_FLOPS}
+_CASTS = (_ATEN._to_copy,)  # most are autocast's, which adds them without Python
+_VIEWS = (_ATEN._unsafe_view, _ATEN.detach)  # do not call themselves views
+
+
+@dataclass
+class EagerWork:
+    """The launches of a step in eager PyTorch. light: operators that only make views, and casts;
+    the others are `operators`."""
+
+    launches: list[Work] = field(default_factory=list)
+    operators: int = 0
+    light: int = 0
+
+
+def eager_work(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any] | None,
+    batch: Batch,
+    autocast: torch.dtype | None,
+    backward: bool,
+) -> EagerWork | str:
+    """The launches of forward and backward in eager PyTorch, or why they are unknown. backward:
+    False for a call without gradients. The loss is loss_fn's, or the output `loss`, or the sum of
+    all outputs."""
+    random, unpadded = RandomState(), _hides_nothing(batch)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    log = _Log()
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), eager():
+            warnings.simplefilter("ignore")
+            with FakeCopyMode(mode):
+                model, loss_fn = copy.deepcopy((model, loss_fn))
+            args, kwargs, target = pytree.tree_map_only(torch.Tensor, mode.from_tensor, batch.given)
+            device = next((t.device.type for t in batch.tensors), "cpu")
+            grad = torch.enable_grad() if backward else torch.no_grad()
+            with mode, AsOnCuda(unpadded), _masks_as_in_a_run(), log, grad:
+                with _autocast(device, autocast):
+                    outputs = model(*args, **kwargs)
+                    loss = _loss(outputs, loss_fn, target) if backward else None
+                if loss is not None:
+                    loss.backward()
+    except Exception as error:  # any: a model may do what fake tensors cannot
+        return one_line(f"{type(error).__name__}: {error}", 160)
+    finally:
+        random.restore()
+    return log.found
+
+
+def _hides_nothing(batch: Batch) -> bool:
+    """Whether the attention masks among a batch's tensors, if there are any, hide no key."""
+    masks = [v for k, v in batch.kwargs.items() if "mask" in k and isinstance(v, torch.Tensor)]
+    return all(bool(mask.all()) for mask in masks)
+
+
+@contextmanager
+def _masks_as_in_a_run() -> Iterator[None]:
+    """Transformers leaves a mask out that hides nothing, except where its tensor is a fake one."""
+    module: Any = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(module, "is_fake_tensor", None)
+    if before is None:
+        yield
+        return
+    module.is_fake_tensor = lambda x: False
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = before
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype is None else torch.autocast(device, dtype)
+
+
+def _loss(
+    outputs: Any, loss_fn: Callable[..., Any] | None, target: tuple[Any, ...]
+) -> torch.Tensor | None:
+    """A scalar whose backward reaches what the step trains; None where nothing has a gradient."""
+    if loss_fn is not None:
+        return loss_fn(outputs, *target)
+    named = name_outputs(outputs)
+    if "loss" in named:
+        return named["loss"]
+    sums = [y.sum() for y in named.values() if y.requires_grad]
+    return torch.stack(sums).sum() if sums else None
+
+
+class _Log(TorchDispatchMode):
+    """Writes down the work of each operator that is called within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = EagerWork()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        out = func(*args, **given)
+        if func.namespace == "prim" or func.namespace == "profiler":
+            return out
+        packet = func.overloadpacket
+        if func.is_view or packet in _VIEWS:
+            self.found.light += 1
+            return out
+        if packet in _CASTS:
+            self.found.light += 1
+        else:
+            self.found.operators += 1
+        self.found.launches.append(_work(func, args, given, out))
+        return out
+
+
+def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+    taken = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    nbytes = sum(t.numel() * t.itemsize for t in (*taken, *made))
+    packet = func.overloadpacket
+    if packet not in _FLOPS:
+        return Work(nbytes=nbytes)
+    attention = "attention" in func.name()
+    flops = _flops(packet, args, kwargs, out)
+    if attention and _is_causal(func, args, kwargs):
+        flops /= 2
+    low = any(t.dtype in (torch.bfloat16, torch.float16) for t in taken)
+    matrices = [] if attention else [t.shape[-2:] for t in taken if t.dim() > 1]
+    return Work(flops, nbytes, low, attention, tuple(n for sizes in matrices for n in sizes))
+
+
+def _flops(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    if packet in ATTENTION_FLOPS:
+        shapes = pytree.tree_map_only(torch.Tensor, lambda t: t.shape, args)
+        return float(ATTENTION_FLOPS[packet](*shapes))
+    return float(_FLOPS[packet](*args, **kwargs, out_val=out))
+
+
+def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal"))
+
+
+__all__ = ["EagerWork", "eager_work"]

@@ -1,0 +1,96 @@
+"""The predicted seconds of a step on a GPU: those of its plan, and eager PyTorch's beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from onward.explanation.eager_step import EagerWork, eager_work
+from onward.explanation.facts import GpuTime
+from onward.explanation.gpu_seconds import Work, device_seconds, host_seconds
+from onward.explanation.subject import Subject
+from onward.graph.ops import OPS
+from onward.graph.types import DType, value
+from onward.kernels import Gpu, Kernel
+from onward.plan import Plan, PlannedLaunch
+
+_REGIONS = ("Region", "RegionGrad")  # ops of parts in eager PyTorch, whose work is unknown
+_LOW = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+# ops of attention: the input that has the coordinates of queries, where rows are packed
+COORDINATES = {"Attention": 6, "FlashAttention": 6, "FlashAttentionGrad": 10}
+
+
+def gpu_time(subject: Subject, plan: Plan, gpu: Gpu, state: int) -> GpuTime:
+    """Predicts a subject's step on a GPU. plan: for that GPU. state: bytes of the optimizer's
+    state."""
+    takes_tf32 = gpu.target.multiplies_bf16  # both came with Ampere
+    tf32 = takes_tf32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if any(launch.op in _REGIONS for launch in plan.launches):
+        return GpuTime(reason="a part of the model runs in eager PyTorch")
+    samples = max(1, subject.batch.batch_size)
+    onward = device_seconds(plan_work(plan, samples), gpu.rates, tf32)
+    found = _eager(subject, plan)
+    if isinstance(found, str):
+        return GpuTime(onward, eager_reason=found)
+    launches = list(found.launches)
+    if subject.loop == "trainer":
+        launches.append(_update(subject, state))
+    return GpuTime(
+        onward,
+        device_seconds(launches, gpu.rates, tf32),
+        host_seconds(found.operators, found.light),
+        found.operators + found.light,
+    )
+
+
+def plan_work(plan: Plan, samples: int) -> list[Work]:
+    """The work of a plan's launches. Updates of parameters that follow each other are one launch,
+    where their kernel takes several."""
+    found: list[Work] = []
+    last: Kernel | None = None
+    for launch in plan.launches:
+        work = planned_work(launch, samples)
+        if launch.kernel.together and launch.kernel is last:
+            found[-1] = replace(found[-1], nbytes=found[-1].nbytes + work.nbytes)
+        else:
+            found.append(work)
+        last = launch.kernel
+    return found
+
+
+def planned_work(launch: PlannedLaunch, samples: int) -> Work:
+    """The work of a launch of a plan. samples: sequences of the batch, among which the rows of a
+    packed one are taken to be shared evenly."""
+    spec, op = launch.spec, OPS.get(launch.spec.op)
+    if op is None or not spec.outputs:  # a copy
+        return Work(nbytes=sum(x.nbytes for x in (*launch.inputs, *launch.outputs) if x))
+    inputs, outputs = list(spec.inputs), list(spec.outputs)
+    flops: float = value(op.flops(inputs, outputs, spec.attrs))
+    nbytes = value(op.moved(inputs, outputs, spec.attrs))
+    attention = op.name in COORDINATES
+    if attention and spec.attrs.get("is_causal"):
+        flops /= 2
+    if attention and any(t is not None for t in inputs[COORDINATES[op.name] :][:1]):
+        flops /= samples
+    low = any(t is not None and t.is_low for t in inputs)
+    return Work(flops, nbytes, low, attention)
+
+
+def _eager(subject: Subject, plan: Plan) -> EagerWork | str:
+    policy, autocast = subject.compiler.policy, subject.captured.autocast
+    if policy is not None and policy.everywhere:
+        autocast = _LOW[policy.low]
+    backward = any(launch.backward for launch in plan.launches)
+    return eager_work(subject.model, subject.loss_fn, subject.batch, autocast, backward)
+
+
+def _update(subject: Subject, state: int) -> Work:
+    """The fused update of all parameters: each and its state are read and written, its gradient is
+    read."""
+    trained = [p for p in subject.model.parameters() if p.requires_grad]
+    weights = sum(p.numel() * p.itemsize for p in trained)
+    return Work(nbytes=3 * weights + 2 * state)
+
+
+__all__ = ["COORDINATES", "gpu_time", "plan_work", "planned_work"]
