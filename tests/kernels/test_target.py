@@ -238,6 +238,11 @@ def head_with_gradient(b: Builder, v: dict[str, Value]) -> Value:
     return b.one("LinearCrossEntropy", call, attrs)
 
 
+def arriving_gradients(b: Builder, v: dict[str, Value]) -> Value:
+    low = b.cast(v["x"], DType.BFLOAT16)
+    return b.Add(b.cast(low, DType.FLOAT), v["y"])
+
+
 # by pass: what it would write, and where
 PLACES: dict[str, tuple[str, Any]] = {
     "flash_attention": ("FlashAttention", attention),
@@ -248,6 +253,7 @@ PLACES: dict[str, tuple[str, Any]] = {
     "rotary": ("Rotary", turned),
     "linear_cross_entropy": ("LinearCrossEntropy", head),
     "linear_cross_entropy_step": ("LinearCrossEntropyStep", head_with_gradient),
+    "wide_sum": ("WideSum", arriving_gradients),
 }
 TYPES = {
     "x": "[B,4]", "y": "[B,4]", "w": "[4,4]", "row": "[4]", "q": "[B,2,T,4]", "dloss": "[]",
@@ -290,11 +296,12 @@ def test_a_place_that_no_kernel_takes_is_left_and_named(
     assert left(name, Fusible(NATIVE)) == [NearMiss(name, op, "layers.0.mlp", reason)]
 
 
-# places whose op has a gradient op of its own; the gradient of Rotary is Rotary again
+# places whose op has a gradient op of its own; the gradient of Rotary is Rotary again, and WideSum
+# is written after gradients
 GRADIENTS = {
     name: f"{op}Grad"
     for name, (op, _) in PLACES.items()
-    if not op.endswith("Step") and op != "Rotary"
+    if not op.endswith("Step") and op not in ("Rotary", "WideSum")
 }
 
 

@@ -32,7 +32,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "gradient": {
         "its body is differentiated": frozenset({"Attention"}),
         "gradients and updates are not differentiated": (
-            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad", "Copy"}
+            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad", "Copy", "WideSum"}
         ),
         "a step is distributed after it is differentiated": _COLLECTIVES,
         NOTHING_FLOWS: frozenset(

@@ -1,5 +1,5 @@
-"""Calls of norms, gated units and rotary embeddings beyond the sample calls of their ops: tails,
-odd widths, operands of several types, strides, no rows, large coordinates."""
+"""Calls of norms, gated units, rotary embeddings and sums beyond the sample calls of their ops:
+tails, odd widths, operands of several types, strides, no rows, large coordinates."""
 
 from __future__ import annotations
 
@@ -166,6 +166,23 @@ def _gates(low: DType) -> Calls:
         yield f"{op} heads", lambda op=op: _gated(op, "silu", (2, 3, 5, 16), dtype, _heads)
 
 
+def _sums(low: DType) -> Calls:
+    """Sums of terms of two types, of up to four each."""
+    dtype = torch_dtype(low)
+
+    def made(shape: tuple[int, ...], lows: int, wides: int) -> RowCall:
+        terms = [_drawn((*shape, *[1] * i)).reshape(shape) for i in range(lows + wides)]
+        inputs = [x.to(dtype) if i < lows else x for i, x in enumerate(terms)]
+        return RowCall("WideSum", {}, [*inputs], [torch.empty(shape)])
+
+    for lows, wides in ((1, 1), (2, 0), (3, 1), (4, 0), (1, 4), (4, 4), (0, 2), (0, 5)):
+        for shape in ((3, 683), (5, 17), (2, 3, 2048), (), (0, 8)):
+            yield (
+                f"WideSum {lows} and {wides} {shape}",
+                lambda shape=shape, lows=lows, wides=wides: made(shape, lows, wides),
+            )
+
+
 def _turned(
     shape: tuple[int, ...], angles: tuple[int, ...], low: DType, lay: Lay, ends: Lay,
     interleaved: bool, transposed: bool, of_angles: DType = DType.FLOAT,
@@ -207,3 +224,4 @@ def calls(low: DType) -> Calls:
     yield from _norms(low)
     yield from _gates(low)
     yield from _turns(low)
+    yield from _sums(low)

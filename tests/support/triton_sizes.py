@@ -333,6 +333,9 @@ def _others() -> Iterator[RealCall]:
         "AdamUpdate8Bit", "4096x1024 scale", (p, g, *(codes, largest) * 2, *hyper, "f32[]"),
         {"decoupled": 1},
     )  # fmt: skip
+    for low, wide in ((3, 1), (1, 1), (4, 4)):
+        terms = ("f[8192,1024]",) * low + ("f32[8192,1024]",) * wide
+        yield RealCall("WideSum", f"8192x1024 {low} and {wide}", terms)
     yield RealCall("ReduceL2", "4096x1024", ("f[4096,1024]",), {"keepdims": 0})
     yield RealCall("Dropout", "8x1024x1024", ("f[8,1024,1024]", *_SEED), _DROP)
     yield RealCall("Dropout", "8192x1024 packed", ("f[8192,1024]", *_SEED, "i64[8192,2]"), _DROP)

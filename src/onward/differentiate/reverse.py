@@ -16,6 +16,10 @@ from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, typ
 from onward.graph.ops import OPS
 from onward.graph.types import Shape
 
+# ops whose rules take a gradient in another type than their value's: a sum in f32 is not rounded
+# on its way through them
+_ANY_TYPE = ("Cast", "Reshape")
+
 
 def vjp(
     graph: Graph, outputs: Sequence[str], wrt: Sequence[str], zeros: Collection[str] = ()
@@ -58,7 +62,7 @@ def vjp(
             continue  # the walk ends at an input that is an output itself
         b = Builder(graph, module=where(node), backward=True, marks=handed_on(node))
         dys = [
-            dy if dy is None or node.op_type == "Cast" else b.cast(dy, type_of(y).dtype)
+            dy if dy is None or node.op_type in _ANY_TYPE else b.cast(dy, type_of(y).dtype)
             for dy, y in zip(dys, node.outputs, strict=True)
         ]
         dxs = _derive(b, node, dys)

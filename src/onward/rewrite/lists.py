@@ -51,6 +51,7 @@ from onward.rewrite.run import AnyPass, FusionPass, Pass
 from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
+from onward.rewrite.wide_sum import wide_sum
 
 _FORWARD: Sequence[AnyPass] = (
     Pass(known_conditions),  # first: masks are read by the next passes
@@ -106,6 +107,7 @@ _STEP: Sequence[AnyPass] = (
     Pass(scatter_into, exact=False),  # likewise; adds an embedding's rows to the head's gradient
     FusionPass(fold_casts),  # gradients have their final readers by now
     Pass(dead_code_elimination),
+    FusionPass(wide_sum),  # after dead nodes, which would count as readers of a sum
     # after the passes that merge equal nodes; dead nodes would count as readers
     Pass(activation_again),
     Pass(cast_again),  # includes biases that recomputed activations read

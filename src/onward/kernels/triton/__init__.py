@@ -18,6 +18,7 @@ from onward.kernels.triton import (
     rows,
     tensor_norms,
     update,
+    wide_sum,
 )
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
@@ -39,6 +40,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         rows,
         tensor_norms,
         update,
+        wide_sum,
     )
     for op, kernel in module.KERNELS.items()
 }
