@@ -9,8 +9,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 @triton.jit
 def _term(x, at, inside):
     """A term's numbers in f32: f32[BLOCK]."""
-    term = tl.load(x + at, mask=inside, other=0.0)
-    return term.to(tl.float32)
+    return tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
