@@ -22,7 +22,7 @@ from onward.cli import main
 from onward.explanation.as_on_cuda import ATTENTION_FLOPS
 from onward.explanation.eager_step import EagerWork, eager_work
 from onward.explanation.facts import GpuTime
-from onward.explanation.gpu_seconds import DeviceSeconds, Work, device_seconds, host_seconds
+from onward.explanation.gpu_seconds import DeviceSeconds, LaunchWork, device_seconds, host_seconds
 from onward.explanation.gpu_time import plan_work, planned_work
 from onward.explanation.text import time_lines, verdict
 from onward.graph.ops import OPS
@@ -79,23 +79,23 @@ def time_of(model: Any, batch: Any, gpu: str = "H100", **more: Any) -> GpuTime:
 
 # ---- the price of a launch
 
-PRICES: dict[str, tuple[Work, float, str]] = {
-    "products of fp32": (Work(1e12, 4.0), 1e12 / (0.75 * 67e12), "products"),
-    "products of 16 bits": (Work(1e12, low=True), 1e12 / (0.6 * 989e12), "products"),
+PRICES: dict[str, tuple[LaunchWork, float, str]] = {
+    "products of fp32": (LaunchWork(1e12, 4.0), 1e12 / (0.75 * 67e12), "products"),
+    "products of 16 bits": (LaunchWork(1e12, low=True), 1e12 / (0.6 * 989e12), "products"),
     "sizes of cuBLAS's fast products": (
-        Work(1e12, low=True, sizes=(64, 8, 50_264)), 1e12 / (0.6 * 989e12), "products",
+        LaunchWork(1e12, low=True, sizes=(64, 8, 50_264)), 1e12 / (0.6 * 989e12), "products",
     ),
     "an odd vocabulary": (
-        Work(1e12, low=True, sizes=(64, 8, 50_257)), 4e12 / (0.6 * 989e12), "products",
+        LaunchWork(1e12, low=True, sizes=(64, 8, 50_257)), 4e12 / (0.6 * 989e12), "products",
     ),
-    "an odd size in fp32": (Work(1e12, sizes=(3, 5, 7)), 1e12 / (0.75 * 67e12), "products"),
-    "attention": (Work(1e12, attention=True), 1e12 / (0.25 * 67e12), "attention"),
+    "an odd size in fp32": (LaunchWork(1e12, sizes=(3, 5, 7)), 1e12 / (0.75 * 67e12), "products"),
+    "attention": (LaunchWork(1e12, attention=True), 1e12 / (0.25 * 67e12), "attention"),
     "attention of 16 bits": (
-        Work(1e12, low=True, attention=True), 1e12 / (0.13 * 989e12), "attention",
+        LaunchWork(1e12, low=True, attention=True), 1e12 / (0.13 * 989e12), "attention",
     ),
-    "bytes": (Work(nbytes=1e9), 1e9 / (0.8 * 3.35e12), "memory"),
-    "a product bound by its bytes": (Work(1e6, 1e9), 1e9 / (0.8 * 3.35e12), "memory"),
-    "nothing": (Work(), 0.0, "memory"),
+    "bytes": (LaunchWork(nbytes=1e9), 1e9 / (0.8 * 3.35e12), "memory"),
+    "a product bound by its bytes": (LaunchWork(1e6, 1e9), 1e9 / (0.8 * 3.35e12), "memory"),
+    "nothing": (LaunchWork(), 0.0, "memory"),
 }  # fmt: skip
 
 
@@ -110,11 +110,15 @@ def test_a_launch_takes_the_larger_of_its_two_times_and_a_gap(case: str) -> None
 
 
 def test_tf32_is_for_products_of_fp32() -> None:
-    def seconds(work: Work, tf32: bool) -> float:
+    def seconds(work: LaunchWork, tf32: bool) -> float:
         return device_seconds([work], H100, tf32).total
 
-    assert seconds(Work(1e12), True) == pytest.approx(1e12 / (0.6 * 989e12 / 2) + GAP)
-    for same in (Work(1e12, low=True), Work(1e12, attention=True), Work(nbytes=1e9)):
+    assert seconds(LaunchWork(1e12), True) == pytest.approx(1e12 / (0.6 * 989e12 / 2) + GAP)
+    for same in (
+        LaunchWork(1e12, low=True),
+        LaunchWork(1e12, attention=True),
+        LaunchWork(nbytes=1e9),
+    ):
         assert seconds(same, True) == seconds(same, False)
 
 

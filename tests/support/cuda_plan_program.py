@@ -84,6 +84,35 @@ def family(name: str) -> dict[str, Any]:
     return {"wrong": wrong, "kernels": triton_kernels(trainer)}
 
 
+def low_family(name: str) -> dict[str, Any]:
+    """Trains a family's model in fp16 by the plans of a CUDA device, by Onward and under PyTorch's
+    autocast. An update may be as far from fp64's as autocast's is, twice over.
+
+    beside_f32: launches of attention that multiply fp16 and add numbers of f32 to the scores.
+    """
+    model, data = CASES[name][0](), CASES[name][1]()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    exact = eager_steps(model, data, torch.float64)
+    with torch.autocast("cpu", torch.float16):
+        cast = eager_steps(model, data, torch.float32)
+    options = {"mixed_precision": "fp16", "loss_scale": onward.LossScale(init_scale=1024.0)}
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.05), options=options)
+    ours = {f"loss {i}": trainer.train_step(data).loss for i in range(STEPS)}
+    ours |= {n: p.detach() for n, p in model.named_parameters()}
+    wrong: list[str] = []
+    for key, truth in exact.items():
+        far, theirs = ((x[key].double() - truth).norm() for x in (ours, cast))
+        moved = (truth - before[key].double()).norm() if key in before else truth.abs()
+        if not float(far) <= 2 * float(theirs) + 1e-3 * float(moved):
+            wrong.append(f"{key}: {float(far):.1e}, autocast {float(theirs):.1e}")
+    beside = 0
+    for launch in trainer.plan.launches:
+        if launch.op == "FlashAttention":
+            floating = [t for t in launch.spec.inputs if t is not None and t.is_floating]
+            beside += floating[0].is_low and not floating[-1].is_low
+    return {"wrong": wrong, "kernels": triton_kernels(trainer), "beside_f32": beside}
+
+
 def _trained(cuda: bool, options: dict[str, Any], windows: int) -> tuple[Any, dict[str, int]]:
     for_cuda(cuda)
     model = tiny.gpt2(0.3)
@@ -116,12 +145,15 @@ def same_dropout(precision: str, windows: int) -> dict[str, Any]:
 
 
 def main(names: Iterable[str]) -> None:
-    """Prints a line of JSON for each name: a family, or `dropout PRECISION WINDOWS`."""
+    """Prints a line of JSON for each name: a family, `fp16 FAMILY`, or `dropout PRECISION
+    WINDOWS`."""
     for_cuda(True)
     for name in names:
         if name.startswith("dropout "):
             _, precision, windows = name.split()
             print(json.dumps(same_dropout(precision, int(windows))))
+        elif name.startswith("fp16 "):
+            print(json.dumps(low_family(name.removeprefix("fp16 "))))
         else:
             print(json.dumps(family(name)))
 

@@ -163,7 +163,7 @@ class Attention:
         for name, have, want in zip(
             names, (y, *grads, *biases), (truth, *gradients), strict=False
         ):  # fmt: skip
-            near(name, have, want)
+            near(name, have, want, q.dtype)
 
 
 _SIZED = Call(B=1, H=1, Q=150, S=170, K=16, E=16)
@@ -273,6 +273,37 @@ def run_far(turned: bool) -> None:
 
 for _turned in (False, True):
     CHECKS[f"attention far {'columns' if _turned else 'rows'} float"] = partial(run_far, _turned)
+
+
+# ---- addends of the scores in fp32 beside products of low precision
+
+
+@dataclass(frozen=True)
+class WideAddend(Attention):
+    """Attention in fp16 whose bias, or mask of numbers, is f32."""
+
+    def __str__(self) -> str:
+        return f"beside f32 {super().__str__()}"
+
+    def operands(self) -> list[torch.Tensor | None]:
+        assert isinstance(self.call, Call)
+        *given, _ = super().operands()
+        mask = self.call.tensors()[1]
+        return [*given[:4], mask, *given[5:], self.call.bias()]
+
+
+for _call in (
+    *[replace(_SIZED, B=2, S=150, biases=n, causal=causal)
+      for n in (1, 2) for causal in (False, True)],
+    replace(_SIZED, B=2, biases=1, softcap=1.5, ratio=0.2, mask="window 150,170", fill=-1e9),
+    *[replace(_SIZED, biases=1, low_bias=True, mask=f"{kind} 150,170")
+      for kind in ("few", "below")],
+    *[replace(_SIZED, S=150, mask=f"{added} added {kind} 150,150", ratio=ratio)
+      for added in ("least", "infinite") for kind, ratio in (("window", 0.0), ("behind", 0.2))],
+    replace(_SIZED, B=2, mask="infinite 2,1,150,170", biases=2),
+):  # fmt: skip
+    _made = WideAddend(_call, DType.FLOAT16)
+    CHECKS[f"attention {_made}"] = _made
 
 
 # ---- queries that are not numbers

@@ -256,10 +256,13 @@ def _attention() -> Iterator[RealCall]:
         ("64x16x128x64 mask dropout", drop, (64, 16, 128, 64), ("b[64,1,1,128]", *_SEED)),
         ("8x8x512x64 bias", {**plain, "bias_gradient": 1}, (8, 8, 512, 64),
          (*[None] * 5, "f[1,8,512,512]")),
+        ("8x8x512x64 f32 bias", {**plain, "bias_gradient": 1}, (8, 8, 512, 64),
+         (*[None] * 5, "f32[1,8,512,512]")),
         ("1x16x8192x64 packed causal dropout", {**drop, "is_causal": 1}, (1, 16, 8192, 64),
          (None, *_SEED, "i64[8192,2]", "i64[8192,2]")),
     ):  # fmt: skip
-        yield from _attending(label, attrs, sizes, sizes[3], rest)
+        only = ("fp16", "bf16") if "f32" in label else _EACH
+        yield from _attending(label, attrs, sizes, sizes[3], rest, only)
     for label, sizes, values, only, tf32 in (
         ("4x16x1024x256 causal", (4, 16, 1024, 256), 256, ("fp32", "bf16"), False),
         ("8x16x1024x192 values of 128 causal", (8, 16, 1024, 192), 128, _BF16, False),

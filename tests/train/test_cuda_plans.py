@@ -45,6 +45,20 @@ def test_families_train_as_eager(name: str) -> None:
         assert found["kernels"]["triton.attention_grad"] > 0
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "name", ["T5", "T5 with both masks", "Bart", "Llama", "BERT, pretraining", "BERT, mask added"]
+)
+def test_low_precision_is_as_near_to_fp64_as_autocasts(name: str) -> None:
+    """Three products of one value send back gradients of fp16, which are added in one launch; and
+    T5's attention multiplies fp16 beside its bias of f32."""
+    found = outcome(f"fp16 {name}")
+    assert found["wrong"] == []
+    assert found["kernels"]["triton.wide_sum"] > 0
+    beside = {"T5": 3, "T5 with both masks": 3, "BERT, mask added": 1}
+    assert found["beside_f32"] == beside.get(name, 0)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("windows", [1, 2])
 @pytest.mark.parametrize("precision", ["no", "fp16"])

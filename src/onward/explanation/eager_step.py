@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from onward.capture.trace.flat_call import name_outputs
 from onward.errors import one_line
 from onward.explanation.as_on_cuda import ATTENTION_FLOPS, AsOnCuda
-from onward.explanation.gpu_seconds import Work
+from onward.explanation.gpu_seconds import LaunchWork
 from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState
 from onward.prepare.batch import Batch
@@ -39,7 +39,7 @@ class EagerWork:
     """The launches of a step in eager PyTorch. light: operators that only make views, and casts;
     the others are `operators`."""
 
-    launches: list[Work] = field(default_factory=list)
+    launches: list[LaunchWork] = field(default_factory=list)
     operators: int = 0
     light: int = 0
 
@@ -146,20 +146,20 @@ class _Log(TorchDispatchMode):
         return out
 
 
-def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> LaunchWork:
     taken = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     nbytes = sum(t.numel() * t.itemsize for t in (*taken, *made))
     packet = func.overloadpacket
     if packet not in _FLOPS:
-        return Work(nbytes=nbytes)
+        return LaunchWork(nbytes=nbytes)
     attention = "attention" in func.name()
     flops = _flops(packet, args, kwargs, out)
     if attention and _is_causal(func, args, kwargs):
         flops /= 2
     low = any(t.dtype in (torch.bfloat16, torch.float16) for t in taken)
     matrices = [] if attention else [t.shape[-2:] for t in taken if t.dim() > 1]
-    return Work(flops, nbytes, low, attention, tuple(n for sizes in matrices for n in sizes))
+    return LaunchWork(flops, nbytes, low, attention, tuple(n for sizes in matrices for n in sizes))
 
 
 def _flops(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:

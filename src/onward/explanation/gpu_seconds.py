@@ -27,7 +27,7 @@ _HOST, _HOST_LIGHT = 30e-6, 10e-6
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchWork:
     """The work of one launch. flops: of its products, without pairs that a causal mask hides.
     nbytes: read and written. low: whether products are of 16-bit numbers. attention: whether
     they are attention's. sizes: m, n and k of a product whose operands are matrices; empty: none or
@@ -54,7 +54,7 @@ class DeviceSeconds:
         return self.products + self.attention + self.memory
 
 
-def device_seconds(work: Iterable[Work], rates: Rates, tf32: bool) -> DeviceSeconds:
+def device_seconds(work: Iterable[LaunchWork], rates: Rates, tf32: bool) -> DeviceSeconds:
     """The seconds of launches, one after another. rates: of the data sheet. tf32: whether products
     of fp32 are computed in TF32."""
     kinds = dict.fromkeys((PRODUCTS, ATTENTION, MEMORY), 0.0)
@@ -74,7 +74,7 @@ def host_seconds(operators: int, light: int) -> float:
     return operators * _HOST + light * _HOST_LIGHT
 
 
-def _rate(work: Work, rates: Rates, tf32: bool) -> float:
+def _rate(work: LaunchWork, rates: Rates, tf32: bool) -> float:
     if work.attention:
         low = _SHARE_ATTENTION_LOW * rates.low_flops_per_second
         return low if work.low else _SHARE_ATTENTION_FP32 * rates.flops_per_second
@@ -86,4 +86,4 @@ def _rate(work: Work, rates: Rates, tf32: bool) -> float:
     return _SHARE_FP32 * rates.flops_per_second
 
 
-__all__ = ["DeviceSeconds", "Work", "device_seconds", "host_seconds"]
+__all__ = ["DeviceSeconds", "LaunchWork", "device_seconds", "host_seconds"]

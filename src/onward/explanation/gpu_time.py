@@ -8,7 +8,7 @@ import torch
 
 from onward.explanation.eager_step import EagerWork, eager_work
 from onward.explanation.facts import GpuTime
-from onward.explanation.gpu_seconds import Work, device_seconds, host_seconds
+from onward.explanation.gpu_seconds import LaunchWork, device_seconds, host_seconds
 from onward.explanation.subject import Subject
 from onward.graph.ops import OPS
 from onward.graph.types import DType, value
@@ -44,10 +44,10 @@ def gpu_time(subject: Subject, plan: Plan, gpu: Gpu, state: int) -> GpuTime:
     )
 
 
-def plan_work(plan: Plan, samples: int) -> list[Work]:
+def plan_work(plan: Plan, samples: int) -> list[LaunchWork]:
     """The work of a plan's launches. Updates of parameters that follow each other are one launch,
     where their kernel takes several."""
-    found: list[Work] = []
+    found: list[LaunchWork] = []
     last: Kernel | None = None
     for launch in plan.launches:
         work = planned_work(launch, samples)
@@ -59,12 +59,12 @@ def plan_work(plan: Plan, samples: int) -> list[Work]:
     return found
 
 
-def planned_work(launch: PlannedLaunch, samples: int) -> Work:
+def planned_work(launch: PlannedLaunch, samples: int) -> LaunchWork:
     """The work of a launch of a plan. samples: sequences of the batch, among which the rows of a
     packed one are taken to be shared evenly."""
     spec, op = launch.spec, OPS.get(launch.spec.op)
     if op is None or not spec.outputs:  # a copy
-        return Work(nbytes=sum(x.nbytes for x in (*launch.inputs, *launch.outputs) if x))
+        return LaunchWork(nbytes=sum(x.nbytes for x in (*launch.inputs, *launch.outputs) if x))
     inputs, outputs = list(spec.inputs), list(spec.outputs)
     flops: float = value(op.flops(inputs, outputs, spec.attrs))
     nbytes = value(op.moved(inputs, outputs, spec.attrs))
@@ -74,7 +74,7 @@ def planned_work(launch: PlannedLaunch, samples: int) -> Work:
     if attention and any(t is not None for t in inputs[COORDINATES[op.name] :][:1]):
         flops /= samples
     low = any(t is not None and t.is_low for t in inputs)
-    return Work(flops, nbytes, low, attention)
+    return LaunchWork(flops, nbytes, low, attention)
 
 
 def _eager(subject: Subject, plan: Plan) -> EagerWork | str:
@@ -85,12 +85,12 @@ def _eager(subject: Subject, plan: Plan) -> EagerWork | str:
     return eager_work(subject.model, subject.loss_fn, subject.batch, autocast, backward)
 
 
-def _update(subject: Subject, state: int) -> Work:
+def _update(subject: Subject, state: int) -> LaunchWork:
     """The fused update of all parameters: each and its state are read and written, its gradient is
     read."""
     trained = [p for p in subject.model.parameters() if p.requires_grad]
     weights = sum(p.numel() * p.itemsize for p in trained)
-    return Work(nbytes=3 * weights + 2 * state)
+    return LaunchWork(nbytes=3 * weights + 2 * state)
 
 
 __all__ = ["COORDINATES", "gpu_time", "plan_work", "planned_work"]

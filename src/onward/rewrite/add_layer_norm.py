@@ -87,5 +87,14 @@ def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
             continue
         if 0.0 < attributes(dropout)["ratio"] < 1.0:
             return x, other, dropout
-    # x is the term without other readers: y may reuse its memory
-    return (first, second, None) if len(first.uses()) == 1 else (second, first, None)
+    # x is the term without other readers: y may reuse its memory. A residual that a fused sum made
+    # is never x: in mixed precision it is f32, and the other term is not
+    alone = len(first.uses()) == 1
+    if alone and len(second.uses()) == 1 and _is_fused_sum(first):
+        return second, first, None
+    return (first, second, None) if alone else (second, first, None)
+
+
+def _is_fused_sum(x: Value) -> bool:
+    maker = x.producer()
+    return maker is not None and maker.op_type in _JOINED.values() and x is maker.outputs[-1]

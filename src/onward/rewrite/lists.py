@@ -41,6 +41,7 @@ from onward.rewrite.precision import (
     cancel_casts,
     cast_again,
     fold_casts,
+    low_attention,
     move_casts,
     write_casts,
 )
@@ -90,6 +91,8 @@ _FORWARD: Sequence[AnyPass] = (
 # for graphs with the casts of a policy
 _PRECISION: Sequence[AnyPass] = (
     Pass(move_casts),  # next to the values that views show, so that equal casts merge
+    Pass(dead_code_elimination),  # the views that it left would count as readers
+    FusionPass(low_attention),  # while its operands are still cast up, and its result down
     Pass(cancel_casts),
     Pass(common_subexpression_elimination),  # cast a weight once that is read twice
     FusionPass(fold_casts),  # casts have their final readers by now

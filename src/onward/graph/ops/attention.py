@@ -209,7 +209,8 @@ def check_bias(call: Call, first: int = 0, at: int = 8) -> None:
     packed, places = call.present(at - 1), (q.shape[-2], k.shape[-2])
     samples = (1,) if packed else (1, q.shape[0])
     fits = bias.rank == q.rank == 4 and bias.shape[0] in samples and bias.shape[1] == q.shape[1]
-    if not fits or bias.dtype != q.dtype or not (packed or bias.shape[2:] == places):
+    typed = bias.dtype in (q.dtype, q.accumulated.dtype)  # scores are of the latter
+    if not fits or not typed or not (packed or bias.shape[2:] == places):
         raise ValueError(f"{call.op_type}: {bias} is no bias of {q} and keys {k}")
 
 

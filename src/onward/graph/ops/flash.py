@@ -113,8 +113,13 @@ def _probabilities(
 def score_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
     """The gradient of an added mask or bias, before summing over broadcast dims: f[B,H,Q,S].
 
-    It is written in standard ops; a trained bias is faster as an input with `bias_gradient`.
+    It is written in standard ops, in f32 at least; a trained bias is faster as an input with
+    `bias_gradient`.
     """
+    inputs = [
+        x if x is None or not type_of(x).is_low else b.cast(x, type_of(x).accumulated.dtype)
+        for x in inputs
+    ]
     q, k = inputs[1:3]
     assert q is not None and k is not None
     return _probabilities(b, products(b, q, k, attrs), inputs, attrs)[1]

@@ -75,7 +75,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     if mask is not None and mask.dtype != DType.BOOL:
         if spec.attrs.get("is_causal"):
             return "an added mask and a causal one"
-        if mask.dtype != q.dtype:
+        if mask.dtype not in (q.dtype, DType.FLOAT):
             return f"a mask of {mask.dtype.name.lower()}"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "a dropout probability of 1"

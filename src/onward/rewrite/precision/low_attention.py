@@ -1,0 +1,57 @@
+"""`Cast(FlashAttention(Cast(q), Cast(k), Cast(v), ..., bias))  =>  FlashAttention(q, k, v, ...,
+bias)`: attention whose scores get an addend of fp32, such as T5's bias, multiplies in low
+precision, where kernels read the addend in fp32.
+
+The policy makes all of such attention fp32, since the addend may be out of the low type's range.
+Scores and their softmax are fp32 within a kernel, so that they have the same bits.
+"""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, attributes, type_of
+from onward.graph.types import DType
+from onward.rewrite.context import Context
+
+
+def low_attention(graph: Graph, context: Context) -> int:
+    edits, outputs = 0, graph.output_values()
+    for node in list(graph):
+        if node.op_type != "FlashAttention":
+            continue
+        operands = [_widened(x) for x in node.inputs[:3]]
+        dtypes = {None if x is None else type_of(x).dtype for x in operands}
+        casts = _casts(node.outputs[0], outputs)
+        if len(dtypes) != 1 or {type_of(cast.outputs[0]).dtype for cast in casts} != dtypes:
+            continue
+        inputs = [*operands, *node.inputs[3:]]
+        if not context.takes(node, node.op_type, inputs, attributes(node)):
+            continue
+        made = Builder.at(graph, node).node(node.op_type, inputs, attributes(node))
+        assert isinstance(made, tuple)
+        for cast in casts:
+            graph.replace(cast.outputs[0], made[0])
+        for old, new in zip(node.outputs[1:], made[1:], strict=True):
+            graph.replace(old, new)
+        graph.remove([*casts, node])
+        edits += 1
+    return edits
+
+
+def _widened(x: Value | None) -> Value | None:
+    """The value of low precision that x is cast from to fp32; None where x is no such cast."""
+    cast = None if x is None else x.producer()
+    source = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
+    low = source is not None and type_of(source).is_low
+    return source if low and x is not None and type_of(x).dtype == DType.FLOAT else None
+
+
+def _casts(y: Value, outputs: set[Value]) -> list[Node]:
+    """The nodes that read y, if all of them are casts; else none."""
+    readers = list(dict.fromkeys(use.node for use in y.uses()))
+    if y in outputs or any(node.op_type != "Cast" for node in readers):
+        return []
+    return readers
+
+
+__all__ = ["low_attention"]
