@@ -71,11 +71,11 @@ def _attention_backward(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: 
     return sdpa_backward_flop_count(dy, q, k, v)
 
 
-_ATEN = torch.ops.aten
+_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 # FLOPs by operator, of the shapes of its tensors. Torch's counter knows CUDA's calls only.
 ATTENTION_FLOPS = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    getattr(torch.ops.aten, _ON_CPU): _attention,
+    getattr(torch.ops.aten, f"{_ON_CPU}_backward"): _attention_backward,
 }
 
 __all__ = ["ATTENTION_FLOPS", "AsOnCuda"]

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,10 +29,10 @@ from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState
 from onward.prepare.batch import Batch
 
-_ATEN = torch.ops.aten
 _FLOPS = {**flop_registry, **ATTENTION_FLOPS}
-_CASTS = (_ATEN._to_copy,)  # most are autocast's, which adds them without Python
-_VIEWS = (_ATEN._unsafe_view, _ATEN.detach)  # do not call themselves views
+_CASTS = ("aten._to_copy",)  # most are autocast's, which adds them without Python
+_VIEWS = ("aten._unsafe_view", "aten.detach")  # do not call themselves views
+_arguments = attrgetter("_schema.arguments")  # of an operator
 
 
 @dataclass
@@ -134,11 +135,11 @@ class _Log(TorchDispatchMode):
         out = func(*args, **given)
         if func.namespace == "prim" or func.namespace == "profiler":
             return out
-        packet = func.overloadpacket
-        if func.is_view or packet in _VIEWS:
+        name = str(func.overloadpacket)
+        if func.is_view or name in _VIEWS:
             self.found.light += 1
             return out
-        if packet in _CASTS:
+        if name in _CASTS:
             self.found.light += 1
         else:
             self.found.operators += 1
@@ -170,7 +171,7 @@ def _flops(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in _arguments(func)]
     return bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal"))
 
 
