@@ -106,7 +106,7 @@ def _cells(case: Mapping[str, Any]) -> list[str]:
         return [case["name"], case["gpu"], time["reason"]]
 
     def total(found: Mapping[str, float] | None) -> float | None:
-        return found and found["products"] + found["attention"] + found["memory"]
+        return None if found is None else sum(found[k] for k in ("products", "attention", "memory"))
 
     eager, there = time["eager_step"], known.get("eager")
     onward = total(time["onward"])

@@ -347,6 +347,14 @@ def test_gpu_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gpu_time(tmp_path: Path) -> None:
+    [case] = run(tmp_path, "gpu_time", "--quick").report("gpu_time")["cases"]
+    predicted = case["predicted"]
+    assert predicted["onward"]["launches"] < predicted["eager"]["launches"]
+    assert predicted["eager_step"] > 0 and predicted["step"] is None
+
+
+@pytest.mark.slow
 def test_recompute(tmp_path: Path) -> None:
     report = run(tmp_path, "recompute", "0.8", "0.01", "--quick").report("recompute")
     whole, less, least = report["rows"]

@@ -215,7 +215,8 @@ class Counting(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.seen.add_(1)
-        random.random(), np.random.rand()
+        random.random()
+        np.random.rand()
         self.kept: Any = super().forward(nn.functional.dropout(x, 0.5)) + torch.rand(())
         return self.kept
 

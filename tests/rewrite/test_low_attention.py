@@ -81,7 +81,7 @@ def feeds() -> dict[str, np.ndarray]:
 
 
 def calls(graph: Graph) -> list[tuple[bool, bool]]:
-    """Of each attention: whether its products and its result are low."""
+    """Whether products and result of each attention are low."""
     nodes = [n for n in graph if n.op_type == "FlashAttention"]
     return [(type_of(n.inputs[0]).is_low, type_of(n.outputs[0]).is_low) for n in nodes]
 

@@ -170,7 +170,7 @@ def _refuse_arguments(arguments: Sequence[str]) -> None:
 
 def _of_loop(config: ExplainConfig) -> dict[str, Any]:
     """The options of the loop that are given."""
-    names = ("memory_budget", "disable")
+    names = ("memory_budget", "disable", "mixed_precision")
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 

@@ -39,6 +39,9 @@ class ExplainConfig:
         "recompute activations until the step fits (memory_budget= of onward.Trainer); "
         "null: no limit",
     )
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = option(
+        None, "bf16 or fp16: products in low precision (mixed_precision= of onward.Trainer)"
+    )
     loss: str | None = option(
         None, "of an ONNX model: an output that is the loss, or a loss as of onward train"
     )
@@ -89,7 +92,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 # Options that a script, or a function that returns model and batch, decides itself.
 OF_A_BATCH = ("batch_size", "sequence_length")
 OF_A_FILE = ("loss", "data")  # options of an ONNX model alone
-OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
+OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable", "mixed_precision")
 # Options that go with --mesh alone, and those that it does not go with.
 OF_A_MESH = ("ranks", "zero", "cluster")
 NOT_OF_A_MESH = ("outputs", "memory", "batch_sizes", "html", "gpu")
@@ -105,6 +108,11 @@ def check_explain(config: ExplainConfig) -> None:
         raise InputError(
             "outputs are chosen only in a loop of your own", "in --outputs", "add --loop module"
         )
+    if config.mixed_precision is not None and config.loop == "module":
+        raise InputError(
+            "in a loop of your own torch.autocast decides about precision",
+            "in --mixed_precision", "leave it out, or explain a script with the loop",
+        )  # fmt: skip
     if config.gpu is not None and config.profile:
         raise InputError("nothing runs on that GPU", "in --profile", "leave it or --gpu out")
     _check_mesh(config)
