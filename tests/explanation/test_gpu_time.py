@@ -376,6 +376,11 @@ def test_text_page_and_json_have_it(loop: str, tmp_path: Any) -> None:
 
 
 def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "gpt2-tiny", "--gpu", "H100", "--json"]) == 0
-    time = json.loads(capsys.readouterr().out)["time"]
-    assert time["eager"]["launches"] > 0 and time["step"] is None
+    moved: list[float] = []
+    for precision in ("no", "bf16"):
+        line = ["explain", "gpt2-tiny", "--gpu", "H100", "--json", "--mixed_precision", precision]
+        assert main(line) == 0
+        time = json.loads(capsys.readouterr().out)["time"]
+        assert time["eager"]["launches"] > 0 and time["step"] is None
+        moved.append(time["operators"])
+    assert moved[1] > moved[0], "autocast adds casts"

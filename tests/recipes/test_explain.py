@@ -301,6 +301,10 @@ REFUSED: dict[str, Refused] = {
     "no sizes": (["model", "--batch_sizes", "1,x"], "batch_sizes is '1,x'"),
     "a size of none": (["model", "--batch_sizes", "0"], "batch_sizes is '0'"),
     "no budget": (["model", "--memory_budget", "x"], "memory_budget is 'x'"),
+    "precision of one's own loop": (
+        ["model", "--mixed_precision", "bf16", "--loop", "module"], "torch.autocast decides",
+    ),
+    "a strange precision": (["model", "--mixed_precision", "fp8"], "mixed_precision is 'fp8'"),
     "no pass": (["model", "--disable", "nop"], "did you mean noop?"),
     "outputs of a Trainer": (["model", "--outputs", "all"], "add --loop module"),
     "a page that exists": (["model", "--html", "made.py"], "'made.py' exists, in --html"),
