@@ -25,7 +25,7 @@ PASSES = (
     "dead_code_elimination", "bias_activation",
     "gated_activation", "rotary", "grouped_keys", "rms_norm",
     "linear_cross_entropy_step", "gemm_add", "gemm_bias", "scatter_into", "cancel_casts",
-    "fold_casts", "activation_again", "cast_again",
+    "fold_casts", "activation_again", "cast_again", "wide_sum",
 )  # fmt: skip
 
 

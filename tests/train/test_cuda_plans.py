@@ -46,9 +46,7 @@ def test_families_train_as_eager(name: str) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "name", ["T5", "T5 with both masks", "Bart", "Llama", "BERT, pretraining", "BERT, mask added"]
-)
+@pytest.mark.parametrize("name", ["T5", "T5 with both masks", "Llama", "BERT, mask added"])
 def test_low_precision_is_as_near_to_fp64_as_autocasts(name: str) -> None:
     """Three products of one value send back gradients of fp16, which are added in one launch; and
     T5's attention multiplies fp16 beside its bias of f32."""
