@@ -45,7 +45,7 @@ def test_families_train_as_eager(name: str) -> None:
         assert found["kernels"]["triton.attention_grad"] > 0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["T5", "T5 with both masks", "Llama", "BERT, mask added"])
 def test_low_precision_is_as_near_to_fp64_as_autocasts(name: str) -> None:
     """Three products of one value send back gradients of fp16, which are added in one launch; and
