@@ -4,6 +4,7 @@ launch takes what its FLOPs and bytes say."""
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from tiny_families import CASES
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -306,6 +308,19 @@ class Scored(nn.Module):
         return self.model(x).square().mean()
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", CASES)
+def test_families_are_predicted_in_both_precisions(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = CASES[name][0](), CASES[name][1]()
+    for precision in ("no", "bf16"):
+        time = time_of(trainer_of(model, mixed_precision=precision), data)
+        assert time.onward is not None and not time.reason
+        assert time.eager is not None and time.eager.launches > time.onward.launches / 2
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 # ---- what is shown
 
 
@@ -360,6 +375,19 @@ def test_parts_in_eager_pytorch_are_not_predicted() -> None:
 def test_a_model_that_fakes_cannot_run_has_no_time_of_eager() -> None:
     work = eager_work(Strange(), None, bind_batch((torch.randn(8, 64),), {}, False), None, True)
     assert isinstance(work, str) and "DataDependentOutputException" in work
+
+
+def test_an_operator_that_fakes_refuse_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch logs a traceback of its own for it."""
+
+    class Grouped(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            grouped: Any = getattr(torch, "_grouped_mm")  # noqa: B009
+            return grouped(x.double(), self.a.weight.double()[None], offs=None)
+
+    work = eager_work(Grouped(), None, bind_batch((torch.randn(8, 64),), {}, False), None, True)
+    assert isinstance(work, str) and "Expected" in work
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("loop", ["trainer", "module"])

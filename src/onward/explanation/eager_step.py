@@ -7,6 +7,7 @@ needed, and the user's model and generators stay as they are.
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +60,7 @@ def eager_work(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     log = _Log()
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), eager():
+        with warnings.catch_warnings(), _unlogged(), torch.random.fork_rng(devices=[]), eager():
             warnings.simplefilter("ignore")
             with FakeCopyMode(mode):
                 model, loss_fn = copy.deepcopy((model, loss_fn))
@@ -83,6 +84,17 @@ def _hides_nothing(batch: Batch) -> bool:
     """Whether the attention masks among a batch's tensors, if there are any, hide no key."""
     masks = [v for k, v in batch.kwargs.items() if "mask" in k and isinstance(v, torch.Tensor)]
     return all(bool(mask.all()) for mask in masks)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """PyTorch logs a traceback of its own where an operator refuses fake tensors."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

@@ -22,7 +22,7 @@ Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]
 def row_report(step: PreparedStep[Any], batch: Batch, results: tuple[str, ...]) -> RowReport:
     """Reports what row demand does with a batch, for a step that computes these results."""
     dims, staged = step.sizes(batch), step.staged(batch)
-    packed, quiet = step.packed(results), step.graphs.compiler.quiet()
+    packed, quiet = step.packed(results), step.graphs.compiler.here.quiet()
 
     def conditions(graph: Graph) -> dict[str, torch.Tensor]:
         plan = quiet.plan(graph, graph.outputs, dims)
