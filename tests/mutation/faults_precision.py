@@ -6,6 +6,7 @@ from fault import Fault
 
 CASTS = ("rewrite/test_precision.py",)
 LOW_GRAPHS = ("models/test_mixed_precision.py", "models/test_low_evaluators.py")
+SUMS, LOW_ATTENTION = ("rewrite/test_wide_sum.py",), ("rewrite/test_low_attention.py",)
 LOW_FILES = ("train/test_low_export.py",)
 LOW_VERIFIED = ("faults/test_planted_in_mixed_precision.py",)
 
@@ -91,6 +92,32 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         "casts: whatever reads a gradient reads the low one", "rewrite/precision/fold_casts.py",
         "or not all(_reads_gradients(u.node) for u in uses)", "",
         ("train/test_mixed_precision_steps.py",),
+    ),
+    Fault(
+        "sums: what is broadcast is a term too", "rewrite/wide_sum.py",
+        "return y.dtype == DType.FLOAT and all(x is not None and type_of(x) == y for x in "
+        "node.inputs)", "return y.dtype == DType.FLOAT", SUMS,
+    ),
+    Fault(
+        "sums: one that others read is taken too", "rewrite/wide_sum.py",
+        "x not in outputs and len(x.uses()) == 1", "x not in outputs", SUMS,
+    ),
+    Fault(
+        "sums: two low types are one", "rewrite/wide_sum.py",
+        " or len({type_of(x).dtype for x in low}) > 1", "", SUMS,
+    ),
+    Fault(
+        "sums: casts stay", "rewrite/wide_sum.py", "            _remove_unread(graph, x, outputs)",
+        "            pass", SUMS,
+    ),
+    Fault(
+        "attention: a result that is read in f32 is rounded", "rewrite/precision/low_attention.py",
+        "if y in outputs or any(node.op_type != \"Cast\" for node in readers):",
+        "if y in outputs:", LOW_ATTENTION,
+    ),
+    Fault(
+        "attention: a result is rounded to another type", "rewrite/precision/low_attention.py",
+        " or {type_of(cast.outputs[0]).dtype for cast in casts} != dtypes", "", LOW_ATTENTION,
     ),
     Fault(
         "accumulation: the sum that the update reads is rounded too",

@@ -102,7 +102,8 @@ def time_lines(time: GpuTime | None) -> Iterator[str]:
     if eager:
         host = f"{time.operators} operators of eager PyTorch, on one machine's processor"
         yield f"  {'host':<14}{'recorded':>12}{1e3 * time.eager_host:>11.2f}  {host}"
-    step = "under 5" if time.step is None else f"{1e3 * time.step:.2f}"
+    step = f"under {1e3 * LEAST_PREDICTED:.0f}"
+    step = step if time.step is None else f"{1e3 * time.step:.2f}"
     of_eager = f"{1e3 * time.eager_step:>11.2f}" if time.eager_step else ""
     yield f"  {'step':<14}{step:>12}{of_eager}  predicted"
     yield f"  {verdict(time)}"
