@@ -111,11 +111,6 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         "            pass", SUMS,
     ),
     Fault(
-        "attention: a result that is read in f32 is rounded", "rewrite/precision/low_attention.py",
-        "if y in outputs or any(node.op_type != \"Cast\" for node in readers):",
-        "if y in outputs:", LOW_ATTENTION,
-    ),
-    Fault(
         "attention: a result is rounded to another type", "rewrite/precision/low_attention.py",
         " or {type_of(cast.outputs[0]).dtype for cast in casts} != dtypes", "", LOW_ATTENTION,
     ),
