@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -52,14 +52,14 @@ def predicted(case: Case, limit: int | None) -> dict[str, Any]:
         "held": eager.held, "eager": eager.step,
         "largest": dict.fromkeys(("eager", "onward", "budget")),
     }  # fmt: skip
-    plan = planned(case, limit)
+    plan = planned(case, GPU, limit)
     found["onward"] = plan.memory.total - plan.memory.kinds["weights"]
     found["kinds"] = dict(plan.memory.kinds)
     if limit is not None:
         assert plan.largest is not None
         found["largest"]["onward"] = plan.largest.batch_size
         budget = limit - plan.memory.kinds["weights"]
-        again = planned(case, limit, budget)
+        again = planned(case, GPU, limit, budget)
         found["largest"]["budget"] = again.largest.batch_size
         of_batch = cache(lambda n: eager_memory(replace(case, batch=n)).peak)
         found["largest"]["eager"] = largest_within(of_batch, limit, case.batch, eager.peak)
@@ -67,8 +67,9 @@ def predicted(case: Case, limit: int | None) -> dict[str, Any]:
     return found
 
 
-def planned(case: Case, limit: int | None, budget: int | None = None) -> Any:
-    """Onward's explanation of the case's step on the GPU. budget: `memory_budget` of its Trainer,
+def planned(case: Case, gpu: str, limit: int | None = None, budget: int | None = None) -> Any:
+    """Onward's explanation of the case's step on a GPU. limit: bytes, for the largest batch.
+    budget: `memory_budget` of its Trainer,
     within which values are computed again."""
     import torch
 
@@ -79,7 +80,7 @@ def planned(case: Case, limit: int | None, budget: int | None = None) -> Any:
     options["mixed_precision"] = "bf16" if case.precision == "bf16" else "no"
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     trainer = onward.Trainer(model, optimizer, options=options)
-    return onward.explain(trainer, batch, gpu=GPU, memory=limit)
+    return onward.explain(trainer, batch, gpu=gpu, memory=limit)
 
 
 def largest_within(peak: Callable[[int], int], limit: int, start: int, at_start: int) -> int:
@@ -109,14 +110,21 @@ def measured(case: Case, folder: Path) -> dict[str, tuple[int, str]]:
     """Bytes of a step above model and batch by engine, and the date, as a GPU's results in the
     folder have them; those of the last date count."""
     found: dict[str, tuple[int, str]] = {}
-    for file in sorted(folder.glob("gpu-2*.json")):
-        for other in json.loads(file.read_text())["cases"]:
-            if not _alike(other["case"], asdict(case)):
-                continue
-            for name, engine in other["engines"].items():
-                if "peak_step_bytes" in engine:
-                    found[name] = engine["peak_step_bytes"], file.stem.removeprefix("gpu-")
+    for other, _, date in measured_cases(folder):
+        if not _alike(other["case"], asdict(case)):
+            continue
+        for name, engine in other["engines"].items():
+            if "peak_step_bytes" in engine:
+                found[name] = engine["peak_step_bytes"], date
     return found
+
+
+def measured_cases(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Each case that was measured on a GPU, with that GPU and the date, oldest first."""
+    for file in sorted(folder.glob("gpu-2*.json")):
+        report = json.loads(file.read_text(encoding="utf-8"))
+        for case in report["cases"]:
+            yield case, report["machine"]["gpu"].split()[1], file.stem.removeprefix("gpu-")
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

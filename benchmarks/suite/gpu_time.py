@@ -7,7 +7,6 @@ predicted for that GPU, and the measured seconds stand beside the predicted ones
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 from suite.cases import Case
 from suite.cli import RESULTS
-from suite.engines import LEARNING_RATE
+from suite.gpu_memory import measured_cases, planned
 from suite.progress import say
 from suite.report import Writer, heading, markdown, started
-from suite.workloads import described, make_batches, make_model
+from suite.workloads import described
 
 GPU = "H100"  # of cases that were not measured
 HEAD = [
@@ -61,20 +60,13 @@ def predicted(case: Case, gpu: str) -> dict[str, Any]:
     """What is predicted of a case's step on a GPU, as `GpuTime.as_dict` has it."""
     import torch
 
-    import onward
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
     try:
-        model, batch = make_model(case), make_batches(case, 1)[0]
-        precision = "bf16" if case.precision == "bf16" else "no"
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-        trainer = onward.Trainer(model, optimizer, options={"mixed_precision": precision})
-        time = onward.explain(trainer, batch, gpu=gpu).time
+        time = planned(case, gpu).time
     finally:
         torch.set_float32_matmul_precision(before)
     gc.collect()
-    assert time is not None, "a time is predicted for a named GPU"
     return {"predicted": time.as_dict()}
 
 
@@ -82,15 +74,11 @@ def measured(case: Case, folder: Path) -> list[dict[str, Any]]:
     """The seconds of the case's steps by engine, with GPU and date, as the GPUs' results in the
     folder have them."""
     found: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("gpu-2*.json")):
-        report = json.loads(file.read_text(encoding="utf-8"))
-        for other in report["cases"]:
-            engines = other["engines"]
+    for other, gpu, date in measured_cases(folder):
+        engines, mine = other["engines"], {**asdict(case), "about": other["case"]["about"]}
+        if all(mine[name] == value for name, value in other["case"].items()):
             seconds = {n: e["step_s"] for n, e in engines.items() if "step_s" in e}
-            if other["case"].items() <= asdict(case).items() | {("about", other["case"]["about"])}:
-                gpu = report["machine"]["gpu"].split()[1]
-                date = file.stem.removeprefix("gpu-")
-                found.append({"gpu": gpu, "date": date, "seconds": seconds})
+            found.append({"gpu": gpu, "date": date, "seconds": seconds})
     return found
 
 

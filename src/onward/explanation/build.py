@@ -10,7 +10,7 @@ from typing import Any
 from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
 from onward.explanation.exchanges import exchange_notes
-from onward.explanation.facts import OF_REGIONS, GpuTime, OpLaunches, RegionFacts
+from onward.explanation.facts import OF_REGIONS, REGION_OPS, GpuTime, OpLaunches, RegionFacts
 from onward.explanation.sizes import Sizes
 from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
@@ -20,7 +20,6 @@ from onward.memory_amounts import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGIONS = ("Region", "RegionGrad")  # ops of regions
 _HEADLINE = "the model cannot be captured"
 
 
@@ -173,7 +172,7 @@ def _regions(
             seconds = sum(
                 item.seconds
                 for launch, item in zip(plan.launches, times, strict=True)
-                if launch.op in _REGIONS and launch.attrs.get("site") == site
+                if launch.op in REGION_OPS and launch.attrs.get("site") == site
             )
             found = replace(found, seconds=seconds, share=seconds / whole if whole else 0.0)
         made.append(found)

@@ -35,6 +35,7 @@ NOT_COUNTED = (
     "the batch you pass, and everything else the program holds",
     "memory that compiling needs temporarily",
 )
+REGION_OPS = ("Region", "RegionGrad")  # ops of parts in eager PyTorch
 OF_REGIONS = "activations that parts in eager PyTorch keep from forward to backward"
 OWN_OPTIMIZER = "the state of your optimizer; explain(..., optimizer=...) counts it"
 OFFLOADED = (
@@ -242,6 +243,6 @@ def _plain(value: Any) -> Any:
 
 __all__ = [
     "ARENA", "KINDS", "NOT_COUNTED", "OFFLOADED", "OF_REGIONS", "OWN_GRADIENTS",
-    "OWN_OPTIMIZER", "OWN_STEP", "Change", "GpuTime",
+    "OWN_OPTIMIZER", "OWN_STEP", "REGION_OPS", "Change", "GpuTime",
     "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepFacts", "StepMemory",
 ]  # fmt: skip

@@ -7,15 +7,14 @@ from dataclasses import replace
 import torch
 
 from onward.explanation.eager_step import EagerWork, eager_work
-from onward.explanation.facts import GpuTime
+from onward.explanation.facts import REGION_OPS, GpuTime
 from onward.explanation.gpu_seconds import LaunchWork, device_seconds, host_seconds
 from onward.explanation.subject import Subject
-from onward.graph.ops import OPS
-from onward.graph.types import DType, value
+from onward.graph.types import DType
 from onward.kernels import Gpu, Kernel
 from onward.plan import Plan, PlannedLaunch
+from onward.plan.cost import work
 
-_REGIONS = ("Region", "RegionGrad")  # ops of parts in eager PyTorch, whose work is unknown
 _LOW = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 # ops of attention: the input that has the coordinates of queries, where rows are packed
 COORDINATES = {"Attention": 6, "FlashAttention": 6, "FlashAttentionGrad": 10}
@@ -26,7 +25,7 @@ def gpu_time(subject: Subject, plan: Plan, gpu: Gpu, state: int) -> GpuTime:
     state."""
     takes_tf32 = gpu.target.multiplies_bf16  # both came with Ampere
     tf32 = takes_tf32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    if any(launch.op in _REGIONS for launch in plan.launches):
+    if any(launch.op in REGION_OPS for launch in plan.launches):
         return GpuTime(reason="a part of the model runs in eager PyTorch")
     samples = max(1, subject.batch.batch_size)
     onward = device_seconds(plan_work(plan, samples), gpu.rates, tf32)
@@ -50,11 +49,11 @@ def plan_work(plan: Plan, samples: int) -> list[LaunchWork]:
     found: list[LaunchWork] = []
     last: Kernel | None = None
     for launch in plan.launches:
-        work = planned_work(launch, samples)
+        one = planned_work(launch, samples)
         if launch.kernel.together and launch.kernel is last:
-            found[-1] = replace(found[-1], nbytes=found[-1].nbytes + work.nbytes)
+            found[-1] = replace(found[-1], nbytes=found[-1].nbytes + one.nbytes)
         else:
-            found.append(work)
+            found.append(one)
         last = launch.kernel
     return found
 
@@ -62,19 +61,16 @@ def plan_work(plan: Plan, samples: int) -> list[LaunchWork]:
 def planned_work(launch: PlannedLaunch, samples: int) -> LaunchWork:
     """The work of a launch of a plan. samples: sequences of the batch, among which the rows of a
     packed one are taken to be shared evenly."""
-    spec, op = launch.spec, OPS.get(launch.spec.op)
-    if op is None or not spec.outputs:  # a copy
-        return LaunchWork(nbytes=sum(x.nbytes for x in (*launch.inputs, *launch.outputs) if x))
-    inputs, outputs = list(spec.inputs), list(spec.outputs)
-    flops: float = value(op.flops(inputs, outputs, spec.attrs))
-    nbytes = value(op.moved(inputs, outputs, spec.attrs))
-    attention = op.name in COORDINATES
-    if attention and spec.attrs.get("is_causal"):
-        flops /= 2
-    if attention and any(t is not None for t in inputs[COORDINATES[op.name] :][:1]):
-        flops /= samples
+    inputs, attrs = launch.spec.inputs, launch.spec.attrs
+    flops, nbytes = work(launch)
+    divisor = 1
+    at = COORDINATES.get(launch.spec.op)
+    if at is not None:
+        divisor *= 2 if attrs.get("is_causal") else 1
+        packed = len(inputs) > at and inputs[at] is not None
+        divisor *= samples if packed else 1
     low = any(t is not None and t.is_low for t in inputs)
-    return LaunchWork(flops, nbytes, low, attention)
+    return LaunchWork(flops / divisor, nbytes, low, at is not None)
 
 
 def _eager(subject: Subject, plan: Plan) -> EagerWork | str:

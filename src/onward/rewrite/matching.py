@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from onward.graph.graph import Node, Value, array_of, attributes, content_of, type_of
+from onward.graph.types import DType
 
 
 def made_by(value: Value | None, op_type: str) -> Node | None:
@@ -27,6 +30,24 @@ def squared(value: Value | None) -> Value | None:
     x, other = node.inputs
     square = x is other if node.op_type == "Mul" else number_of(other) == 2.0
     return x if square else None
+
+
+def widened(value: Value | None) -> Value | None:
+    """The value of low precision that a value is cast from to f32; None where it is no such
+    cast."""
+    cast = made_by(value, "Cast")
+    source = None if cast is None else cast.inputs[0]
+    if value is None or source is None or type_of(value).dtype != DType.FLOAT:
+        return None
+    return source if type_of(source).is_low else None
+
+
+def casts_of(value: Value, outputs: Collection[Value]) -> list[Node]:
+    """The nodes that read a value, where all of them are casts; else none. outputs: of the
+    graph."""
+    readers = list(dict.fromkeys(use.node for use in value.uses()))
+    all_casts = value not in outputs and all(node.op_type == "Cast" for node in readers)
+    return readers if all_casts else []
 
 
 def over_the_last(node: Node) -> bool:

@@ -11,6 +11,7 @@ from onward.graph.graph import Graph, Node, Value, type_of
 from onward.graph.ops.wide_sum import MOST
 from onward.graph.types import DType
 from onward.rewrite.context import Context
+from onward.rewrite.matching import made_by, widened
 
 
 def wide_sum(graph: Graph, context: Context) -> int:
@@ -89,11 +90,9 @@ def _is_sum(node: Node) -> bool:
 def _low(x: Value) -> Value | None:
     """The value of low precision that x is cast from, directly or reshaped; None where x is no such
     cast."""
-    maker = x.producer()
-    while maker is not None and maker.op_type == "Reshape" and maker.inputs[0] is not None:
-        maker = maker.inputs[0].producer()
-    source = None if maker is None or maker.op_type != "Cast" else maker.inputs[0]
-    return source if source is not None and type_of(source).is_low else None
+    while (view := made_by(x, "Reshape")) is not None and view.inputs[0] is not None:
+        x = view.inputs[0]
+    return widened(x)
 
 
 __all__ = ["wide_sum"]

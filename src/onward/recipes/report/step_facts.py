@@ -10,9 +10,7 @@ from typing import Any
 from onward.errors import OnwardError, one_line
 from onward.explanation import ExplanationRequest
 from onward.explanation.facts import ARENA
-from onward.graph.ops import OPS
-from onward.graph.types import value
-from onward.plan.plan import PlannedLaunch
+from onward.plan.cost import work
 from onward.recipes.report.written_files import STEP
 from onward.recipes.run_folder import publish_json
 from onward.train import Trainer
@@ -50,7 +48,7 @@ def step_facts(trainer: Trainer) -> dict[str, Any]:
     rates = last.step.graphs.compiler.target.rates
     launches: list[dict[str, Any]] = []
     for number, launch in enumerate(last.plan.launches):
-        flops, nbytes = _work(launch)
+        flops, nbytes = work(launch)
         low = any(t is not None and t.is_low for t in launch.spec.inputs)
         speed = rates.low_flops_per_second if low else rates.flops_per_second
         timed = found.launch_seconds
@@ -73,14 +71,3 @@ def step_facts(trainer: Trainer) -> dict[str, Any]:
         "launches": launches,
         "rates": dataclasses.asdict(rates),
     }
-
-
-def _work(launch: PlannedLaunch) -> tuple[int, int]:
-    """FLOPs of a launch's products, and the bytes that it reads and writes."""
-    spec, op = launch.spec, OPS.get(launch.spec.op)
-    if op is None or not spec.outputs:  # a copy
-        return 0, sum(x.nbytes for x in (*launch.inputs, *launch.outputs) if x is not None)
-    inputs, outputs = list(spec.inputs), list(spec.outputs)
-    return value(op.flops(inputs, outputs, spec.attrs)), value(
-        op.moved(inputs, outputs, spec.attrs)
-    )

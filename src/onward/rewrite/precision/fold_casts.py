@@ -17,6 +17,7 @@ from onward.graph.graph import Graph, Node, Value, attributes, type_of
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import DType
 from onward.rewrite.context import Context
+from onward.rewrite.matching import casts_of, widened
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
 _GRADIENTS = tuple(f"{op}Grad" for op in _NORMS)
@@ -38,8 +39,7 @@ def fold_casts(graph: Graph, context: Context) -> int:
 
 def _into_reader(node: Node, i: int, context: Context) -> int:
     """Gives a reader the low operand instead of its cast to f32, where kernels accept that."""
-    x = node.inputs[i]
-    source = None if x is None else _widened(x)
+    source = widened(node.inputs[i])
     if source is None:
         return 0
     inputs = [source if j == i else v for j, v in enumerate(node.inputs)]
@@ -49,21 +49,12 @@ def _into_reader(node: Node, i: int, context: Context) -> int:
     return 1
 
 
-def _widened(x: Value) -> Value | None:
-    """The low-precision value that x is cast from to f32; None where x is not such a cast."""
-    maker = x.producer()
-    if maker is None or maker.op_type != "Cast" or maker.inputs[0] is None:
-        return None
-    inner = maker.inputs[0]
-    return inner if type_of(inner).is_low and type_of(x).dtype == DType.FLOAT else None
-
-
 def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context) -> int:
     """Makes a norm write y in the low type that all readers cast it to."""
     y = node.outputs[0]
-    casts = list(dict.fromkeys(use.node for use in y.uses()))
+    casts = casts_of(y, outputs)
     lows = {type_of(cast.outputs[0]).dtype for cast in casts}
-    if y in outputs or len(lows) != 1 or any(cast.op_type != "Cast" for cast in casts):
+    if len(lows) != 1:
         return 0
     if not type_of(casts[0].outputs[0]).is_low or type_of(y).dtype != DType.FLOAT:
         return 0
@@ -90,7 +81,7 @@ def _reads_gradients(node: Node) -> bool:
 def _of_a_gradient(cast: Node, context: Context) -> int:
     """Removes the cast of a gradient to f32 that only updates, its norm and the finiteness test
     read."""
-    source, readers = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
+    source, readers = widened(cast.outputs[0]), list(cast.outputs[0].uses())
     uses = [u for u in readers if u.node.op_type != _BESIDE]
     if source is None or not uses or not all(_reads_gradients(u.node) for u in uses):
         return 0

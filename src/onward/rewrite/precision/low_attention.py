@@ -9,9 +9,9 @@ Scores and their softmax are fp32 within a kernel, so that they have the same bi
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, attributes, type_of
-from onward.graph.types import DType
+from onward.graph.graph import Graph, attributes, type_of
 from onward.rewrite.context import Context
+from onward.rewrite.matching import casts_of, widened
 
 
 def low_attention(graph: Graph, context: Context) -> int:
@@ -19,9 +19,9 @@ def low_attention(graph: Graph, context: Context) -> int:
     for node in list(graph):
         if node.op_type != "FlashAttention":
             continue
-        operands = [_widened(x) for x in node.inputs[:3]]
+        operands = [widened(x) for x in node.inputs[:3]]
         dtypes = {None if x is None else type_of(x).dtype for x in operands}
-        casts = _casts(node.outputs[0], outputs)
+        casts = casts_of(node.outputs[0], outputs)
         if len(dtypes) != 1 or {type_of(cast.outputs[0]).dtype for cast in casts} != dtypes:
             continue
         inputs = [*operands, *node.inputs[3:]]
@@ -36,22 +36,6 @@ def low_attention(graph: Graph, context: Context) -> int:
         graph.remove([*casts, node])
         edits += 1
     return edits
-
-
-def _widened(x: Value | None) -> Value | None:
-    """The value of low precision that x is cast from to fp32; None where x is no such cast."""
-    cast = None if x is None else x.producer()
-    source = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
-    low = source is not None and type_of(source).is_low
-    return source if low and x is not None and type_of(x).dtype == DType.FLOAT else None
-
-
-def _casts(y: Value, outputs: set[Value]) -> list[Node]:
-    """The nodes that read y, if all of them are casts; else none."""
-    readers = list(dict.fromkeys(use.node for use in y.uses()))
-    if y in outputs or any(node.op_type != "Cast" for node in readers):
-        return []
-    return readers
 
 
 __all__ = ["low_attention"]
