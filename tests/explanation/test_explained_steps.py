@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -415,7 +416,7 @@ def test_regions_in_eager_are_shown_where_a_capture_has_them(
         return executable
 
     monkeypatch.setattr(build.Remade, "executable", property(of_site))
-    monkeypatch.setattr(build, "_REGIONS", ("Gemm",))
+    monkeypatch.setattr(build, "REGION_OPS", ("Gemm",))
     model = mlp()
     found = onward.explain(model, torch.randn(6, 8), profile=True)
     assert not found.regions
@@ -474,3 +475,23 @@ def test_counts_name_own_ops() -> None:
     own = [n for n in graph if n.domain]
     assert counts.total() == len(graph) and own
     assert sum(n for op, n in counts.items() if op.startswith("onward::")) == len(own)
+
+
+def test_a_product_of_one_input_in_eager_is_no_reason_to_keep_rows() -> None:
+    """A weight by spectral norm, and a table whose rows the loss reads by tokens."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 16)
+            self.inner = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+            self.head = nn.Linear(16, 20, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, i: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(self.table(i))).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = onward.explain(Normed(), torch.randint(0, 20, (4, 8)))
+    assert found.captured and found.regions and found.rows is not None

@@ -100,7 +100,8 @@ def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]
     reads every sequence is not, nor is a product that sums over rows."""
     if not demand.weak:
         return demand.whys
-    rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]
+    rows = product(type_of(shown).shape[:-1])
     sequences = not isinstance(rows, Dim) or str(rows).isidentifier()
-    sums = node.op_type == "MatMul" and factor is not None and role_of(factor) is None
+    factor = node.inputs[1] if node.op_type == "MatMul" else None  # others may have one input
+    sums = factor is not None and role_of(factor) is None
     return () if sequences or sums else demand.whys
