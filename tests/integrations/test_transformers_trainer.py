@@ -127,6 +127,17 @@ def test_dropout_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert history(resumed) == history(whole)
 
 
+def test_dropout_is_the_same_after_a_resume_by_one_trainer(tmp_path: Path) -> None:
+    """A checkpoint one step before the end: the step after it has the number of the last one."""
+    changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
+    trainer = language(Trainer, causal_lm(dropout=0.2), arguments(tmp_path, **changes))
+    trainer.train()
+    want = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name, p in trainer.model.named_parameters():
+        torch.testing.assert_close(p.detach(), want[name], rtol=0, atol=0)
+
+
 def test_low_moments_are_the_same_after_a_resume(tmp_path: Path) -> None:
     """transformers saves torch's `optimizer.state_dict()`: f32, whose bits come back."""
     changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}

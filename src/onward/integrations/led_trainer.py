@@ -71,6 +71,11 @@ class LedWindow(AccumulationWindow):
             self._since = self._since + 1 if self.led_step == self._counted else 1
             self._counted = self.led_step
 
+    def loop_ended(self) -> None:
+        """Numbers the windows of the next loop as if it were the first: one that is resumed before
+        this loop's last window draws what that window drew."""
+        self._counted = None
+
 
 class NotRunError(CaptureError):
     """Raised for a micro-batch without a whole-step graph; nothing has run, and nothing has
@@ -149,6 +154,8 @@ class LedTrainer(Trainer):
         """Does what `give_back` does where the loop has ended within a window, or between an update
         and its `optimizer.step()`, so that `zero_grad` clears what the window has summed. Several
         ranks, of which each has sums of its own share, drop them."""
+        assert isinstance(self._window, LedWindow)
+        self._window.loop_ended()
         if self._window.is_first and not self._due:
             return
         if not self._ranks.is_one:
