@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -284,3 +286,37 @@ def test_the_least_recently_used_shape_is_dropped(
         [step] = trainer._steps.train
         assert len(step.padded) <= 2
     assert len(captures) == 1
+
+
+class Fixed(Mlp):
+    """A model whose shapes are numbers in its graph, so that each batch size has its own."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = super().forward(x)
+        return {"loss": (y * y).mean() * float(x.shape[0])}
+
+
+def test_the_graph_used_longest_ago_is_dropped(
+    captures: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where each size has its own graph, a long run keeps a bounded number of them."""
+    monkeypatch.setattr("onward.train.prepared_steps.STEPS", 2)
+    model = Fixed().train()
+    twin = copy.deepcopy(model)
+    trainer = sgd(model, lr=0.0)
+    made, steps = [], []
+    for size in (5, 6, 5, 7, 5, 6):
+        x = torch.randn(size, 8)
+        torch.testing.assert_close(
+            trainer.train_step(x=x).loss, twin(x)["loss"].detach(), rtol=1e-5, atol=0
+        )
+        assert len(trainer._steps.train) <= 2
+        made.append(len(captures))
+        steps.append(weakref.ref(trainer._steps.train[0]))
+    assert made == [1, 2, 2, 3, 3, 4], "5 was used last when 7 came, so 6 was dropped"
+    gc.collect()
+    assert steps[1]() is None and steps[3]() is None, "what is dropped holds no memory"
+    for size in (5, 6, 7):
+        trainer.eval_step(x=torch.randn(size, 8))
+    assert len(trainer._steps.eval) <= 2
+    assert len([r for r in caplog.records if "used longest ago" in r.message]) == 1

@@ -7,6 +7,7 @@ finds its steps again, as an accelerated model does (`module/states.py`).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +41,9 @@ from onward.train.training_mode import sets_more, training_mode
 
 Step = PreparedStep[Executable]
 
+log = logging.getLogger("onward")
 KEPT = 8  # states, most recently used first
+STEPS = 32  # training steps of a state, and evaluations, most recently used first
 
 
 @dataclass
@@ -89,6 +92,7 @@ class PreparedSteps:
         self._session, self._options = session, options
         self._states: list[_State] = []
         self._told = WarnOnce()
+        self._told_many = False  # that steps are dropped
         # the update alone: parameters, `UpdateState.version`, `by_labels`, and what runs it
         self._alone: tuple[tuple[frozenset[str], int, bool], Executable] | None = None
 
@@ -119,7 +123,7 @@ class PreparedSteps:
         be no step, and OnwardError where it would train nothing."""
         state = self._now(model, loss_fn, training=True)
         accumulates = is_part or self._accumulates
-        made = _find([m for m in state.train if m.accumulates == accumulates], batch)
+        made = _find(state.train, batch, accumulates)
         if made is None:
             made = self._make(state, model, loss_fn, batch, True, accumulates)
         elif made.version != self._updates.version:
@@ -193,8 +197,23 @@ class PreparedSteps:
         version = self._updates.version if training else None
         made = _Made(step, compiler, captured, version, accumulates)
         made.trains = not training or self._trains(captured)
-        (state.train if training else state.eval).append(made)
+        kept = state.train if training else state.eval
+        kept.insert(0, made)
+        if len(kept) > STEPS:
+            self._tell_many()
+            del kept[STEPS:]
         return made
+
+    def _tell_many(self) -> None:
+        if self._told_many:
+            return
+        self._told_many = True
+        log.warning(
+            "%d graphs have been made for this model, and none fits this batch, whose shapes or "
+            "arguments are new; each new one now takes the place of the one used longest ago, "
+            "which is slow; fix: pad batches to a few shapes, and pass numbers as tensors",
+            STEPS,
+        )
 
     def _step(
         self,
@@ -356,5 +375,11 @@ class PreparedSteps:
         )
 
 
-def _find(made: list[_Made], batch: Batch) -> _Made | None:
-    return next((m for m in made if m.step.fits(batch)), None)
+def _find(kept: list[_Made], batch: Batch, accumulates: bool | None = None) -> _Made | None:
+    """The step for batches like this one, moved to the front; None if there is none. accumulates:
+    whether it adds up gradients; None: either."""
+    for i, made in enumerate(kept):
+        if accumulates in (None, made.accumulates) and made.step.fits(batch):
+            kept.insert(0, kept.pop(i))
+            return made
+    return None
