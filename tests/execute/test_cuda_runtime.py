@@ -4,7 +4,11 @@ device."""
 
 from __future__ import annotations
 
+import gc
 import itertools
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,12 +26,15 @@ OUTSIDE = 0  # the pool of memory that no recording has
 class Device:
     """A device with two streams, which all who ask get in turn. recordings: how many live, by pool.
     workspaces: the pool in which the workspace of each stream lies. stream: the current one. now:
-    the recording that is made. fails: where recordings fail."""
+    the recording that is made. fails: where recordings fail. allocating: pools of which the
+    allocator takes what is asked for, or of recordings that failed. draws: whether generators draw
+    for a recording."""
 
     def __init__(self) -> None:
         self.recordings: dict[int, int] = {}
         self.workspaces: dict[int, int] = {}
-        self.stream, self.fails = 0, ""
+        self.stream, self.fails, self.draws = 0, "", False
+        self.allocating: set[int] = set()
         self.now: Recording | None = None
         self._streams = itertools.cycle((1, 2))
         self._pools = itertools.count(1)
@@ -60,17 +67,28 @@ class Device:
     ) -> Iterator[None]:
         """Leaves the thread on the stream where it raises, as torch.cuda.graph does."""
         assert capture_error_mode == "thread_local"
+        assert self.now is None, "waiting for the device ends the recording of another thread"
+        assert not self.allocating, "captures_underway.empty() INTERNAL ASSERT FAILED"
         before, self.stream = self.stream, stream
         if self.fails == "begin":
             raise RuntimeError("this thread records already")
-        graph.begin(next(self._pools) if pool is None else pool)
-        self.now = graph
+        assert pool is not None
+        graph.begin(pool)
+        self.now, self.draws = graph, True
+        self.allocating.add(pool)
         yield
         self.now = None
         if self.fails == "end":
+            self.fails = ""
             raise RuntimeError("operation not permitted when stream is capturing")
-        graph.ended = True
+        self.allocating.remove(pool)
+        graph.ended, self.draws = True, False
         self.stream = before
+
+    def end_allocations(self, device: int, pool: int) -> None:
+        if pool not in self.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.allocating.remove(pool)
 
 
 class Recording:
@@ -105,15 +123,21 @@ class Recording:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found, plain = Device(), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, device: plain(*a))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     for name, double in {
         "CUDAGraph": lambda: Recording(found),
         "graph": found.graph,
         "Stream": found.next_stream,
         "stream": found.on,
         "current_stream": lambda device: found.stream,
+        "current_device": lambda: 0,
         "device": lambda device: nullcontext(),
+        "graph_pool_handle": lambda: next(found._pools),
     }.items():
         monkeypatch.setattr(torch.cuda, name, double)
+    monkeypatch.setattr(
+        torch._C, "_cuda_endAllocateToPool", found.end_allocations, raising=False
+    )
     return found
 
 
@@ -163,6 +187,69 @@ def test_a_recording_that_fails_leaves_the_thread_on_its_stream(fails: str, devi
         with pytest.raises(RuntimeError):
             runtime.recorded([])
         assert device.stream == 7
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_after_a_recording_that_fails_others_can_be_made(others: int, device: Device) -> None:
+    """Up to 2.12, PyTorch goes on allocating for it, and its generators go on drawing for it."""
+    runtime = made()
+    kept = [recorded(runtime, device) for _ in range(others)]
+    failing = [lambda: setattr(device, "fails", "end")]
+    with pytest.raises(RuntimeError, match="stream is capturing"):
+        runtime.recorded(failing)
+    assert not device.allocating and not device.draws
+    kept += [recorded(runtime, device), recorded(made(), device)]
+    for replay in kept:
+        replay()
+
+
+def test_nothing_disturbs_a_recording(device: Device) -> None:
+    """Neither Python's collector, which may destroy other recordings, nor the handler of a signal,
+    nor other threads that record or wait for the device."""
+    runtimes, seen = [made() for _ in range(2)], []
+
+    def interrupted() -> None:
+        assert not gc.isenabled()
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        seen.append(device.now)
+
+    def waits() -> None:
+        runtimes[0].wait()
+        assert device.now is None
+
+    def records() -> None:
+        for _ in range(20):
+            runtimes[1].recorded([interrupted, lambda: time.sleep(1e-3)])
+            waits()
+
+    other = threading.Thread(target=records)
+    other.start()
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt):
+            runtimes[0].recorded([interrupted, lambda: time.sleep(1e-3)])
+    other.join()
+    assert len(seen) == 40 and None not in seen and gc.isenabled()
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+def test_a_run_on_another_stream_waits_for_the_run_before(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs write to the same memory, whichever stream they are on."""
+    runtime, one, two = made(), Stream(), Stream()
+    for stream in (one, one, two, two, one):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, s=stream: s)
+        with runtime.current():
+            pass
+    assert one.waited == [two] and two.waited == [one]
 
 
 # ---- with a GPU

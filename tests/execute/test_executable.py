@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from onward.execute import Executable, Memory
+from onward.errors import OnwardError
+from onward.execute import Executable, Memory, StateStore
+from onward.execute.owned import check_owned
 from onward.execute.runtime import Runtime
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role
@@ -273,3 +275,36 @@ def test_every_operand_can_be_looked_at() -> None:
     executable.run({"x": torch.full((3, 4), 2.0)})
     [tanh] = [launch for launch in plan.launches if launch.op == "Tanh"]
     np.testing.assert_allclose(executable.tensor(tanh.outputs[0]).numpy(), np.tanh(4.0), rtol=1e-6)
+
+
+def test_a_parameter_that_has_moved_to_another_device_is_refused() -> None:
+    """A GPU's kernels would read an address of the other one."""
+    plan, w = step(), torch.empty(3, 4)
+    check_owned(plan, {"w": w}, [w], torch.device("cpu"))
+    there = {"w": w.to("meta")}
+    with pytest.raises(OnwardError, match="'w' is on meta now, but was on cpu when training began"):
+        check_owned(plan, there, [], torch.device("cpu"))
+
+
+def test_state_outside_of_the_device_is_waited_for_where_an_update_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until then copies to it may be under way."""
+    waited: list[int] = []
+    memory = Memory(torch.device("cpu"))
+    memory.store = StateStore(torch.device("cpu"), is_staged=True)
+    monkeypatch.setattr(memory.store, "settle", lambda: waited.append(1))
+    w = torch.zeros(3, 4)
+    bound = Executable(step(), memory, {"w": w})
+    inputs = {"x": torch.ones(3, 4)}
+    bound.run(inputs)
+    assert len(waited) == 1
+    launches = bound._binder.launches
+
+    def failing() -> None:
+        raise RuntimeError("an update fails")
+
+    launches[bound.plan.commit] = failing
+    with pytest.raises(RuntimeError, match="an update fails"):
+        bound.run(inputs)
+    assert len(waited) == 2

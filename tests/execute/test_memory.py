@@ -13,6 +13,7 @@ from tiny import batch, bert, gpt2
 from torch.profiler import ProfilerActivity, profile
 
 import onward
+from onward.errors import OutOfMemoryError
 from onward.execute import Executable, Memory
 from onward.plan import MemoryRegion
 
@@ -269,3 +270,27 @@ def test_an_arena_that_grows_is_freed_before_the_larger_one_is_made(
     monkeypatch.setattr(torch, "empty", empty)
     memory.reserve({MemoryRegion.RESIDUAL: 128, MemoryRegion.SCRATCH: 128})
     assert alive == [False, False]
+
+
+@pytest.mark.parametrize(
+    "raised, said",
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), RuntimeError),
+        (RuntimeError("CUDA error: out of memory"), OutOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemoryError),
+    ],
+)  # fmt: skip
+def test_an_error_of_an_earlier_launch_is_no_shortage(
+    raised: RuntimeError, said: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU reports it at whatever the host asks next, such as the arena of a larger batch."""
+
+    def refused(*args: Any, **more: Any) -> torch.Tensor:
+        raise raised
+
+    memory = Memory(torch.device("cpu"))
+    memory.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "empty", refused)
+    with pytest.raises(said) as found:
+        memory._block(64, MemoryRegion.SCRATCH)
+    assert isinstance(found.value, OutOfMemoryError) == (said is OutOfMemoryError)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -146,6 +149,7 @@ SETTINGS = {
     "sums of products in bf16": (
         torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False,
     ),
+    "sums of products in fp16": (torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
     "deterministic convolutions": (torch.backends.cudnn, "deterministic", True),
 }  # fmt: skip
 
@@ -222,6 +226,68 @@ def test_an_interrupted_step_is_replayed_whole() -> None:
             except KeyboardInterrupt:
                 continue
     assert_same([*losses, *[p.detach() for p in twin.parameters()]], expected)
+
+
+@contextmanager
+def stepping(double: DoubleRuntime) -> Iterator[Callable[[], Any]]:
+    """Steps of one Trainer on one batch, by the plans of a CUDA device."""
+    model, data = tiny.gpt2(0.0), tiny.batch(4, 12)
+    with planned_for_cuda(double):
+        trainer = onward.Trainer(model, OPTIMIZERS["sgd"](model.parameters()))
+        yield lambda: trainer.train_step(data)
+
+
+def test_a_run_that_was_interrupted_is_no_run_before_a_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels behind the interrupt have not been compiled, which ends a recording."""
+    bound, left = Binder._bound, [KeyboardInterrupt]
+
+    def breaking(self: Binder, i: int, made: Any) -> Callable[[], None]:
+        launch = bound(self, i, made)
+
+        def run() -> None:
+            if left:
+                raise left.pop()
+            launch()
+
+        return run if i == 3 else launch
+
+    double = DoubleRuntime()
+    with stepping(double) as step:
+        monkeypatch.setattr(Binder, "_bound", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+        step()
+        assert not double.recordings
+        step()
+        assert double.recordings
+
+
+def test_a_thread_records_what_it_has_run() -> None:
+    """CUDA's libraries have a handle for each thread, which its first run makes."""
+    double = DoubleRuntime()
+    with stepping(double) as step:
+        step()
+        other = threading.Thread(target=step)
+        other.start()
+        other.join()
+        assert not double.recordings
+        step()
+        assert double.recordings
+
+
+def test_a_recording_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Another thread that waits for the device ends a recording; the next one is made."""
+    double = DoubleRuntime()
+    with stepping(double) as step, caplog.at_level(logging.WARNING, logger="onward"):
+        step()
+        double.fails = True
+        step()
+        double.fails = False
+        step()
+        assert double.recordings
+    assert not [r for r in caplog.records if r.name == "onward"]
 
 
 def test_an_accelerated_loop_is_recorded_in_halves() -> None:

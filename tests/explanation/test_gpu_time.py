@@ -84,13 +84,13 @@ def time_of(model: Any, batch: Any, gpu: str = "H100", **more: Any) -> GpuTime:
 PRICES: dict[str, tuple[LaunchWork, float, str]] = {
     "products of fp32": (LaunchWork(1e12, 4.0), 1e12 / (0.75 * 67e12), "products"),
     "products of 16 bits": (LaunchWork(1e12, low=True), 1e12 / (0.6 * 989e12), "products"),
-    "sizes of cuBLAS's fast products": (
-        LaunchWork(1e12, low=True, sizes=(64, 8, 50_264)), 1e12 / (0.6 * 989e12), "products",
+    "rows of cuBLAS's fast products": (
+        LaunchWork(1e12, low=True, rows=(64, 8, 50_264)), 1e12 / (0.6 * 989e12), "products",
     ),
     "an odd vocabulary": (
-        LaunchWork(1e12, low=True, sizes=(64, 8, 50_257)), 4e12 / (0.6 * 989e12), "products",
+        LaunchWork(1e12, low=True, rows=(64, 8, 50_257)), 4e12 / (0.6 * 989e12), "products",
     ),
-    "an odd size in fp32": (LaunchWork(1e12, sizes=(3, 5, 7)), 1e12 / (0.75 * 67e12), "products"),
+    "odd rows in fp32": (LaunchWork(1e12, rows=(3, 5, 7)), 1e12 / (0.75 * 67e12), "products"),
     "attention": (LaunchWork(1e12, attention=True), 1e12 / (0.25 * 67e12), "attention"),
     "attention of 16 bits": (
         LaunchWork(1e12, low=True, attention=True), 1e12 / (0.13 * 989e12), "attention",
@@ -165,7 +165,7 @@ def test_bytes_of_an_operator_are_what_it_reads_and_writes() -> None:
     up, relu, _ = found(Mlp(), x, backward=False).launches
     assert up.nbytes == 4 * (8 * 64 + 64 * 96 + 8 * 96) and up.flops == 2 * 8 * 64 * 96
     assert relu.nbytes == 2 * 4 * 8 * 96 and relu.flops == 0
-    assert sorted(set(up.sizes)) == [8, 64, 96]
+    assert sorted(set(up.rows)) == [64, 96], "the weight is stored f32[96,64]"
     low = found(Mlp(), x, backward=False, autocast=torch.bfloat16)
     products = [w for w in low.launches if w.flops]
     assert len(products) == 2 and all(w.low for w in products)
@@ -287,16 +287,26 @@ def test_gradients_and_updates_count_where_the_step_has_them() -> None:
     assert len(totals) == 3 and totals[0] > totals[1] > totals[2] > 0
 
 
-def test_low_precision_is_predicted_for_both() -> None:
-    """On sizes that are bound by products."""
-    model, batch = nn.Linear(4096, 4096, bias=False), torch.randn(8192, 4096)
-    for precision, low in (("no", False), ("bf16", True)):
-        time = time_of(trainer_of(Scored(model), mixed_precision=precision), batch)
-        assert time.onward is not None and time.eager is not None
-        products = 2 * 2 * 8192 * 4096**2
-        rate = 0.6 * 989e12 if low else 0.75 * 67e12
-        assert time.onward.products == pytest.approx(products / rate, rel=0.01)
-        assert time.eager.products == pytest.approx(products / rate, rel=0.01)
+# GPU, precision, rows and features of a product, and the rate of its FLOPs
+RATES: dict[str, tuple[str, str, int, int, float]] = {
+    "fp32": ("H100", "no", 8192, 4096, 0.75 * 67e12),
+    "bf16": ("H100", "bf16", 8192, 4096, 0.6 * 989e12),
+    "an odd number of rows": ("H100", "bf16", 8191, 4096, 0.6 * 989e12),
+    "features that are no multiple of 8": ("H100", "bf16", 8192, 4100, 0.15 * 989e12),
+    "a GPU without bf16": ("V100", "bf16", 8192, 4096, 0.75 * 15.7e12),
+    "that GPU in fp16": ("V100", "fp16", 8192, 4096, 0.6 * 125e12),
+}
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_products_have_one_rate_for_both(case: str) -> None:
+    gpu, precision, rows, features, rate = RATES[case]
+    model, batch = nn.Linear(features, features, bias=False), torch.randn(rows, features)
+    time = time_of(trainer_of(Scored(model), mixed_precision=precision), batch, gpu)
+    assert time.onward is not None and time.eager is not None
+    seconds = 2 * 2 * rows * features**2 / rate
+    assert time.onward.products == pytest.approx(seconds, rel=0.01)
+    assert time.eager.products == pytest.approx(seconds, rel=0.01)
 
 
 class Scored(nn.Module):

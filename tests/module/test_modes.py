@@ -53,6 +53,21 @@ def test_without_gradients(mode: Any) -> None:
     assert len(next(iter(held._states)).calls) == 2
 
 
+def test_within_a_cuda_graph_of_the_users_the_forward_itself_runs(
+    captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There nothing may wait for the device, and nothing else may be recorded."""
+    plain = Positional()
+    model = onward.accelerate(copy.deepcopy(plain))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert torch.equal(model(x()), plain(x()))
+    assert not captures
+    torch.testing.assert_close(model(x()), plain(x()))
+    assert captures
+
+
 def test_a_model_of_inference_mode() -> None:
     with torch.inference_mode():
         model = onward.accelerate(Positional())

@@ -117,7 +117,7 @@ class Binder:
         places = (list(map(_address, used)), list(map(_stride, used)))
         pointers = (self.memory.version, lent, places, self.memory.runtime.settings())
         if pointers != self._bound_at:
-            check_owned(self.plan, self.owned, self.written)
+            check_owned(self.plan, self.owned, self.written, self.memory.device)
             self._bound_at = None
             self._kept.clear()
             self._tensors.find(block)
@@ -161,10 +161,10 @@ class Binder:
         self.ranks.settle()
         with self.memory.runtime.current():
             self._put(inputs)
-        for name, place in self.places.items():
-            place.copy_(self.owned[name])
-        if self.flags is not None:
-            self.flags.zero_()
+            for name, place in self.places.items():
+                place.copy_(self.owned[name])
+            if self.flags is not None:
+                self.flags.zero_()
 
     def _put(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
         for name, content in inputs.items():

@@ -14,15 +14,15 @@ from onward.kernels.kernel import Launch
 @dataclass(eq=False)
 class Binding:
     """Bound launches. launches, inputs, outputs: in the plan's order and by the plan's names.
-    flagged: arguments of the launches that detect bad input, by number, in order. runs: the number
-    of runs of each range of launches that may be recorded, up to its recording. replays: recorded
+    flagged: arguments of the launches that detect bad input, by number, in order. runs: the
+    threads that have run a range of launches to its end, up to its recording. replays: recorded
     ranges, each as the call that queues it (`recording.py`)."""
 
     launches: list[Launch] = field(default_factory=list)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     flagged: dict[int, KernelArguments] = field(default_factory=dict)
-    runs: dict[range, int] = field(default_factory=dict)
+    runs: dict[range, set[int]] = field(default_factory=dict)
     replays: dict[range, Launch] = field(default_factory=dict)
 
     def again(self) -> Binding:

@@ -158,10 +158,12 @@ class Executable:
             )
 
     def _commit(self) -> None:
-        self._binder.run(range(self.plan.commit, len(self._binder.launches)))
-        self._binder.write_back()
-        if self.memory.store is not None:
-            self.memory.store.settle()
+        try:
+            self._binder.run(range(self.plan.commit, len(self._binder.launches)))
+            self._binder.write_back()
+        finally:
+            if self.memory.store is not None:
+                self.memory.store.settle()
         written = self._binder.written
         if written:  # so that a backward over saved values raises instead of using changed ones
             torch.autograd.graph.increment_version(written)

@@ -20,7 +20,7 @@ import torch
 from onward.errors import OutOfMemoryError
 from onward.execute.blocks import Blocks
 from onward.execute.runtime import runtime_of
-from onward.execute.shortage import free_bytes
+from onward.execute.shortage import free_bytes, is_shortage
 from onward.execute.state_store import StateStore
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
@@ -130,6 +130,8 @@ class Memory:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         # torch has no out-of-memory error of its own on the CPU
         except (MemoryError, RuntimeError) as error:
+            if self.device.type == "cuda" and not is_shortage(error):
+                raise  # an earlier launch's error, which the device reports at its next call
             raise OutOfMemoryError(
                 f"out of memory: {mib(nbytes, 0)} of {region.value} memory cannot be allocated"
             ) from error

@@ -29,11 +29,14 @@ def marks(tensors: Sequence[torch.Tensor]) -> Marks:
 
 
 def check_owned(
-    plan: Plan, owned: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
+    plan: Plan,
+    owned: Mapping[str, torch.Tensor],
+    written: Sequence[torch.Tensor],
+    device: torch.device,
 ) -> None:
-    """Raises OnwardError for tensors that have changed shape or dtype since the plan was made, and
-    for written ones that share memory with others. owned: by graph input. written: a subset of
-    them."""
+    """Raises OnwardError for tensors that have changed shape or dtype since the plan was made, that
+    were moved from its device to another one (not to the CPU), and for written ones that share
+    memory with others. owned: by graph input. written: a subset of them."""
     ids = {id(t) for t in written}
     for name, tensor in owned.items():
         layout = plan.inputs.get(name)
@@ -46,6 +49,12 @@ def check_owned(
                 f"'{user_name(name)}' is {_kind(*have)} now, but was {_kind(*want)} when "
                 "training began; fix: make a new optimizer and Trainer after changing a "
                 "parameter's shape or dtype"
+            )
+        if tensor.device.type != "cpu" and tensor.device != device:
+            raise OnwardError(
+                f"'{user_name(name)}' is on {tensor.device} now, but was on {device} when training "
+                f"began; fix: move the model back, or make a new optimizer and Trainer for "
+                f"{tensor.device}"
             )
         if tensor.is_inference() and id(tensor) in ids:
             raise OnwardError(

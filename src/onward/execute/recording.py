@@ -9,6 +9,7 @@ several recordings.
 from __future__ import annotations
 
 import logging
+import threading
 
 from onward.errors import one_line
 from onward.execute.binding import Binding
@@ -19,18 +20,20 @@ from onward.plan import Plan, PlannedLaunch, offloaded_operands
 log = logging.getLogger("onward")
 
 LEAST = 4  # launches of a recording; fewer are queued as fast one by one
+TRIES = 3  # recordings that fail, as beside a thread that waits for the device
 
 
 class Recorder:
     """Runs ranges of a plan's launches, by recordings where it can.
 
-    A range is recorded in its second run in a binding: in the first, libraries initialize and
-    kernels compile. Where sizes change with every batch and never come again, nothing is recorded.
+    A range is recorded in its second run by a thread in a binding: in the first, which may be
+    interrupted, libraries initialize and kernels compile. Where sizes change with every batch and never come again, nothing is recorded.
     """
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         self._runtime = runtime
         self._possible = runtime.records
+        self._tries = TRIES
         self._on_host = [_is_on_host(launch, plan) for launch in plan.launches]
         self._parts: dict[range, list[range]] = {}
 
@@ -48,20 +51,23 @@ class Recorder:
             return
         for launch in binding.launches[part.start : part.stop]:
             launch()
+        if self._possible:
+            binding.runs.setdefault(part, set()).add(threading.get_ident())
 
     def _is_due(self, binding: Binding, part: range) -> bool:
-        """Whether to record a part now; counts its runs."""
+        """Whether to record a part now."""
         if not self._possible or len(part) < LEAST or self._on_host[part.start]:
             return False
-        binding.runs[part] = binding.runs.get(part, 0) + 1
-        return binding.runs[part] > 1
+        return threading.get_ident() in binding.runs.get(part, ())
 
     def _recorded(self, binding: Binding, part: range) -> Launch | None:
         try:
             replay = self._runtime.recorded(binding.launches[part.start : part.stop])
         except RuntimeError as error:
-            self._possible = False
-            self._tell(one_line(str(error), 200))
+            self._tries -= 1
+            if not self._tries:
+                self._possible = False
+                self._tell(one_line(str(error), 200))
             return None
         binding.replays[part] = replay
         return replay

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
 from onward.kernels.kernel import Launch
+from onward.signals import signals_wait
+from onward.uncollected import uncollected
 
 _ANY_DEVICE = nullcontext()  # made once, since it is entered around each run
+# Whoever waits for a whole device ends the recordings on it that other threads are making.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class Runtime:
@@ -60,14 +65,21 @@ class CudaRuntime(Runtime):
         self._stream: Any = None  # that recordings are made on
         self._pool: Any = None  # of what launches allocate themselves; shared by all recordings
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # the recordings that there are
+        self._last: Any = None  # the stream of the last run
 
-    def current(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def current(self) -> Generator[None]:
         # Triton launches on the current device, and a stream records what is queued on its own
         # device alone; aten's operators go to the device of their tensors in any case.
-        return torch.cuda.device(self._device)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            if self._last is not None and stream != self._last:
+                stream.wait_stream(self._last)  # the memory of runs is the same on all streams
+            self._last = stream
+            yield
 
     def wait(self) -> None:
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def put(self, content: torch.Tensor, place: torch.Tensor) -> None:
         if content.device.type != "cpu" or place.device.type == "cpu":
@@ -79,21 +91,40 @@ class CudaRuntime(Runtime):
         place.copy_(staged, non_blocking=True)
 
     def recorded(self, launches: Sequence[Launch]) -> Launch:
-        self._stream = stream = self._stream or torch.cuda.Stream(self._device)
-        graph, live = torch.cuda.CUDAGraph(), list(self._live)
-        # Recordings may share a pool in any order of replays, since nothing that a launch allocates
-        # is read by a later replay. A pool that all its recordings have left is refused.
-        pool = self._pool if live else None
-        # torch.cuda.graph leaves the thread on the stream of a recording that fails
-        with self.current(), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+        # A collection of garbage may destroy another recording, and a signal's handler may raise
+        # between the start of a recording and its end: both would end it.
+        with _ONE_AT_A_TIME, signals_wait(), uncollected(), torch.cuda.device(self._device):
+            self._stream = stream = self._stream or torch.cuda.Stream(self._device)
+            graph, live = torch.cuda.CUDAGraph(), list(self._live)
+            # Recordings may share a pool in any order of replays, since nothing that a launch
+            # allocates is read by a later replay. A pool that all its recordings have left is
+            # refused.
+            pool = self._pool if live and self._pool else torch.cuda.graph_pool_handle()
+            self._pool = None  # the pool of a recording that fails is not used again
             self._free_workspaces(stream)
-            with _recording(graph, stream, pool):
-                for launch in launches:
-                    launch()
+            try:
+                self._record(launches, graph, stream, pool)
+            except RuntimeError:
+                with suppress(RuntimeError):  # one that succeeds has generators draw outside again
+                    self._free_workspaces(stream)
+                raise
             self._free_workspaces(stream)
-        self._pool = graph.pool()
-        self._live.add(graph)
-        return graph.replay
+            self._pool = pool
+            self._live.add(graph)
+            return graph.replay
+
+    def _record(self, launches: Sequence[Launch], graph: Any, stream: Any, pool: Any) -> None:
+        """Records launches into a graph. Where that fails, the thread is on its own stream again,
+        and PyTorch's allocator and generators can be used as before."""
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            try:
+                with _recording(graph, stream, pool):
+                    for launch in launches:
+                        launch()
+                return
+            except RuntimeError:
+                _end_allocations(pool)
+                raise
 
     def _free_workspaces(self, stream: Any) -> None:
         """Frees what cuBLAS writes to on a stream, so that its next product there allocates it.
@@ -106,9 +137,24 @@ class CudaRuntime(Runtime):
         """
         content = torch.empty(1, device=self._device)  # an empty recording is warned of
         graph = torch.cuda.CUDAGraph()
-        with _recording(graph, stream):
-            content.zero_()
+        self._record([content.zero_], graph, stream, torch.cuda.graph_pool_handle())
         graph.reset()
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until a CUDA device has run all that is queued, and until no thread records."""
+    with _ONE_AT_A_TIME:
+        torch.cuda.synchronize(device)
+
+
+def _end_allocations(pool: Any) -> None:
+    """Ends the allocations of a recording that has failed. Up to 2.12, PyTorch's allocator goes on
+    with them, and then refuses to empty its cache (https://github.com/pytorch/pytorch/pull/180395).
+    Later versions have ended them, and refuse to do so again."""
+    end: Callable[[int, Any], None] | None = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):
+            end(torch.cuda.current_device(), pool)
 
 
 def _recording(graph: Any, stream: Any, pool: Any = None) -> AbstractContextManager[None]:
@@ -124,8 +170,10 @@ def _settings() -> Hashable:
         products.fp32_precision,
         products.allow_fp16_reduced_precision_reduction,
         products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_accumulation,
         cudnn.conv.fp32_precision,
         cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 
@@ -138,4 +186,4 @@ def runtime_of(device: torch.device) -> Runtime:
     return CudaRuntime(device) if device.type == "cuda" else Runtime()
 
 
-__all__ = ["CudaRuntime", "Runtime", "runtime_of"]
+__all__ = ["CudaRuntime", "Runtime", "runtime_of", "synchronize"]

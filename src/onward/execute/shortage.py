@@ -16,7 +16,9 @@ from onward.plan import Buffer, MemoryRegion, Plan
 FIX = "a smaller batch, or memory_budget"
 MOST = 5  # buffers that are named
 # what torch says where malloc fails; on a GPU it has a class of its own
-_SAID = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
+_SAID = (
+    "DefaultCPUAllocator", "can't allocate memory", "not enough memory", "error: out of memory",
+)  # fmt: skip
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from onward.errors import OnwardError, one_line
+from onward.execute.runtime import synchronize
 from onward.memory_amounts import mib
 
 log = logging.getLogger("onward")
@@ -105,7 +106,7 @@ class StateStore:
     def settle(self) -> None:
         """Waits until the host sees what the device has copied back."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
 
     def stage(self, nbytes: int) -> torch.Tensor:
         """Bytes u8[n] on the device, at least so many, which all launches use in turn."""

@@ -30,6 +30,7 @@ from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState
 from onward.prepare.batch import Batch
 
+_PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm")}
 _FLOPS = {**flop_registry, **ATTENTION_FLOPS}
 _CASTS = ("aten._to_copy",)  # most are autocast's, which adds them without Python
 _VIEWS = ("aten._unsafe_view", "aten.detach")  # do not call themselves views
@@ -38,8 +39,8 @@ _arguments = attrgetter("_schema.arguments")  # of an operator
 
 @dataclass
 class EagerWork:
-    """The launches of a step in eager PyTorch. light: operators that only make views, and casts;
-    the others are `operators`."""
+    """The work of a step in eager PyTorch. launches: of each operator but views. operators: number
+    of those that are neither views nor casts. light: number of views and casts."""
 
     launches: list[LaunchWork] = field(default_factory=list)
     operators: int = 0
@@ -52,13 +53,14 @@ def eager_work(
     batch: Batch,
     autocast: torch.dtype | None,
     backward: bool,
+    bf16: bool = True,
 ) -> EagerWork | str:
-    """The launches of forward and backward in eager PyTorch, or why they are unknown. backward:
-    False for a call without gradients. The loss is loss_fn's, or the output `loss`, or the sum of
-    all outputs."""
+    """Returns the work of forward and backward, or the reason why it is unknown. backward: False
+    for the forward without gradients. bf16: whether the GPU multiplies bf16 as such. The loss is
+    loss_fn's, or the output `loss`, or the sum of all outputs."""
     random, unpadded = RandomState(), _hides_nothing(batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    log = _Log()
+    log = _Log(bf16)
     try:
         with warnings.catch_warnings(), _unlogged(), torch.random.fork_rng(devices=[]), eager():
             warnings.simplefilter("ignore")
@@ -99,7 +101,8 @@ def _unlogged() -> Iterator[None]:
 
 @contextmanager
 def _masks_as_in_a_run() -> Iterator[None]:
-    """Transformers leaves a mask out that hides nothing, except where its tensor is a fake one."""
+    """Transformers drops a mask that hides nothing, but keeps a fake one; within, it drops it, as
+    it does in a run."""
     module: Any = sys.modules.get("transformers.utils.import_utils")
     before = getattr(module, "is_fake_tensor", None)
     if before is None:
@@ -119,7 +122,7 @@ def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[
 def _loss(
     outputs: Any, loss_fn: Callable[..., Any] | None, target: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """A scalar whose backward reaches what the step trains; None where nothing has a gradient."""
+    """The scalar that backward starts from; None if no output requires a gradient."""
     if loss_fn is not None:
         return loss_fn(outputs, *target)
     named = name_outputs(outputs)
@@ -132,9 +135,10 @@ def _loss(
 class _Log(TorchDispatchMode):
     """Writes down the work of each operator that is called within."""
 
-    def __init__(self) -> None:
+    def __init__(self, bf16: bool) -> None:
         super().__init__()
         self.found = EagerWork()
+        self._low = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
 
     def __torch_dispatch__(
         self,
@@ -155,11 +159,17 @@ class _Log(TorchDispatchMode):
             self.found.light += 1
         else:
             self.found.operators += 1
-        self.found.launches.append(_work(func, args, given, out))
+        self.found.launches.append(_work(func, args, given, out, self._low))
         return out
 
 
-def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> LaunchWork:
+def _work(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    low: tuple[torch.dtype, ...],
+) -> LaunchWork:
     taken = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     nbytes = sum(t.numel() * t.itemsize for t in (*taken, *made))
@@ -170,9 +180,9 @@ def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     flops = _flops(packet, args, kwargs, out)
     if attention and _is_causal(func, args, kwargs):
         flops /= 2
-    low = any(t.dtype in (torch.bfloat16, torch.float16) for t in taken)
-    matrices = [] if attention else [t.shape[-2:] for t in taken if t.dim() > 1]
-    return LaunchWork(flops, nbytes, low, attention, tuple(n for sizes in matrices for n in sizes))
+    matrices = [t for t in (*taken, *made) if t.dim() > 1] if packet in _PRODUCTS else []
+    rows = tuple(max(t.stride()[-2:]) for t in matrices)
+    return LaunchWork(flops, nbytes, any(t.dtype in low for t in taken), attention, rows)
 
 
 def _flops(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:

@@ -1,8 +1,8 @@
 """The seconds of work on a GPU, from its FLOPs and bytes and the rates of the data sheet.
 
-A launch takes the larger of two times, that of its products and that of its bytes, and the gap to
-the next launch. The shares of the data sheet's rates are rounded from steps of eager PyTorch on an
-H100 and an H200 (`benchmarks/gpu_time.py` has each step beside its prediction).
+A launch takes the larger of its compute time and its memory time, and a fixed gap. Each rate is a
+fraction of the data sheet's peak; the fractions were fitted to eager PyTorch's steps on an H100 and
+an H200 (`benchmarks/gpu_time.py` has each step beside its prediction).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from onward.kernels.target import Rates
 
 PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory"  # what bounds a launch
 
-_SHARE_FP32, _SHARE_LOW, _SHARE_BYTES = 0.75, 0.6, 0.8  # of the peaks; TF32 reaches that of low
-_SHARE_ATTENTION_FP32, _SHARE_ATTENTION_LOW = 0.25, 0.13  # scores and what is taken of them
-_SHARE_ODD = 0.25  # of the speed of other low products: sizes that are no multiples of _ALIGNED
-_ALIGNED = 8  # numbers of 16 bits, which are 16 bytes
+_SHARE_FP32, _SHARE_LOW, _SHARE_BYTES = 0.75, 0.6, 0.8  # of the peaks; TF32 takes the 16-bit one
+_SHARE_ATTENTION_FP32, _SHARE_ATTENTION_LOW = 0.25, 0.13  # the products of attention, TF32 or not
+_SHARE_ODD = 0.25  # of the speed of other 16-bit products: rows that do not start at 16 bytes
+_ALIGNED = 8  # elements of 16 bits: 16 bytes
 _TF32 = 0.5  # of the rate of low products: on NVIDIA's GPUs from Ampere on, and on gfx942
 _GAP = 3e-6  # seconds from the end of a launch to the start of the next one
 
@@ -29,15 +29,15 @@ _HOST, _HOST_LIGHT = 30e-6, 10e-6
 @dataclass(frozen=True)
 class LaunchWork:
     """The work of one launch. flops: of its products, without pairs that a causal mask hides.
-    nbytes: read and written. low: whether products are of 16-bit numbers. attention: whether
-    they are attention's. sizes: m, n and k of a product whose operands are matrices; empty: none or
-    unknown."""
+    nbytes: read and written. low: whether it multiplies 16-bit numbers as such. attention: whether
+    it is an attention kernel. rows: elements from one row to the next, of each matrix of a product;
+    empty: no product of matrices."""
 
     flops: float = 0.0
     nbytes: float = 0.0
     low: bool = False
     attention: bool = False
-    sizes: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _rate(work: LaunchWork, rates: Rates, tf32: bool) -> float:
         low = _SHARE_ATTENTION_LOW * rates.low_flops_per_second
         return low if work.low else _SHARE_ATTENTION_FP32 * rates.flops_per_second
     if work.low:
-        odd = any(size % _ALIGNED for size in work.sizes)
+        odd = any(row % _ALIGNED for row in work.rows)
         return _SHARE_LOW * rates.low_flops_per_second * (_SHARE_ODD if odd else 1.0)
     if tf32:
         return _SHARE_LOW * _TF32 * rates.low_flops_per_second

@@ -45,6 +45,8 @@ def goes_around() -> bool:
         or _CORE._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
         or any(_watching())
+        # within a CUDA graph of the user's, where nothing may wait for the device
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 
 
