@@ -22,8 +22,8 @@ class CommandLine(argparse.ArgumentParser):
     about: the script's docstring, whose first line is shown by --help. budget: seconds after which
     nothing new starts, by default; None where a script takes no budget. cases: whether it has
     cases to choose from; precision: in fp32 or in bf16. threads: whether the number of torch's
-    threads can be chosen. engines: the names that it has to choose from; rounds: their turns, by
-    default, of which --quick takes 2.
+    threads can be chosen. engines: the names that it has to choose from; chosen: those by
+    default, "": all. rounds: their turns, by default, of which --quick takes 2.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class CommandLine(argparse.ArgumentParser):
         precision: bool = False,
         threads: bool = False,
         engines: Collection[str] = (),
+        chosen: str = "",
         rounds: int = 0,
         quick: str = "a tiny model, to try the script",
     ) -> None:
@@ -65,14 +66,15 @@ class CommandLine(argparse.ArgumentParser):
         self._engines, self._rounds = engines, rounds
         if engines:
             self.add_argument(
-                "--steps", type=int, default=0, help="timed steps per round and engine"
+                "--steps", type=int, default=0,
+                help="timed steps per round and engine; default: the script's own number",
             )
             self.add_argument(
                 "--rounds", type=int, default=0, help=f"turns of each engine; default: {rounds}"
             )
             self.add_argument(
-                "--engines", default="",
-                help=f"comma-separated; default: all of {', '.join(engines)}",
+                "--engines", default=chosen,
+                help=f"comma-separated, of {', '.join(engines)}; default: {chosen or 'all'}",
             )  # fmt: skip
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -35,11 +35,11 @@ HEAD = [
 ABOUT = (
     "Milliseconds of a step. Eager PyTorch: each operator by its FLOPs, its bytes and a gap to the "
     "next one, on the device; operators by their number, on the host; a step takes the larger. "
-    "Onward: the launches of the plan, which are recorded, so that the host is not in the way; a "
-    "step of less than 5 ms on the device is not predicted, since the host decides its time. "
-    "Measured: gpu-DATE.md. The constants were chosen by eager's measured rows, so that these show "
-    "that one set of constants serves all, not that it serves others. BERT's step of Onward was "
-    "measured before its launches were recorded, and Onward's of 2026-11-23 before its kernels."
+    "Onward: the launches of the plan, which are CUDA graphs; a step of less than 5 ms on the "
+    "device is not predicted, since the host limits it. Measured: gpu-DATE.md. The constants were "
+    "fitted to eager's measured rows, so that the errors are not those for another model. BERT's "
+    "step of Onward was measured before it was recorded, and Onward's of 2026-11-23 before its "
+    "fused kernels."
 )
 
 

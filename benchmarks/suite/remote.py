@@ -55,7 +55,8 @@ class Remote:
         try:
             if not self._connection.poll(max(timeout, 0.0)):
                 self.close(wait=0.0)
-                raise EngineError(f"no answer within {timeout:.0f} s")
+                left = f"no answer within {timeout:.0f} s" if timeout > 1.0 else "out of time"
+                raise EngineError(left)
             answer = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             self._process.join(10.0)

@@ -278,7 +278,7 @@ def test_a_thread_records_what_it_has_run() -> None:
 
 
 def test_a_recording_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Another thread that waits for the device ends a recording; the next one is made."""
+    """A thread that waits for the device ends the recording of another; the next one is made."""
     double = DoubleRuntime()
     with stepping(double) as step, caplog.at_level(logging.WARNING, logger="onward"):
         step()

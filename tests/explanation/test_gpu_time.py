@@ -349,7 +349,7 @@ VERDICTS: dict[str, tuple[GpuTime, str, str]] = {
     ),
     "eager's host": (
         GpuTime(SECONDS, SECONDS, 0.1, 250),
-        "step                 40.00     100.00", "2.50x as fast as eager PyTorch",
+        "step                 40.00     100.00", "2.50x as fast as eager PyTorch, which its host limits",
     ),
     "slower": (
         GpuTime(SECONDS, DeviceSeconds(0.01, 0.01, 0.0, 10), 0.01, 20),
@@ -357,7 +357,7 @@ VERDICTS: dict[str, tuple[GpuTime, str, str]] = {
     ),
     "short": (
         GpuTime(DeviceSeconds(0.001, 0.001, 0.002, 9), SECONDS, 0.1, 250),
-        "step               under 5     100.00", "the host decides the time of steps under 5 ms",
+        "step               under 5     100.00", "the host limits steps under 5 ms",
     ),
     "unknown": (
         GpuTime(SECONDS, eager_reason="no such thing"),
@@ -408,7 +408,7 @@ def test_text_page_and_json_have_it(loop: str, tmp_path: Any) -> None:
     assert "operators of eager PyTorch" in str(explained)
     assert explained.as_dict()["time"]["onward"]["launches"] > 0
     page = explained.save(tmp_path / "page.html").read_text()
-    assert "Time on one H100" in page and "the host decides" in page
+    assert "Time on one H100" in page and "the host limits" in page
     here = onward.explain(subject, batch)
     assert here.time is None and here.as_dict()["time"] is None and "time, ms" not in str(here)
 

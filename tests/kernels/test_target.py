@@ -177,6 +177,15 @@ def test_a_gpu_has_the_rates_of_its_name() -> None:
         "NVIDIA H100 80GB HBM3": (67e12, 989e12, 3.35e12),
         "NVIDIA H100 PCIe": (51e12, 756e12, 2.0e12),
         "NVIDIA A100-SXM4-80GB": (19.5e12, 312e12, 2.0e12),
+        "NVIDIA GH200 480GB": (67e12, 989e12, 4.0e12),
+        "NVIDIA B200": (75e12, 2250e12, 7.7e12),
+        "NVIDIA L4": (30.3e12, 121e12, 0.3e12),
+        "NVIDIA L40S": (91.6e12, 362e12, 0.864e12),
+        "NVIDIA A10": (31.2e12, 125e12, 0.6e12),
+        "NVIDIA GeForce RTX 4090": (82.6e12, 165e12, 1.008e12),
+        "AMD Instinct MI300X": (163.4e12, 1307e12, 5.3e12),
+        "Tesla V100-SXM2-32GB": (15.7e12, 125e12, 0.9e12),
+        "NVIDIA L40": (8.1e12, 65e12, 0.32e12),
         "a GPU of next year": (8.1e12, 65e12, 0.32e12),
     }
     for name, (fp32, low, moved) in names.items():

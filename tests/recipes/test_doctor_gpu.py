@@ -77,4 +77,7 @@ def test_the_facts_of_devices(
     assert facts["GPU 1"].startswith("NVIDIA H100 80GB HBM3, 79.2 GiB, capability 9.0, 132")
     assert facts["  training"] == "tried cuda:1"
     assert "copies 537 GB/s" in facts["  rates"] and "fp32 4.0" in facts["  rates"]
-    assert "plans assume 3350 GB/s, fp32 67.0, 16 bits 989" in facts["  rates"]
+    assert "; plans assume 3350 GB/s, fp32 67.0, 16 bits 989" in facts["  rates"]
+    found.name = "NVIDIA of next year"
+    unknown = dict(doctor_gpu.gpu_facts())["  rates"]
+    assert "Onward does not know this GPU and takes it for a T4: plans assume 320 GB/s" in unknown

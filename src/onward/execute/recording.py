@@ -1,6 +1,6 @@
 """Recording: launches as recordings (CUDA graphs), each of which the host queues in one call.
 
-A step of a small model on a GPU is bound by the host, which needs about 10 us per operator. A
+A step of a small model on a GPU is limited by the host, which launches operators one by one. A
 recording holds addresses and sizes, so it belongs to a binding, and each binding has its own. What
 the host must do itself, such as a part of the model that runs in PyTorch, divides a step into
 several recordings.

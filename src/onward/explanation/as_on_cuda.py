@@ -29,10 +29,9 @@ FP32 = frozenset((
 
 
 class AsOnCuda(TorchFunctionMode):
-    """A mode in which the operators on a CPU keep for their backward what those of CUDA keep: of
-    dropout a mask of a byte per number, of attention no scores, and in autocast fp32 where CUDA
-    computes in fp32. answer: what a question about a tensor's content gets, which a fake one has
-    not, such as whether a mask hides nothing."""
+    """A mode in which CPU operators save for their backward what CUDA's save: dropout a mask of a
+    byte per element, attention no scores; under autocast, CUDA's list of operators in fp32 holds.
+    answer: the result of each `bool(tensor)`, since fake tensors have no values."""
 
     def __init__(self, answer: bool = True) -> None:
         super().__init__()

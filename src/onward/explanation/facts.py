@@ -139,9 +139,10 @@ class LargestBatch:
 class GpuTime:
     """The predicted time of a step on a GPU that need not be here, in seconds.
 
-    onward: of the plan's launches, which a recording queues without the host. eager: of eager
-    PyTorch's launches; eager_host: of its host, which launches `operators` operators. eager_reason:
-    why eager's are unknown. reason: why there is no prediction.
+    onward: device time of the plan's launches, which are CUDA graphs. eager: device time of eager
+    PyTorch's launches. eager_host: host time in which eager PyTorch dispatches its operators.
+    operators: their number, views and casts included. eager_reason: why eager's times are unknown.
+    reason: why there is no prediction.
     """
 
     onward: DeviceSeconds | None = None
@@ -154,7 +155,7 @@ class GpuTime:
     @property
     def step(self) -> float | None:
         """Seconds of Onward's step; None where there is no prediction, as for a step of less than
-        `LEAST_PREDICTED`, which the host decides."""
+        `LEAST_PREDICTED`, which the host limits."""
         found = self.onward
         return found.total if found and found.total >= LEAST_PREDICTED else None
 

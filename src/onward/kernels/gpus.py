@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from onward.errors import check_names
@@ -33,8 +34,12 @@ class Gpu:
 
 _GB = 10**9
 
-# The first whose part is in a device's name counts.
+# The first whose part is among the words of a device's name counts.
 GPUS: tuple[Gpu, ...] = (
+    # NVIDIA HGX B200 data sheet, an eighth of its rates
+    Gpu("B200", "B200", 180 * _GB, Rates(75e12, 7.7e12, low_flops_per_second=2250e12), (10, 0)),
+    # NVIDIA GH200 data sheet, 96 GB
+    Gpu("GH200", "GH200", 96 * _GB, Rates(67e12, 4.0e12, low_flops_per_second=989e12), (9, 0)),
     # NVIDIA H200 data sheet, SXM
     Gpu("H200", "H200", 141 * _GB, Rates(67e12, 4.8e12, low_flops_per_second=989e12), (9, 0)),
     # NVIDIA H100 data sheet, PCIe
@@ -44,8 +49,15 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("H100", "H100", 80 * _GB, Rates(67e12, 3.35e12, low_flops_per_second=989e12), (9, 0)),
     # NVIDIA A100 data sheet, 80 GB
     Gpu("A100", "A100", 80 * _GB, Rates(19.5e12, 2.0e12, low_flops_per_second=312e12), (8, 0)),
+    # NVIDIA A10 data sheet
+    Gpu("A10", "A10", 24 * _GB, Rates(31.2e12, 0.6e12, low_flops_per_second=125e12), (8, 6)),
+    # NVIDIA L40S data sheet
+    Gpu("L40S", "L40S", 48 * _GB, Rates(91.6e12, 0.864e12, low_flops_per_second=362e12), (8, 9)),
+    # NVIDIA Ada architecture white paper, sums of products in fp32
+    Gpu("RTX-4090", "RTX 4090", 24 * _GB,
+        Rates(82.6e12, 1.008e12, low_flops_per_second=165e12), (8, 9)),
     # NVIDIA L4 data sheet
-    Gpu("L4", "NVIDIA L4", 24 * _GB, Rates(30.3e12, 0.3e12, low_flops_per_second=121e12), (8, 9)),
+    Gpu("L4", "L4", 24 * _GB, Rates(30.3e12, 0.3e12, low_flops_per_second=121e12), (8, 9)),
     # AMD Instinct MI300X data sheet
     Gpu("MI300X", "MI300X", 192 * _GB,
         Rates(163.4e12, 5.3e12, low_flops_per_second=1307e12), "gfx942"),
@@ -54,12 +66,18 @@ GPUS: tuple[Gpu, ...] = (
     # NVIDIA T4 data sheet
     Gpu("T4", "Tesla T4", 16 * _GB, Rates(8.1e12, 0.32e12, low_flops_per_second=65e12), (7, 5)),
 )  # fmt: skip
-UNKNOWN_GPU = GPUS[-1].rates  # about the slowest GPU used for training
+UNKNOWN_GPU = GPUS[-1].rates  # a T4's, about the slowest GPU used for training
+
+
+def gpu_of(name: str) -> Gpu | None:
+    """The GPU with this name in CUDA or ROCm; None where Onward does not know it."""
+    return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.part}\b", name)), None)
 
 
 def rates_of_gpu(name: str) -> Rates:
-    """The rates of a GPU by its name in CUDA; low rates for an unknown GPU."""
-    return next((gpu.rates for gpu in GPUS if gpu.part in name), UNKNOWN_GPU)
+    """The rates of a GPU by its name in CUDA or ROCm; those of a T4 for an unknown GPU."""
+    found = gpu_of(name)
+    return UNKNOWN_GPU if found is None else found.rates
 
 
 def gpu_called(name: str) -> Gpu:
@@ -70,4 +88,4 @@ def gpu_called(name: str) -> Gpu:
     return known[asked]
 
 
-__all__ = ["GPUS", "UNKNOWN_GPU", "Gpu", "gpu_called", "rates_of_gpu"]
+__all__ = ["GPUS", "UNKNOWN_GPU", "Gpu", "gpu_called", "gpu_of", "rates_of_gpu"]

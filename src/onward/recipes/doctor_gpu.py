@@ -12,7 +12,7 @@ from torch import nn
 
 import onward
 from onward.errors import one_line
-from onward.kernels.gpus import rates_of_gpu
+from onward.kernels.gpus import gpu_of, rates_of_gpu
 
 Fact = tuple[str, str]
 
@@ -73,7 +73,8 @@ def rates(device: torch.device, name: str) -> str:
         f"copies {copied / 1e9:.0f} GB/s",
         f"products of {SIDE}: fp32 {full / 1e12:.1f}, fp16 {half / 1e12:.0f}"
         + (f", bf16 {low / 1e12:.0f} TFLOP/s" if low else " TFLOP/s"),
-        f"plans assume {assumed.bytes_per_second / 1e9:.0f} GB/s, fp32 "
+        ("" if gpu_of(name) else "Onward does not know this GPU and takes it for a T4: ")
+        + f"plans assume {assumed.bytes_per_second / 1e9:.0f} GB/s, fp32 "
         f"{assumed.flops_per_second / 1e12:.1f}, 16 bits {assumed.low_flops_per_second / 1e12:.0f}",
     ]
     return "; ".join(said)

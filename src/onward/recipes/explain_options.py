@@ -52,8 +52,8 @@ class ExplainConfig:
     profile: bool = option(False, "run the step once and time its launches")
     gpu: str | None = option(
         None,
-        "plan the step for a GPU that need not be here: H200, H100, H100-PCIe, A100, L4, MI300X, "
-        "V100 or T4",
+        "plan the step for a model of GPU, such as H100, A100, MI300X or RTX-4090; no GPU is "
+        "needed, and a name that is not known lists all",
     )
     mesh: str | None = option(
         None,

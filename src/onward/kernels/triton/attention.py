@@ -16,8 +16,8 @@ Bytes per element of bf16, with as many keys as queries: 8 forward and 26 backwa
 products, of which the forward has two, dq three, and dk with dv four; without dropout they ran at
 212, 300 and 175 TFLOP/s. On sm_90 dk and dv spill up to 192 bytes of a thread at heads of 128: both
 sums, f32[64,128], stay in registers beside the scores. In fp32, whose products have no tensor cores
-unless TF32 is on, the forward spills up to 712, dq up to 616 and dk with dv up to 424. Devices that
-are not of its kind have blocks of their own (`attention_blocks.py`).
+unless TF32 is on, the forward spills up to 712, dq up to 616 and dk with dv up to 424. Other
+architectures use other block sizes (`attention_blocks.py`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _ranges(spec: KernelSpec, first: int, at: int, blocks: tuple[int, int]) -> l
 
 
 def _smallest(q: Type | None, v: Type | None) -> AttentionBlocks:
-    """The blocks of the device whose blocks are smallest: a plan is made without the device."""
+    """The smallest block sizes over all devices: scratch memory is planned without the device."""
     assert q is not None and v is not None
     width, values = q.shape[3], v.shape[3]
     assert isinstance(width, int) and isinstance(values, int)

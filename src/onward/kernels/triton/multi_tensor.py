@@ -28,10 +28,10 @@ def by_kind(
 def tables(
     calls: Sequence[Sequence[torch.Tensor | int | None]], size: int = SIZE
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Returns a table i64[n,C] and its blocks i32[P,2] for calls on tensors, and whether all
-    addresses are multiples of 16 bytes. A call's elements are those of its first tensor; the
-    address of an absent tensor is 0, and numbers stand in the table as they are. size: elements of
-    a block."""
+    """Returns the table of addresses i64[n,C] and the list of blocks i32[P,2] of a multi-tensor
+    kernel, and whether all addresses are multiples of 16 bytes. A call's elements are those of its
+    first tensor. An absent tensor has the address 0; numbers are in the table by value. size:
+    elements of a block."""
     rows: list[list[int]] = []
     counts: list[int] = []
     tensors = [[x for x in call if isinstance(x, torch.Tensor)] for call in calls]
