@@ -32,6 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "mesh_sizes",
             "shards",
             "signals",
+            "uncollected",
         }
     ),
     frozenset({"option_conflicts", "option_readers"}),

@@ -66,7 +66,9 @@ class CommandLine(argparse.ArgumentParser):
         self._engines, self._rounds = engines, rounds
         if engines:
             self.add_argument(
-                "--steps", type=int, default=0,
+                "--steps",
+                type=int,
+                default=0,
                 help="timed steps per round and engine; default: the script's own number",
             )
             self.add_argument(

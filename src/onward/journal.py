@@ -105,8 +105,8 @@ class Journal:
             log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
         try:
-            # A stage makes many objects that stay alive, and a full collection visits all of torch's
-            # too: two of them took 0.6 s of the 4 s for BERT-base.
+            # A stage makes many objects that stay alive, and a full collection visits torch's too:
+            # two of them took 0.6 s of the 4 s for BERT-base.
             with uncollected():
                 yield
         except OnwardError:

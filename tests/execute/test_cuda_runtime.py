@@ -135,9 +135,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         "graph_pool_handle": lambda: next(found._pools),
     }.items():
         monkeypatch.setattr(torch.cuda, name, double)
-    monkeypatch.setattr(
-        torch._C, "_cuda_endAllocateToPool", found.end_allocations, raising=False
-    )
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.end_allocations, raising=False)
     return found
 
 

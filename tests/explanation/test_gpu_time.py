@@ -349,7 +349,8 @@ VERDICTS: dict[str, tuple[GpuTime, str, str]] = {
     ),
     "eager's host": (
         GpuTime(SECONDS, SECONDS, 0.1, 250),
-        "step                 40.00     100.00", "2.50x as fast as eager PyTorch, which its host limits",
+        "step                 40.00     100.00",
+        "2.50x as fast as eager PyTorch, which its host limits",
     ),
     "slower": (
         GpuTime(SECONDS, DeviceSeconds(0.01, 0.01, 0.0, 10), 0.01, 20),

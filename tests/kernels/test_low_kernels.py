@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no native library her
 TAKEN = {
     "Gelu", "GeluGrad", "Relu", "BiasActivation", "BiasActivationGrad", "GatedActivation",
     "GatedActivationGrad", "FlashAttention", "FlashAttentionGrad", "Dropout",
-    "Rotary", "ReduceSum", "ReduceL2", "AllFinite",
+    "Rotary", "ReduceSum", "ReduceL2", "AllFinite", "WideSum",
 }  # fmt: skip
 # Ops that take some low tensors beside others of f32; no sample call has such a mix.
 MIXED = {

@@ -27,6 +27,7 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
 EXECUTED = {
     "docs/distributed.md": "tests/site/test_snippets.py",
     "docs/explain.md": "tests/site/test_snippets.py",
+    "docs/gpu.md": "tests/site/test_snippets.py",
     "docs/export.md": "tests/train/test_export_training.py",
     "docs/from_scratch.md": "tests/test_from_scratch.py",
     "docs/onnx.md": "tests/onnx_models/test_page.py",
@@ -164,6 +165,14 @@ names = sorted(p.name for p in Path("out").iterdir())
 os.write(1, f"{rank} {trainer.updates} {names}\\n".encode())  # whole lines of two processes
 torch.distributed.destroy_process_group()
 """
+
+
+def test_the_program_about_gpus_also_runs_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = programs_of("docs/gpu.md")
+    small = program.replace("n_layer=2, n_embd=128", "n_layer=1, n_embd=16")
+    assert small != program
+    exec(compile(small, "docs/gpu.md", "exec"), {})
+    assert len([float(line) for line in capsys.readouterr().out.splitlines()]) == 3
 
 
 def test_programs_about_ranks_run_on_two(tmp_path: Path) -> None:

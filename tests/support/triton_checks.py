@@ -275,6 +275,31 @@ for _turned in (False, True):
     CHECKS[f"attention far {'columns' if _turned else 'rows'} float"] = partial(run_far, _turned)
 
 
+# ---- scores far below their soft cap, where tanh is nearly its argument
+
+
+def run_far_below_the_cap() -> None:
+    """Probabilities are as near to fp64 as those of eager PyTorch: 1 - exp(-2x) would lose digits
+    of a small x."""
+    g, cap = torch.Generator().manual_seed(5), 50.0
+    q, k = 0.55 * torch.randn(2, 1, 2, 64, 64, generator=g)
+    v = torch.eye(64).expand(1, 2, 64, 64).contiguous()  # results are the probabilities
+    y, rows = torch.empty_like(q), [torch.empty(1, 2, 64) for _ in range(2)]
+    attrs = {"scale": 0.125, "is_causal": 0, "softcap": cap}
+    launch("FlashAttention", attrs, [q, k, v, None, None, None], [y, *rows])
+
+    def probabilities(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(a @ b.mT * 0.125 / cap) * cap).softmax(-1)
+
+    truth = probabilities(q.double(), k.double())
+    ours, eager = (
+        float(((x.double() - truth) / truth).abs().mean()) for x in (y, probabilities(q, k))
+    )
+    assert ours <= 2.0 * eager, f"{ours:.1e} from fp64 in the mean, eager {eager:.1e}"
+
+
+CHECKS["attention far below the cap float"] = run_far_below_the_cap
+
 # ---- addends of the scores in fp32 beside products of low precision
 
 

@@ -258,10 +258,14 @@ def _attention() -> Iterator[RealCall]:
          (*[None] * 5, "f[1,8,512,512]")),
         ("8x8x512x64 f32 bias", {**plain, "bias_gradient": 1}, (8, 8, 512, 64),
          (*[None] * 5, "f32[1,8,512,512]")),
+        ("8x8x512x64 f32 bias f32 mask", {**plain, "bias_gradient": 1}, (8, 8, 512, 64),
+         ("f32[8,1,512,512]", *[None] * 4, "f32[1,8,512,512]")),
+        ("8x8x512x128 f32 bias f32 mask", {**plain, "bias_gradient": 1}, (8, 8, 512, 128),
+         ("f32[8,1,512,512]", *[None] * 4, "f32[1,8,512,512]")),
         ("1x16x8192x64 packed causal dropout", {**drop, "is_causal": 1}, (1, 16, 8192, 64),
          (None, *_SEED, "i64[8192,2]", "i64[8192,2]")),
     ):  # fmt: skip
-        only = ("fp16", "bf16") if "f32" in label else _EACH
+        only = _EACH if "f32" not in label else _BF16 if "mask" in label else ("fp16", "bf16")
         yield from _attending(label, attrs, sizes, sizes[3], rest, only)
     for label, sizes, values, only, tf32 in (
         ("4x16x1024x256 causal", (4, 16, 1024, 256), 256, ("fp32", "bf16"), False),

@@ -387,7 +387,7 @@ def test_failed_export_leaves_the_folder_as_it_was(
     path = tmp_path / "model.onnx"
     path.write_bytes(b"the one before")
 
-    def half(graph: Any, path: Path, weights: Any, opset: int) -> None:
+    def half(graph: Any, path: Path, weights: Any, opset: int, metadata: Any) -> None:
         path.write_bytes(b"half")
         raise OSError("disk full")
 

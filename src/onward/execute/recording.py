@@ -27,7 +27,8 @@ class Recorder:
     """Runs ranges of a plan's launches, by recordings where it can.
 
     A range is recorded in its second run by a thread in a binding: in the first, which may be
-    interrupted, libraries initialize and kernels compile. Where sizes change with every batch and never come again, nothing is recorded.
+    interrupted, libraries initialize and kernels compile. Where sizes change with every batch and
+    never come again, nothing is recorded.
     """
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:

@@ -14,6 +14,7 @@ from onward.kernels.kernel import Launch
 from onward.signals import signals_wait
 from onward.uncollected import uncollected
 
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _ANY_DEVICE = nullcontext()  # made once, since it is entered around each run
 # Whoever waits for a whole device ends the recordings on it that other threads are making.
 _ONE_AT_A_TIME = threading.RLock()
@@ -151,7 +152,7 @@ def _end_allocations(pool: Any) -> None:
     """Ends the allocations of a recording that has failed. Up to 2.12, PyTorch's allocator goes on
     with them, and then refuses to empty its cache (https://github.com/pytorch/pytorch/pull/180395).
     Later versions have ended them, and refuse to do so again."""
-    end: Callable[[int, Any], None] | None = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    end: Callable[[int, Any], None] | None = getattr(_CORE, "_cuda_endAllocateToPool", None)
     if end is not None:
         with suppress(RuntimeError):
             end(torch.cuda.current_device(), pool)

@@ -10,7 +10,7 @@ from onward.explanation.eager_step import EagerWork, eager_work
 from onward.explanation.facts import REGION_OPS, GpuTime
 from onward.explanation.gpu_seconds import LaunchWork, device_seconds, host_seconds
 from onward.explanation.subject import Subject
-from onward.graph.types import DType
+from onward.graph.types import DType, value
 from onward.kernels import Gpu, Kernel
 from onward.plan import Plan, PlannedLaunch
 from onward.plan.cost import work
@@ -73,7 +73,7 @@ def planned_work(launch: PlannedLaunch, samples: int, bf16: bool = True) -> Laun
     found = {t.dtype for t in inputs if t is not None and t.is_low}
     low = bool(found) and (bf16 or DType.BFLOAT16 not in found)
     matrices = (*inputs, *launch.spec.outputs) if launch.spec.op in _PRODUCTS else ()
-    rows = tuple(int(t.shape[-1]) for t in matrices if t is not None and t.rank > 1)
+    rows = tuple(value(t.shape[-1]) for t in matrices if t is not None and t.rank > 1)
     return LaunchWork(flops / divisor, nbytes, low, at is not None, rows)
 
 

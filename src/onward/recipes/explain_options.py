@@ -52,8 +52,8 @@ class ExplainConfig:
     profile: bool = option(False, "run the step once and time its launches")
     gpu: str | None = option(
         None,
-        "plan the step for a model of GPU, such as H100, A100, MI300X or RTX-4090; no GPU is "
-        "needed, and a name that is not known lists all",
+        "plan the step for a model of GPU, without one: B200, GH200, H200, H100, H100-PCIe, A100, "
+        "A10, L40S, L4, RTX-4090, MI300X, V100 or T4",
     )
     mesh: str | None = option(
         None,

@@ -54,11 +54,12 @@ _FULL: Table = {
     256: _of((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
 }
 
-# ---- 8.x and 12.x, whose products take operands from registers
+# ---- 8.x and 12.x, whose products take operands from registers. All but 8.0 have 99 KB of shared
+# memory for a block, of which a bias and a mask of f32 take most
 
 _LOW_OF_AMPERE: Table = {
-    64: replace(_LOW[64], by_key=BlockSizes(64, 32, 4, 2)),
-    128: replace(_LOW[128], by_key=BlockSizes(64, 32, 4, 2)),
+    64: _of((64, 64, 4, 2), (64, 32, 4, 3), (64, 32, 4, 2)),
+    128: _of((128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2)),
     256: _LOW[256],
 }
 

@@ -2,7 +2,8 @@
 
 Products are cuBLAS's; logits are f32 whatever the type of x. Between the products one kernel reads
 a block of logits twice and writes their gradient in the type of x: 10 bytes per logit of bf16,
-where PyTorch's operators move about 50. Symbols are those of `kernels/aten/linear_cross_entropy.py`.
+where PyTorch's operators move about 50. Symbols are those of
+`kernels/aten/linear_cross_entropy.py`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _COLUMNS = 4096  # logits that a program reads at once
 
 
 def padded(classes: int) -> int:
-    """The numbers from one row of logits to the next: a multiple of 8, so that rows of any type
-    start at multiples of 16 bytes. cuBLAS has slow products for others (GPT-2's 50257 classes)."""
-    return -(-classes // 8) * 8
+    """The numbers from one row of logits to the next: a multiple of 16, of which Triton makes whole
+    vectors. cuBLAS has slow products where rows of 16-bit numbers are no multiple of 8 apart
+    (GPT-2's 50257 classes)."""
+    return -(-classes // 16) * 16
 
 
 def _operands(spec: KernelSpec) -> tuple[Type, Type]:

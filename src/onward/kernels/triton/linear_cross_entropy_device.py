@@ -15,7 +15,9 @@ def cross_entropy(
     GRADIENT: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Reads one row of logits z f32[V] twice: for its log-sum-exp, then for dz f[V], which may lie
-    where z does. Writes the row's loss to nll f32[N].
+    where z does. Writes the row's loss to nll f32[N]. Rows are z_row and dz_row numbers apart,
+    multiples of 16, so that they are read and written in whole vectors; what is between them is
+    overwritten.
 
     kept: 1 - smoothing; even: smoothing / V. unit f32[]: the loss's gradient over its divisor; mass
     f32[]: the sum of the class weights.
@@ -28,7 +30,8 @@ def cross_entropy(
     total, even_sum = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     for start in range(0, classes, COLUMNS):
         at = start + column
-        x = tl.load(z + at, mask=at < classes, other=float("-inf")).to(tl.float32)
+        x = tl.load(z + at, mask=at < z_row, other=float("-inf")).to(tl.float32)
+        x = tl.where(at < classes, x, float("-inf"))
         if HAS_BIAS:
             x += tl.load(bias + at, mask=at < classes, other=0.0).to(tl.float32)
         if SMOOTHS:
@@ -62,7 +65,8 @@ def cross_entropy(
         tl.debug_barrier()  # all have read the label's logit before it is overwritten
         for start in range(0, classes, COLUMNS):
             at = start + column
-            x = tl.load(z + at, mask=at < classes, other=float("-inf")).to(tl.float32)
+            x = tl.load(z + at, mask=at < z_row, other=float("-inf")).to(tl.float32)
+            x = tl.where(at < classes, x, float("-inf"))
             if HAS_BIAS:
                 x += tl.load(bias + at, mask=at < classes, other=0.0).to(tl.float32)
             d = tl.exp(x - log_sum) * target - tl.where(at == label, own, 0.0)
@@ -74,4 +78,4 @@ def cross_entropy(
             else:
                 d = d * step + tl.where(at == label, off, 0.0)
             d = tl.where(counts, d, 0.0)
-            tl.store(dz + at, d.to(dz.dtype.element_ty), mask=at < classes)
+            tl.store(dz + at, d.to(dz.dtype.element_ty), mask=at < dz_row)

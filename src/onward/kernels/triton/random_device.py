@@ -100,7 +100,9 @@ def drops(first, second, feature, BOUND: tl.constexpr):
     return (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
 
 
-@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site", "first_feature"])
+# features is not among the arguments that do not specialize: rows of a multiple of 16 numbers are
+# read and written in whole vectors
+@triton.jit(do_not_specialize=["rows", "n0", "n1", "n2", "n3", "site", "first_feature"])
 def dropout(
     x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, first_feature, scale,
     BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
