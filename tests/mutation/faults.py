@@ -10,6 +10,7 @@ from faults_entrances import ENTRANCE_FAULTS
 from faults_experts import EXPERTS_FAULTS
 from faults_facts import FACTS_FAULTS
 from faults_files import FILES_FAULTS
+from faults_gpu import GPU_FAULTS
 from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
@@ -28,6 +29,7 @@ from faults_train import TRAIN_FAULTS
 FAULTS = (
     *GRAPH_FAULTS,
     *KERNELS_FAULTS,
+    *GPU_FAULTS,
     *PLAN_FAULTS,
     *HALVES_FAULTS,
     *MODULE_FAULTS,

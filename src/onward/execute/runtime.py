@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onward.forks import Lock
 from onward.kernels.kernel import Launch
 from onward.signals import signals_wait
 from onward.uncollected import uncollected
@@ -17,7 +17,7 @@ from onward.uncollected import uncollected
 _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _ANY_DEVICE = nullcontext()  # made once, since it is entered around each run
 # Whoever waits for a whole device ends the recordings on it that other threads are making.
-_ONE_AT_A_TIME = threading.RLock()
+_ONE_AT_A_TIME = Lock()
 
 
 class Runtime:
