@@ -32,10 +32,9 @@ LEVELS: tuple[frozenset[str], ...] = (
             "mesh_sizes",
             "shards",
             "signals",
-            "uncollected",
         }
     ),
-    frozenset({"option_conflicts", "option_readers"}),
+    frozenset({"option_conflicts", "option_readers", "uncollected"}),
     frozenset({"option_fields"}),
     frozenset({"options"}),
     frozenset({"environment"}),
