@@ -490,7 +490,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
                 self._updates.sum(signature)
 
         accept = self._spikes.judge(lambda: window.loss_with(prepared.executable, prepared.loss))
-        with window.seed_drawn(self.updates, self._ranks.seed) as seed:
+        undo_seed = window.seed_undo()
+        try:
+            seed = window.draw_seed(self.updates, self._ranks.seed)
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset + share.before, weight=window.weight),
@@ -498,6 +500,9 @@ class Trainer(TrainerCheckpoints, TrainerViews):
             }
             run = prepared.executable.run
             return inputs, run(inputs, prepared.dims, done, accept if last else None)
+        except BaseException:
+            undo_seed()
+            raise
 
     def _end_window(self, executable: Executable, wrote: bool) -> None:
         """Counts the update that a run has ended a window with; `wrote`: it was not left out."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -165,27 +164,26 @@ class AccumulationWindow:
         is_mean = self.size > 1 or self.by_labels
         return (total / self.sums["divisor"]).to(self._kind) if is_mean else total
 
-    @contextmanager
-    def seed_drawn(
-        self, updates: int, agree: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Generator[torch.Tensor]:
-        """A context with the window's seed. Its first step draws the seed; if that step fails, the
-        draw is undone.
-
-        updates: done before the window. agree: makes it the seed of all ranks.
-        """
-        if not self.is_first:
-            yield self.seed
-            return
+    def seed_undo(self) -> Callable[[], None]:
+        """A function that takes back a seed drawn after this call, unless a step has run with it.
+        Made before the draw, it also serves where an interrupt comes right after that."""
         before, seed, steps = self._stream.save_point(), self.seed, self.steps
-        try:
-            self.seed = agree(self._stream.seed(self.number(updates)))
-            yield self.seed
-        except BaseException:
+
+        def undo() -> None:
             if self.steps == steps:
                 self._stream.go_back(before)
                 self.seed = seed
-            raise
+
+        return undo
+
+    def draw_seed(
+        self, updates: int, agree: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """The window's seed, which its first step draws. updates: done before the window. agree:
+        makes it the seed of all ranks."""
+        if self.is_first:
+            self.seed = agree(self._stream.seed(self.number(updates)))
+        return self.seed
 
     def evaluation_seed(self, updates: int) -> torch.Tensor:
         """The seed of the next evaluation, for a forward that draws random numbers in evaluation
