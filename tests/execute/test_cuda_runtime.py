@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from moments import pythons_handler
 
 import onward
 from onward.execute.runtime import CudaRuntime
@@ -224,11 +225,12 @@ def test_nothing_disturbs_a_recording(device: Device) -> None:
             failed.append(error)
 
     other = threading.Thread(target=records)
-    other.start()
-    for _ in range(20):
-        with pytest.raises(KeyboardInterrupt):
-            runtimes[0].recorded([interrupted, lambda: time.sleep(1e-3)])
-    other.join()
+    with pythons_handler():
+        other.start()
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                runtimes[0].recorded([interrupted, lambda: time.sleep(1e-3)])
+        other.join()
     assert not failed and len(seen) == 40 and None not in seen and gc.isenabled()
 
 
