@@ -39,10 +39,6 @@ GPU_FAULTS: tuple[Fault, ...] = (
         "generators draw outside again\n                    pass\n", RECORDED,
     ),
     Fault(
-        "recordings: the pool of one that has failed is used again", "execute/runtime.py",
-        "self._pool = None  # the pool of", "self._pool = pool  # the pool of", RECORDED,
-    ),
-    Fault(
         "recordings: signals and Python's collector come in between", "execute/runtime.py",
         "with _ONE_AT_A_TIME, signals_wait(), uncollected(), torch", "with _ONE_AT_A_TIME, torch",
         RECORDED,
