@@ -85,8 +85,7 @@ GPU_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a Trainer drops the newest graph", "train/prepared_steps.py",
-        "            kept.insert(0, kept.pop(i))\n            return made",
-        "            return made",
+        "                kept.insert(0, kept.pop(i))\n", "                pass\n",
         ("train/test_trainer_guards.py",),
     ),
     Fault(

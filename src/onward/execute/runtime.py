@@ -116,13 +116,12 @@ class CudaRuntime(Runtime):
 
     def _record(self, launches: Sequence[Launch], graph: Any, stream: Any, pool: Any) -> None:
         """Records launches into a graph. Where that fails, the thread is on its own stream again,
-        and PyTorch's allocator and generators can be used as before."""
+        and PyTorch's allocator can be used as before."""
         with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             try:
                 with _recording(graph, stream, pool):
                     for launch in launches:
                         launch()
-                return
             except RuntimeError:
                 _end_allocations(pool)
                 raise

@@ -380,6 +380,7 @@ def _find(kept: list[_Made], batch: Batch, accumulates: bool | None = None) -> _
     whether it adds up gradients; None: either."""
     for i, made in enumerate(kept):
         if accumulates in (None, made.accumulates) and made.step.fits(batch):
-            kept.insert(0, kept.pop(i))
+            if i:
+                kept.insert(0, kept.pop(i))
             return made
     return None
